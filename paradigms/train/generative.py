@@ -19,7 +19,7 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.model import autocast
-from paradigms.train.job import STATES, add_states, deleted_after, dev_measure, training_splits
+from paradigms.train.job import STATES, DevMeasure, add_states, deleted_after, training_splits
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.state import by_main
@@ -52,8 +52,10 @@ def fit_generative(
     for found in (model.identifiers.problems, problems):
         if found:
             console.print(f"{model.name}: {found}")
-    dev = dev_measure(collection, splits[1], dev_run, dev_queries, accelerator)
-    return fit_pairs(model, collection.corpus, pairs, training, folder, accelerator, dev=dev)
+    corpus, dev = collection.corpus, None
+    if splits[1].queries and dev_queries:
+        dev = DevMeasure(corpus, splits[1], dev_run, dev_queries, accelerator.mixed_precision)
+    return fit_pairs(model, corpus, pairs, training, folder, accelerator, dev=dev)
 
 
 def fit_pairs(

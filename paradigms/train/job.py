@@ -54,17 +54,15 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a 
 class DevMeasure:
     """paradigm → (mean nDCG@10, its standard error) over dev queries.
 
-    Candidates are the first `depth` documents of `run` and the relevant ones; queries are drawn by hash.
+    Candidates are the first DEV_DEPTH documents of `run` and the relevant ones; queries are drawn by hash.
     """
 
-    def __init__(
-        self, corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
-    ) -> None:
+    def __init__(self, corpus: Corpus, split: Split, run: Run, queries: int, precision: str) -> None:
         drawn = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
         self.corpus, self.precision = corpus, precision
         self.queries = {query: split.queries[query] for query in sorted(drawn[:queries])}
         self.judgements = {query: split.judgements[query] for query in self.queries}
-        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, depth)
+        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
 
     def __call__(self, paradigm: Paradigm | Generative | CrossAttention) -> tuple[float, float]:
         reranked = rerank(paradigm, self.queries, self.corpus, self.pool, precision=self.precision)
@@ -74,8 +72,8 @@ class DevMeasure:
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """The accelerator of a script's settings (tracker, precision, output), and a terminal of its main
-    process.
+    """The accelerator of a script's settings (precision, output, and maybe tracker), and a terminal of its
+    main process.
 
     SystemExit while another run holds the output folder.
     """
@@ -84,9 +82,11 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         for name, value in asdict(settings).items()
     }
     accelerator = tracking.start(
-        tracker=settings.tracker, precision=settings.precision, config=config, folder=Path(settings.output)
+        tracker=getattr(settings, "tracker", "none"),
+        precision=settings.precision,
+        config=config,
+        folder=Path(settings.output),
     )
-    tracking.take(Path(settings.output), accelerator)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
@@ -177,8 +177,15 @@ def fit(
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
     if suspects is not None:
         accelerator.print(problems or "No hard negative scores as high as a relevant document.")
-    objective = _objective(paradigm, corpus, examples, training)
-    dev = dev_measure(collection, dev_split, dev_run, dev_queries, accelerator)
+    asked = corpus, examples, training.temperature, training.distillation
+    objective: Objective
+    if isinstance(paradigm, CrossAttention):
+        objective = Listwise(paradigm, *asked)
+    else:
+        objective = Contrastive(paradigm, *asked, training.chunk, training.in_batch, training.steps)
+    dev = None
+    if dev_split.queries and dev_queries:
+        dev = DevMeasure(corpus, dev_split, dev_run, dev_queries, accelerator.mixed_precision)
     layers = training.trained_layers
     with deleted_after(folder / STATES, accelerator) as own:
         if layers and isinstance(paradigm, Paradigm):
@@ -268,23 +275,6 @@ def _texts(
         documents |= {corpus.position(d) for row in dev.pool.values() for d in row}
         queries |= dict.fromkeys(dev.queries.values())
     return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
-
-
-def _objective(
-    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
-) -> Objective:
-    given = corpus, examples, training.temperature, training.distillation
-    if isinstance(paradigm, CrossAttention):
-        return Listwise(paradigm, *given)
-    return Contrastive(paradigm, *given, training.chunk, training.in_batch, training.steps)
-
-
-def dev_measure(
-    collection: Collection, split: Split, run: Run, queries: int, accelerator: Accelerator
-) -> DevMeasure | None:
-    if not (split.queries and queries):
-        return None
-    return DevMeasure(collection.corpus, split, run, queries, DEV_DEPTH, accelerator.mixed_precision)
 
 
 def content(**paths: str) -> dict[str, str]:

@@ -3,10 +3,9 @@
 import netrc
 import os
 import secrets
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -15,14 +14,13 @@ from accelerate.utils import InitProcessGroupKwargs
 from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
-Started = TypeVar("Started")
 PRECISIONS = ("auto", "no", "bf16", "fp16")
 # How long processes wait for the one that searches a corpus; the default, 10 minutes on GPUs, ends the job.
 PATIENCE = timedelta(days=2)
 
 
 def start(*, tracker: str, precision: str, config: dict[str, Any], folder: Path) -> Accelerator:
-    """An Accelerator that logs to `tracker`: "wandb" (`wandb_or_offline`), or "none".
+    """An Accelerator that logs to `tracker`, "wandb" or "none"; the main process holds `folder` (`take`).
 
     precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. SystemExit
     says what is wrong with either, such as fp16 on a CPU, which would run in float32.
@@ -40,8 +38,8 @@ def start(*, tracker: str, precision: str, config: dict[str, Any], folder: Path)
     )
     if precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    if tracker == "wandb":
-        take(folder, accelerator)  # before its W&B run is joined
+    take(folder, accelerator)  # before its W&B run is joined
+    if tracker == "wandb" and accelerator.is_main_process:  # which alone logs
         _start_wandb(accelerator, config, folder)
     return accelerator
 
@@ -62,39 +60,29 @@ def native_precision() -> str:
 
 
 def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path) -> None:
-    if not accelerator.is_main_process:  # which alone logs
-        return
-    file = folder / "wandb" / "run-id.txt"  # one W&B run for all that is trained here, however interrupted
-    if not file.is_file():
-        write_text(file, secrets.token_hex(4))
-    goes_on = {"id": file.read_text(encoding="utf-8"), "resume": "allow"}
+    """Join the folder's W&B run, without a question.
 
-    def begin(options: dict[str, Any]) -> None:
-        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | goes_on})
-
-    wandb_or_offline(begin, folder, accelerator.print)
-
-
-def wandb_or_offline(
-    begin: Callable[[dict[str, Any]], Started], folder: Path, say: Callable[[str], object] = print
-) -> Started:
-    """begin(options of wandb.init) under the W&B policy of every script: logs in `folder`, never a question.
-
-    Offline without a key and WANDB_MODE, or where the server does not answer in 15 s; `say` gets a line then.
+    Offline without a key and WANDB_MODE, or where the server does not answer in 15 s; a line says so then.
     """
     import wandb
 
-    folder.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"dir": str(folder), "settings": wandb.Settings(init_timeout=15, silent=True)}
-    offline = options | {"mode": "offline"}
-    if "WANDB_MODE" not in os.environ and not _has_key():
-        say(f"W&B: no key, logging offline to {folder / 'wandb'} (--tracker none: not at all)")
-        return begin(offline)
+    file = folder / "wandb" / "run-id.txt"  # one W&B run for all that is trained here, however interrupted
+    if not file.is_file():
+        write_text(file, secrets.token_hex(4))
+    options = {"id": file.read_text(encoding="utf-8"), "resume": "allow", "dir": str(folder)}
+    quick = {"settings": wandb.Settings(init_timeout=15, silent=True)}
+
+    def join(**mode: str) -> None:
+        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | quick | mode})
+
     try:
-        return begin(options)
+        if "WANDB_MODE" not in os.environ and not _has_key():
+            raise wandb.errors.CommError("no key")
+        join()
     except wandb.errors.CommError as error:
-        say(f"W&B: no connection ({error}), logging offline to {folder / 'wandb'}")
-        return begin(offline)
+        where = folder / "wandb"
+        accelerator.print(f"W&B: {error}, logging offline to {where} (--tracker none: not at all)")
+        join(mode="offline")
 
 
 def _has_key() -> bool:

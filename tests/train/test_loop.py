@@ -416,7 +416,7 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     assert set(pool["q1"]) == {"d0", "d3"}
     queries = {"q0": "where is the letter", "q9": "where is the sea"}
     judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
-    measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, depth=1, precision="no")
+    measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, precision="no")
     paradigm = build(tiny_bert).train()
     value, error = measure(paradigm)
     second = 1 / math.log2(3)  # q0's relevant document is first or second of two; q9's is the only one
@@ -430,10 +430,10 @@ def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
     ids = [f"{package}{n}" for package in "abcd" for n in range(50)]
     queries, judged = dict.fromkeys(ids, "sea"), {id: {"d0": 1} for id in ids}
     for given in (queries, dict(reversed(queries.items()))):
-        drawn, whole = (DevMeasure(CORPUS, Split(given, judged), {}, n, 1, "no").queries for n in (40, 200))
+        drawn, whole = (DevMeasure(CORPUS, Split(given, judged), {}, n, "no").queries for n in (40, 200))
         assert whole == queries
         assert len(drawn) == 40
-        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, 1, "no").queries)
+        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, "no").queries)
         assert {id[0] for id in drawn} == set("abcd")
 
 
