@@ -256,7 +256,7 @@ def run_system(
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
     own, runs = Path(settings.output, name), Path(settings.output, "runs")
-    model = systems.trained(system, data, settings, own / "training", accelerator, console)
+    model = systems.trained(system, data, settings, own / "training", accelerator)
     progress, began = accelerator.is_main_process, time.perf_counter()
     index = cut = None
     if isinstance(model, Paradigm):

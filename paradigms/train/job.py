@@ -176,7 +176,7 @@ def fit(
     given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
     if suspects is not None:
-        accelerator.print(problems or "No hard negative scores as high as a relevant document.")
+        accelerator.print(shown(problems or "No hard negative scores as high as a relevant document."))
     asked = corpus, examples, training.temperature, training.distillation
     objective: Objective
     if isinstance(paradigm, CrossAttention):
