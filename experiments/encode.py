@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from studies.settings import OneCollection, at_least, launch, refusing
+from studies.settings import OneCollection, Precision, at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -38,8 +38,8 @@ class Settings(OneCollection):
     """share of each document's tokens that are stored, the most salient ones"""
     batch_size: int = 64
     """texts encoded at once"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware has it"""
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
