@@ -167,8 +167,6 @@ def fit(
     layers give (`keep_states`), which trainings share and the caller deletes; without it, one in `folder` is
     made for this training alone.
     """
-    if (teacher is None) != (training.distillation is None):
-        raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
     corpus, (queries, dev_split) = collection.corpus, splits
     # Without a query's own document, which is no negative of it.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
