@@ -9,8 +9,6 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +88,8 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@contextmanager
-def explained(target: Path) -> Iterator[None]:
-    """OSError that names `target` for whatever a library raises when the disk does not take it."""
-    try:
-        yield
-    except Exception as error:
-        raise OSError(
-            f"{target} cannot be written: {error}. The checkpoints before it are kept, and the same call "
-            "goes on from the newest"
-        ) from error
-
-
 def append_history(file: Path, values: dict[str, Any]) -> None:
-    with explained(file), file.open("a", encoding="utf-8") as stream:
+    with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(values) + "\n")
 
 
@@ -117,8 +103,7 @@ def cut_history(file: Path, step: int) -> None:
             break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
         if values["step"] <= step:
             kept.append(line + "\n")
-    with explained(file):
-        write_text(file, "".join(kept))
+    write_text(file, "".join(kept))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:

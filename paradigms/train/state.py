@@ -142,7 +142,7 @@ class RunState:
 
         def write() -> None:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            with checkpoint.explained(place), atomic_folder(place, None, durable=True) as folder:
+            with atomic_folder(place, None, durable=True) as folder:
                 if history.is_file():
                     flush(history)
                 model.write(folder)
@@ -156,8 +156,7 @@ class RunState:
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
         """Keep `model` as the best so far; for the main process alone."""
-        with checkpoint.explained(self.folder / "best"):
-            model.save_pretrained(self.folder / "best")
+        model.save_pretrained(self.folder / "best")
         self.best, self.best_step = value, step
 
 
