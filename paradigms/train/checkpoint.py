@@ -120,17 +120,14 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = Tr
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put back `optimizer_tensors`, placed as each parameter is."""
     parameters = dict(model.named_parameters())
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    places = {parameter: n for n, parameter in enumerate(ordered)}
+    state: dict[int, dict[str, Tensor]] = {}
     for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
-        if name not in parameters:
-            raise ValueError(f"the checkpoint has optimizer state of {name}, which this model does not have")
-        parameter, group = parameters[name], groups[parameters[name]]
-        if key == "step":
-            beside = group.get("fused") or group.get("capturable")
-            optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu")
-        else:
-            optimizer.state[parameter][key] = spread(value, parameter)
+        placed = value if key == "step" else spread(value, parameters[name])
+        state.setdefault(places[parameters[name]], {})[key] = placed
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def random_states() -> dict[str, Tensor]:

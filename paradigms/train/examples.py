@@ -94,10 +94,10 @@ def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.R
 def _taught(made: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
     """The examples, each with its query's id, with the teacher's scores of their documents."""
     documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in made]
-    wanted: dict[str, dict[str, None]] = {}
+    wanted: dict[str, list[str]] = {}
     for (query, _), ids in zip(made, documents, strict=True):
-        wanted.setdefault(query, {}).update(dict.fromkeys(ids))
-    scores = teacher({query: list(ids) for query, ids in wanted.items()})
+        wanted[query] = list(dict.fromkeys(wanted.get(query, []) + ids))
+    scores = teacher(wanted)
     return [
         replace(example, teacher=tuple(score_of(scores, query, d, "teacher") for d in ids))
         for (query, example), ids in zip(made, documents, strict=True)
