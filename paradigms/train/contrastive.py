@@ -14,7 +14,7 @@ from paradigms.encoder.text import Batch
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.train.examples import Example, TrainingBatch, own_documents, teacher_scores
+from paradigms.train.examples import Example, TrainingBatch, own_count, teacher_scores
 from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
 
@@ -43,7 +43,7 @@ class Contrastive(Objective):
         steps: int = 0,
     ) -> None:
         if distillation is not None or not in_batch:
-            own_documents(examples, paradigm.name, distillation is not None)
+            own_count(examples, paradigm.name, distillation is not None)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
         self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
@@ -104,7 +104,7 @@ class Listwise(Objective):
         temperature: float | None = None,  # τ; None = 1: s has a scale of its own
         distillation: Distillation | None = None,
     ) -> None:
-        self.candidates = own_documents(examples, model.name, distillation is not None)
+        self.candidates = own_count(examples, model.name, distillation is not None)
         self.model, self.corpus, self.examples = model, corpus, examples
         self.distillation = distillation
         self.temperature = temperature or 1.0

@@ -132,7 +132,7 @@ def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
-def own_documents(examples: Sequence[Example], name: str, taught: bool) -> int:
+def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
     """1 + k, each example's own documents. ValueError where k is 0 or varies, or some have no t."""
     counts = sorted({len(example.negatives) for example in examples})
     if len(counts) != 1 or counts[0] < 1:

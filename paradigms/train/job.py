@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
@@ -72,21 +73,25 @@ class DevMeasure:
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """The accelerator of a script's settings (precision, output, and maybe tracker), and a terminal of its
-    main process.
+    """The accelerator of a script's settings (output, precision, maybe tracker), and a terminal of its main
+    process, which holds the output folder (`tracking.take`).
 
-    SystemExit while another run holds the output folder.
+    precision "auto": bf16 where the hardware multiplies it natively. SystemExit while another run holds the
+    folder, and for fp16 on a CPU, which would run in float32.
     """
-    config = {  # trackers take no lists
-        name: value if isinstance(value, int | float | str) else str(value)
-        for name, value in asdict(settings).items()
-    }
-    accelerator = tracking.start(
-        tracker=getattr(settings, "tracker", "none"),
-        precision=settings.precision,
-        config=config,
-        folder=Path(settings.output),
+    folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
+    automatic = settings.precision == "auto"
+    accelerator = Accelerator(
+        mixed_precision=tracking.native_precision() if automatic else settings.precision,
+        log_with=None if tracker == "none" else tracker,
+        project_dir=folder,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],
     )
+    if settings.precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
+    tracking.take(folder, accelerator)  # before its W&B run is joined
+    if tracker == "wandb" and accelerator.is_main_process:  # which alone logs
+        tracking.start_wandb(accelerator, asdict(settings), folder)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 

@@ -127,7 +127,7 @@ def train(
         )
         loader: DataLoader[Any] = DataLoader(
             objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
-            batch_sampler=drawn,  # type: ignore[arg-type]
+            batch_sampler=drawn,
             collate_fn=objective.collate,
             num_workers=settings.workers,
             generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout

@@ -1,4 +1,4 @@
-"""One accelerator per script: device, precision, processes, and where its numbers are logged."""
+"""What a script asks of where it runs: its folder for itself, precision, patience, and a W&B run."""
 
 import netrc
 import os
@@ -9,34 +9,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
 
 from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
 # How long processes wait for the one that searches a corpus; the default, 10 minutes on GPUs, ends the job.
 PATIENCE = timedelta(days=2)
-
-
-def start(*, tracker: str, precision: str, config: dict[str, Any], folder: Path) -> Accelerator:
-    """An Accelerator that logs to `tracker`, "wandb" or "none"; the main process holds `folder` (`take`).
-
-    precision: "no", "bf16", "fp16", or "auto": bf16 where the hardware multiplies it natively. SystemExit for
-    fp16 on a CPU, which would run in float32.
-    """
-    precision = native_precision() if precision == "auto" else precision
-    accelerator = Accelerator(
-        mixed_precision=precision,
-        log_with=None if tracker == "none" else tracker,
-        project_dir=folder,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
-    )
-    if precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    take(folder, accelerator)  # before its W&B run is joined
-    if tracker == "wandb" and accelerator.is_main_process:  # which alone logs
-        _start_wandb(accelerator, config, folder)
-    return accelerator
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
@@ -54,7 +32,7 @@ def native_precision() -> str:
     return "bf16" if wide and native else "no"
 
 
-def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path) -> None:
+def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
     """Join the folder's W&B run, without a question.
 
     Offline without a key and WANDB_MODE, or where the server does not answer in 15 s; a line says so then.
@@ -64,11 +42,15 @@ def _start_wandb(accelerator: Accelerator, config: dict[str, Any], folder: Path)
     file = folder / "wandb" / "run-id.txt"  # one W&B run for all that is trained here, however interrupted
     if not file.is_file():
         write_text(file, secrets.token_hex(4))
-    options = {"id": file.read_text(encoding="utf-8"), "resume": "allow", "dir": str(folder)}
-    quick = {"settings": wandb.Settings(init_timeout=15, silent=True)}
+    options: dict[str, Any] = {"id": file.read_text(encoding="utf-8"), "resume": "allow", "dir": str(folder)}
+    options["settings"] = wandb.Settings(init_timeout=15, silent=True)
+    config = {  # which takes no lists
+        name: value if isinstance(value, int | float | str) else str(value)
+        for name, value in settings.items()
+    }
 
     def join(**mode: str) -> None:
-        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | quick | mode})
+        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | mode})
 
     try:
         if "WANDB_MODE" not in os.environ and not _has_key():
