@@ -12,7 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import EncoderTraining, System, at_least, launch, read_systems, refusing
+from studies.settings import (
+    EncoderTraining,
+    Precision,
+    System,
+    Tracker,
+    at_least,
+    launch,
+    read_systems,
+    refusing,
+)
 
 from paradigms.io.command_line import folder_name
 
@@ -72,9 +81,9 @@ class Settings(EncoderTraining):
     seed: int = 0
     seeds: int = 1
     """trainings of each system, with seed, seed + 1, …: their mean is reported, with intervals over both"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
-    tracker: str = "wandb"
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware has it"""
+    tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
@@ -256,7 +265,7 @@ def run_system(
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
     own, runs = Path(settings.output, name), Path(settings.output, "runs")
-    model = systems.trained(system, data, settings, own / "training", accelerator, console)
+    model = systems.trained(system, data, settings, own / "training", accelerator)
     progress, began = accelerator.is_main_process, time.perf_counter()
     index = cut = None
     if isinstance(model, Paradigm):

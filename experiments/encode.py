@@ -9,11 +9,11 @@ output folder, on a disk that all see, gets index/, config.json and environment.
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from studies.settings import OneCollection, at_least, launch, refusing
+from studies.settings import OneCollection, Precision, at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -38,8 +38,8 @@ class Settings(OneCollection):
     """share of each document's tokens that are stored, the most salient ones"""
     batch_size: int = 64
     """texts encoded at once"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware has it"""
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
@@ -50,6 +50,7 @@ class Settings(OneCollection):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
+from rich.console import Console
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection
@@ -59,9 +60,7 @@ from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.index.checksum import weights_checksum
 from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal
-from paradigms.train import tracking
-from paradigms.train.job import environment, keep_settings, open_collection
+from paradigms.train.job import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 
@@ -71,10 +70,8 @@ def main(settings: Settings) -> None:
     if not isinstance(paradigm, Paradigm):
         raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
-    folder = Path(settings.output or named)
-    accelerator = tracking.start(tracker="none", precision=settings.precision, config={}, folder=folder)
-    tracking.take(folder, accelerator)
-    console = Terminal(quiet=not accelerator.is_main_process)
+    settings = replace(settings, output=settings.output or named)
+    folder, (accelerator, console) = Path(settings.output), begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
     paradigm = paradigm.to(accelerator.device)
 
@@ -95,7 +92,7 @@ def encode(
     settings: Settings,
     folder: Path,
     accelerator: Accelerator,
-    console: Terminal,
+    console: Console,
 ) -> None:
     """The index of the collection in folder/index, from where it is."""
     if (folder / "index").is_dir():

@@ -9,7 +9,7 @@ answer alone, in seconds: python -m paradigms dimensions SOURCE.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different, launch, refusing
+from studies.settings import Precision, Results, Tracker, at_least, different, launch, refusing
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Settings(Results):
     """how many of them, drawn at random"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    precision: str = "no"
+    precision: Precision = "no"
     tracker: Tracker = "none"
 
     weightings: list[Literal["bm25", "tfidf", "boolean"]] = field(

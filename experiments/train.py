@@ -105,7 +105,6 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -131,7 +130,7 @@ def main(settings: Settings) -> None:
     collection = job.open_collection(settings.collection, settings.documents or None, console)
     by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
     with refusing():
-        paradigm = trained(settings, collection, folder / "training", accelerator, console)
+        paradigm = trained(settings, collection, folder / "training", accelerator)
     if accelerator.is_main_process:
         paradigm.save_pretrained(folder / "checkpoint")
         write_json(folder / "environment.json", job.environment(accelerator))
@@ -147,7 +146,7 @@ def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
 
 
 def trained(
-    settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator, console: Console
+    settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator
 ) -> Paradigm | Generative | CrossAttention:
     """The paradigm of the settings, trained in `folder`."""
     splits = job.training_splits(collection, settings.seed)
@@ -171,7 +170,7 @@ def trained(
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
         model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         generated = Path(settings.generated) if settings.generated else None
-        run, where = (dev_run, settings.dev_queries), (training, folder, accelerator, console, generated)
+        run, where = (dev_run, settings.dev_queries), (training, folder, accelerator, generated)
         return fit_generative(model.to(accelerator.device), collection, splits, *run, *where)
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]

@@ -14,6 +14,7 @@ from paradigms.io.terminal import shown
 from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
+Precision = Literal["auto", "no", "bf16", "fp16"]
 TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 
@@ -85,8 +86,8 @@ class Results:
 
     output: str = ""
     """results folder; empty: one named after the experiment and the collection"""
-    precision: str = "auto"
-    """no, bf16, fp16; auto: bf16 where the hardware has it"""
+    precision: Precision = "auto"
+    """auto: bf16 where the hardware has it"""
     tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.console import Console
 from studies.model_runs import Bench, read_json
 from studies.settings import System, training_fields
 
@@ -206,9 +205,7 @@ def reranks(checkpoint: Path) -> bool:
     return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
 
 
-def trained(
-    system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator, console: Console
-) -> Model:
+def trained(system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
     """The system's checkpoint, or what it builds, trained in `folder`."""
     if system.checkpoint:
         return opened(system).to(accelerator.device)
@@ -227,7 +224,7 @@ def trained(
         model = model.to(accelerator.device)
         if training is None:
             return model
-        return fit_generative(model, *bench, data.dev_run, dev, training, folder, accelerator, console)
+        return fit_generative(model, *bench, data.dev_run, dev, training, folder, accelerator)
     paradigm = PARADIGMS[name](backbone, **options).to(accelerator.device)
     if training is None:
         return paradigm

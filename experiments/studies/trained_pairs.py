@@ -73,11 +73,9 @@ def trained(
         if isinstance(model, Generative):
             problems = Problems()
             pairs = pairs_of(model, bench, settings, problems)
-            for found in (model.identifiers.problems, problems):
-                if found:
-                    console.print(f"{name}: {found}")
             how = training_settings(settings.generative_steps, seed, settings), training, accelerator
-            return fit_pairs(model, bench.collection.corpus, pairs, *how, states=models / STATES)
+            kept = {"states": models / STATES, "problems": problems}
+            return fit_pairs(model, bench.collection.corpus, pairs, *how, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)

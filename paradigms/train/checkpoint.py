@@ -9,8 +9,6 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +45,11 @@ def newest(run: Path) -> int | None:
     return None
 
 
-def remove(run: Path, but: Collection[int]) -> None:
-    """Every checkpoint but those after the steps `but`, the oldest first."""
+def remove(run: Path, keep: int, last: int) -> None:
+    """Every checkpoint but the newest `keep` of those up to step `last`, the oldest first."""
+    kept = [step for step in steps(run) if step <= last][-keep:]
     for step in steps(run):
-        if step not in but:
+        if step not in kept:
             shutil.rmtree(place(run, step))
 
 
@@ -89,20 +88,8 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-@contextmanager
-def explained(target: Path) -> Iterator[None]:
-    """OSError that names `target` for whatever a library raises when the disk does not take it."""
-    try:
-        yield
-    except Exception as error:
-        raise OSError(
-            f"{target} cannot be written: {error}. The checkpoints before it are kept, and the same call "
-            "goes on from the newest"
-        ) from error
-
-
 def append_history(file: Path, values: dict[str, Any]) -> None:
-    with explained(file), file.open("a", encoding="utf-8") as stream:
+    with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(values) + "\n")
 
 
@@ -116,8 +103,7 @@ def cut_history(file: Path, step: int) -> None:
             break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
         if values["step"] <= step:
             kept.append(line + "\n")
-    with explained(file):
-        write_text(file, "".join(kept))
+    write_text(file, "".join(kept))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
@@ -134,17 +120,14 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = Tr
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put back `optimizer_tensors`, placed as each parameter is."""
     parameters = dict(model.named_parameters())
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    places = {parameter: n for n, parameter in enumerate(ordered)}
+    state: dict[int, dict[str, Tensor]] = {}
     for full, value in tensors.items():
         name, key = full.rsplit("/", 1)
-        if name not in parameters:
-            raise ValueError(f"the checkpoint has optimizer state of {name}, which this model does not have")
-        parameter, group = parameters[name], groups[parameters[name]]
-        if key == "step":
-            beside = group.get("fused") or group.get("capturable")
-            optimizer.state[parameter][key] = value.to(parameter.device if beside else "cpu")
-        else:
-            optimizer.state[parameter][key] = spread(value, parameter)
+        placed = value if key == "step" else spread(value, parameters[name])
+        state.setdefault(places[parameters[name]], {})[key] = placed
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def random_states() -> dict[str, Tensor]:

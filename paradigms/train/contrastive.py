@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.core import Tokens
@@ -13,7 +14,7 @@ from paradigms.encoder.text import Batch
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.train.examples import Example, TrainingBatch, check_taught, teacher_scores, tokenised
+from paradigms.train.examples import Example, TrainingBatch, own_count, teacher_scores
 from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
 
@@ -41,19 +42,24 @@ class Contrastive(Objective):
         in_batch: bool = True,
         steps: int = 0,
     ) -> None:
-        if distillation is not None:
-            check_taught(examples)
+        if distillation is not None or not in_batch:
+            own_count(examples, paradigm.name, distillation is not None)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
         self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
         self.rise, self.share = steps / 3, 1.0
-        if not in_batch and not all(example.negatives for example in examples):
-            raise ValueError(
-                f"{paradigm.name} has queries without hard negatives, and no others: set negatives"
-            )
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
-        return tokenised(examples, self.paradigm.encoder, self.corpus)
+        tokenize = self.paradigm.encoder.tokenize
+        positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
+        relevant = [torch.tensor(e.relevant) for e in examples]
+        return TrainingBatch(
+            tokenize([e.query for e in examples], "query"),
+            tokenize([self.corpus[p] for p in positions], "document"),
+            torch.tensor(positions),
+            pad_sequence(relevant, batch_first=True, padding_value=-1),
+            teacher_scores(examples),
+        )
 
     def prepare(self, step: int) -> None:
         self.share = min(1.0, (step + 1) / self.rise) ** 2 if self.rise else 1.0
@@ -98,16 +104,9 @@ class Listwise(Objective):
         temperature: float | None = None,  # τ; None = 1: s has a scale of its own
         distillation: Distillation | None = None,
     ) -> None:
-        counts = sorted({len(example.negatives) for example in examples})
-        if len(counts) != 1 or counts[0] < 1:
-            raise ValueError(
-                f"{model.name} needs equally many hard negatives for every query, at least one, and has "
-                f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
-            )
-        if distillation is not None:
-            check_taught(examples)
+        self.candidates = own_count(examples, model.name, distillation is not None)
         self.model, self.corpus, self.examples = model, corpus, examples
-        self.candidates, self.distillation = 1 + counts[0], distillation
+        self.distillation = distillation
         self.temperature = temperature or 1.0
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:

@@ -2,16 +2,16 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from paradigms.data import Corpus, Problems, Run, Split, best_first
 from paradigms.encoder.batches import Batch
-from paradigms.encoder.towers import Encoder
 from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 
 
@@ -94,18 +94,17 @@ def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.R
 def _taught(made: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
     """The examples, each with its query's id, with the teacher's scores of their documents."""
     documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in made]
-    wanted: dict[str, dict[str, None]] = {}
+    wanted: dict[str, list[str]] = {}
     for (query, _), ids in zip(made, documents, strict=True):
-        wanted.setdefault(query, {}).update(dict.fromkeys(ids))
-    scores = teacher({query: list(ids) for query, ids in wanted.items()})
+        wanted[query] = list(dict.fromkeys(wanted.get(query, []) + ids))
+    scores = teacher(wanted)
     return [
         replace(example, teacher=tuple(score_of(scores, query, d, "teacher") for d in ids))
         for (query, example), ids in zip(made, documents, strict=True)
     ]
 
 
-@dataclass(frozen=True)
-class TrainingBatch:
+class TrainingBatch(NamedTuple):
     """b queries and n = b · (1 + k) documents: first every query's positive, then each one's k negatives."""
 
     queries: Batch
@@ -113,10 +112,6 @@ class TrainingBatch:
     positions: Int[Tensor, " n"]  # of the documents, in the corpus
     relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's own c = 1 + k documents
-
-    def to(self, device: torch.device | str) -> "TrainingBatch":
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return TrainingBatch(**{name: part.to(device) for name, part in parts.items() if part is not None})
 
     def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
         """Which of the pool's documents (all processes') are relevant to each query."""
@@ -132,62 +127,47 @@ class TrainingBatch:
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
-def tokenised(examples: list[Example], encoder: Encoder, corpus: Corpus) -> TrainingBatch:
-    positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
-    width = max(len(e.relevant) for e in examples)
-    return TrainingBatch(
-        encoder.tokenize([e.query for e in examples], "query"),
-        encoder.tokenize([corpus[p] for p in positions], "document"),
-        torch.tensor(positions),
-        torch.tensor([[*e.relevant, *[-1] * (width - len(e.relevant))] for e in examples]),
-        teacher_scores(examples),
-    )
-
-
 def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
     """t of each example's documents, its positive first; None without a teacher."""
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
-def check_taught(examples: Sequence[Example]) -> None:
-    """ValueError where a teacher's scores are missing or compare nothing."""
-    counts = {(len(e.teacher), 1 + len(e.negatives)) for e in examples}
-    if len(counts) != 1 or (count := counts.pop())[0] != count[1] or count[0] < 2:
+def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
+    """1 + k, each example's own documents. ValueError where k is 0 or varies, or some have no t."""
+    counts = sorted({len(example.negatives) for example in examples})
+    if len(counts) != 1 or counts[0] < 1:
         raise ValueError(
-            "a distillation compares a teacher's scores of each query's positive and its hard negatives, at "
-            "least one and as many for every query: build the examples with a teacher and set negatives"
+            f"{name} needs equally many hard negatives for every query, at least one, and has "
+            f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
         )
+    if taught and any(len(example.teacher) != 1 + counts[0] for example in examples):
+        raise ValueError(f"{name} is to learn a teacher's scores: build the examples with a teacher")
+    return 1 + counts[0]
 
 
-class StepSampler(Sampler[list[int]]):
+def step_batches(
+    examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
+) -> Iterator[list[int]]:
     """The batches of one process from `start` on, as a pure function of (seed, step): resuming is exact.
 
     Step t of all W processes takes the t-th run of W·batch_size examples from an endless sequence of seeded
     permutations, process w its w-th part. An epoch's incomplete batch is left out.
     """
+    whole = batch_size * world
+    if whole > examples:
+        raise ValueError(
+            f"a batch of {batch_size} on {world} process(es) is larger than the {examples} training "
+            "examples: choose a smaller batch"
+        )
 
-    def __init__(
-        self, examples: int, batch_size: int, steps: int, *, start: int, rank: int, world: int, seed: int
-    ) -> None:
-        if batch_size * world > examples:
-            raise ValueError(
-                f"a batch of {batch_size} on {world} process(es) is larger than the {examples} training "
-                "examples: choose a smaller batch"
-            )
-        self.examples, self.batch_size, self.steps = examples, batch_size, steps
-        self.start, self.rank, self.world, self.seed = start, rank, world, seed
+    @lru_cache(maxsize=1)
+    def order(epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        return torch.randperm(examples, generator=generator).tolist()
 
-    def __len__(self) -> int:
-        return self.steps - self.start
+    def batch(step: int) -> list[int]:
+        epoch, within = divmod(step, examples // whole)
+        first = within * whole + rank * batch_size
+        return order(epoch)[first : first + batch_size]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        whole = self.batch_size * self.world
-        per_epoch = self.examples // whole
-        order: list[int] = []
-        for step in range(self.start, self.steps):
-            epoch, within = divmod(step, per_epoch)
-            if within == 0 or not order:
-                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                order = torch.randperm(self.examples, generator=generator).tolist()
-            first = within * whole + self.rank * self.batch_size
-            yield order[first : first + self.batch_size]
+    return map(batch, range(start, steps))

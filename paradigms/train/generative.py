@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
-from rich.console import Console
 
 from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.generative.model import Generative
@@ -18,8 +17,9 @@ from paradigms.generative.pairs import (
     span_pairs,
 )
 from paradigms.generative.small import small_t5
+from paradigms.io.terminal import shown
 from paradigms.model import autocast
-from paradigms.train.job import STATES, add_states, deleted_after, dev_measure, training_splits
+from paradigms.train.job import STATES, DevMeasure, add_states, deleted_after, training_splits
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.state import by_main
@@ -38,7 +38,6 @@ def fit_generative(
     training: TrainingSettings,
     folder: Path,
     accelerator: Accelerator,
-    console: Console,
     generated: Path | None = None,
 ) -> Generative:
     """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses.
@@ -49,11 +48,10 @@ def fit_generative(
     pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
     if generated is not None:
         pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
-    for found in (model.identifiers.problems, problems):
-        if found:
-            console.print(f"{model.name}: {found}")
-    dev = dev_measure(collection, splits[1], dev_run, dev_queries, accelerator)
-    return fit_pairs(model, collection.corpus, pairs, training, folder, accelerator, dev=dev)
+    corpus, dev = collection.corpus, None
+    if splits[1].queries and dev_queries:
+        dev = DevMeasure(corpus, splits[1], dev_run, dev_queries, accelerator.mixed_precision)
+    return fit_pairs(model, corpus, pairs, training, folder, accelerator, dev=dev, problems=problems)
 
 
 def fit_pairs(
@@ -66,11 +64,16 @@ def fit_pairs(
     *,
     dev: Callable[[Generative], tuple[float, float]] | None = None,
     states: Path | None = None,
+    problems: Problems | None = None,
 ) -> Generative:
     """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
 
-    states: folder of that, as in `fit`. A GPU encodes again in less time than it reads.
+    states: folder of that, as in `fit`. A GPU encodes again in less time than it reads. problems: of the
+    pairs, told with those of the identifiers.
     """
+    for found in (model.identifiers.problems, problems):
+        if found:
+            accelerator.print(shown(f"{model.name}: {found}"))
     objective = Likelihood(model, corpus, pairs)
     kept = model.settings.frozen and accelerator.device.type == "cpu"
     with deleted_after(folder / STATES, accelerator) as own:

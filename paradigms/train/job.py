@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
@@ -36,7 +37,7 @@ from paradigms.model import Paradigm, autocast
 from paradigms.train import tracking
 from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive, Listwise
-from paradigms.train.examples import Example, StepSampler, build_examples
+from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
@@ -54,17 +55,15 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a 
 class DevMeasure:
     """paradigm → (mean nDCG@10, its standard error) over dev queries.
 
-    Candidates are the first `depth` documents of `run` and the relevant ones; queries are drawn by hash.
+    Candidates are the first DEV_DEPTH documents of `run` and the relevant ones; queries are drawn by hash.
     """
 
-    def __init__(
-        self, corpus: Corpus, split: Split, run: Run, queries: int, depth: int, precision: str
-    ) -> None:
+    def __init__(self, corpus: Corpus, split: Split, run: Run, queries: int, precision: str) -> None:
         drawn = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
         self.corpus, self.precision = corpus, precision
         self.queries = {query: split.queries[query] for query in sorted(drawn[:queries])}
         self.judgements = {query: split.judgements[query] for query in self.queries}
-        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, depth)
+        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
 
     def __call__(self, paradigm: Paradigm | Generative | CrossAttention) -> tuple[float, float]:
         reranked = rerank(paradigm, self.queries, self.corpus, self.pool, precision=self.precision)
@@ -74,19 +73,25 @@ class DevMeasure:
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """The accelerator of a script's settings (tracker, precision, output), and a terminal of its main
-    process.
+    """The accelerator of a script's settings (output, precision, maybe tracker), and a terminal of its main
+    process, which holds the output folder (`tracking.take`).
 
-    SystemExit while another run holds the output folder.
+    precision "auto": bf16 where the hardware multiplies it natively. SystemExit while another run holds the
+    folder, and for fp16 on a CPU, which would run in float32.
     """
-    config = {  # trackers take no lists
-        name: value if isinstance(value, int | float | str) else str(value)
-        for name, value in asdict(settings).items()
-    }
-    accelerator = tracking.start(
-        tracker=settings.tracker, precision=settings.precision, config=config, folder=Path(settings.output)
+    folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
+    automatic = settings.precision == "auto"
+    accelerator = Accelerator(
+        mixed_precision=tracking.native_precision() if automatic else settings.precision,
+        log_with=None if tracker == "none" else tracker,
+        project_dir=folder,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],
     )
-    tracking.take(Path(settings.output), accelerator)
+    if settings.precision == "fp16" and accelerator.device.type == "cpu":
+        raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
+    tracking.take(folder, accelerator)  # before its W&B run is joined
+    if tracker == "wandb" and accelerator.is_main_process:  # which alone logs
+        tracking.start_wandb(accelerator, asdict(settings), folder)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
@@ -167,8 +172,6 @@ def fit(
     layers give (`keep_states`), which trainings share and the caller deletes; without it, one in `folder` is
     made for this training alone.
     """
-    if (teacher is None) != (training.distillation is None):
-        raise ValueError("a distillation needs a teacher, and a teacher a distillation: give both or neither")
     corpus, (queries, dev_split) = collection.corpus, splits
     # Without a query's own document, which is no negative of it.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
@@ -176,9 +179,16 @@ def fit(
     given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
     examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
     if suspects is not None:
-        accelerator.print(problems or "No hard negative scores as high as a relevant document.")
-    objective = _objective(paradigm, corpus, examples, training)
-    dev = dev_measure(collection, dev_split, dev_run, dev_queries, accelerator)
+        accelerator.print(shown(problems or "No hard negative scores as high as a relevant document."))
+    asked = corpus, examples, training.temperature, training.distillation
+    objective: Objective
+    if isinstance(paradigm, CrossAttention):
+        objective = Listwise(paradigm, *asked)
+    else:
+        objective = Contrastive(paradigm, *asked, training.chunk, training.in_batch, training.steps)
+    dev = None
+    if dev_split.queries and dev_queries:
+        dev = DevMeasure(corpus, dev_split, dev_run, dev_queries, accelerator.mixed_precision)
     layers = training.trained_layers
     with deleted_after(folder / STATES, accelerator) as own:
         if layers and isinstance(paradigm, Paradigm):
@@ -260,31 +270,14 @@ def _texts(
     """What a training encodes: of examples those that its steps draw."""
     together = training.batch_size * accelerator.num_processes
     count = training.steps * training.accumulation
-    sampler = StepSampler(len(examples), together, count, start=0, rank=0, world=1, seed=training.seed)
-    drawn = [examples[n] for n in sorted({n for batch in sampler for n in batch})]
+    batches = step_batches(len(examples), together, count, seed=training.seed)
+    drawn = [examples[n] for n in sorted({n for batch in batches for n in batch})]
     documents = {position for example in drawn for position in (example.positive, *example.negatives)}
     queries = {example.query: None for example in drawn}
     if dev is not None:
         documents |= {corpus.position(d) for row in dev.pool.values() for d in row}
         queries |= dict.fromkeys(dev.queries.values())
     return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
-
-
-def _objective(
-    paradigm: Paradigm | CrossAttention, corpus: Corpus, examples: list[Example], training: TrainingSettings
-) -> Objective:
-    given = corpus, examples, training.temperature, training.distillation
-    if isinstance(paradigm, CrossAttention):
-        return Listwise(paradigm, *given)
-    return Contrastive(paradigm, *given, training.chunk, training.in_batch, training.steps)
-
-
-def dev_measure(
-    collection: Collection, split: Split, run: Run, queries: int, accelerator: Accelerator
-) -> DevMeasure | None:
-    if not (split.queries and queries):
-        return None
-    return DevMeasure(collection.corpus, split, run, queries, DEV_DEPTH, accelerator.mixed_precision)
 
 
 def content(**paths: str) -> dict[str, str]:

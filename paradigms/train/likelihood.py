@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-import torch
-import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import broadcast, broadcast_object_list
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
@@ -12,7 +12,6 @@ from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.train.losses import Objective
-from paradigms.train.parallel import world
 
 
 class Likelihood(Objective):
@@ -26,15 +25,11 @@ class Likelihood(Objective):
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
         self.model, self.corpus, self.examples = model, corpus, pairs
         self.renews = model.settings.refresh > 0
-        self._ids: dict[str, list[int]] = {}  # of sources that were read before
 
     def collate(self, examples: list[Pair]) -> tuple[Batch, Targets]:
         """b sources and one target for each."""
-        new = [pair.source for pair in examples if pair.source not in self._ids]
-        self._ids |= zip(new, self.model.token_ids(new), strict=True)
         targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
-        sources = self.model.batch([self._ids[pair.source] for pair in examples])
-        return sources, self.model.targets(targets)
+        return self.model.tokenize([pair.source for pair in examples]), self.model.targets(targets)
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Targets]) -> Tensor:
         return -model(*batch).sum() / len(batch[1].ids)
@@ -43,11 +38,8 @@ class Likelihood(Objective):
         """ASYNC: the clusters anew, made by the first process for all."""
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
-        several = world() > 1
-        if due and (not several or dist.get_rank() == 0):
+        if due and PartialState().is_main_process:
             self.model.refresh(self.corpus)
-        if several and clusters is not None and (due or step == 0):
-            labels = torch.tensor(clusters.labels, device=clusters.vectors.device)
-            dist.broadcast(clusters.vectors.data, 0)
-            dist.broadcast(labels, 0)
-            clusters.labels = labels.cpu().numpy()
+        if clusters is not None and (due or step == 0):
+            broadcast(clusters.vectors.data)
+            (clusters.labels,) = broadcast_object_list([clusters.labels])

@@ -21,10 +21,10 @@ from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
-from paradigms.train.examples import StepSampler
+from paradigms.train.examples import step_batches
 from paradigms.train.losses import Distillation, Objective
 from paradigms.train.parallel import gathered, prepare, sharded
-from paradigms.train.state import RunState, agree, by_main, ending_all, signature
+from paradigms.train.state import RunState, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run is gone on with.
@@ -116,7 +116,7 @@ def train(
         run = _Run(paradigm, objective, settings, folder, accelerator)
         start = run.state.resume()
         micro = settings.accumulation
-        sampler = StepSampler(
+        drawn = step_batches(
             len(objective.examples),
             settings.batch_size,
             settings.steps * micro,
@@ -127,7 +127,7 @@ def train(
         )
         loader: DataLoader[Any] = DataLoader(
             objective.examples,  # type: ignore[arg-type]  # a sequence is a dataset
-            batch_sampler=sampler,
+            batch_sampler=drawn,
             collate_fn=objective.collate,
             num_workers=settings.workers,
             generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
@@ -197,7 +197,6 @@ class _Run:
         self.objective = objective
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
         signed = signature(paradigm, bound, objective.examples, accelerator)
-        agree(signed, paradigm.name, accelerator)
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())

@@ -5,12 +5,12 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -28,7 +28,10 @@ TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 def signature(
     paradigm: Trainable, settings: Mapping[str, Any], examples: Sequence[Any], accelerator: Accelerator
 ) -> dict[str, Any]:
-    """What must be equal for a checkpoint to be gone on with, as JSON holds it."""
+    """What must be equal for a checkpoint to be gone on with, as JSON holds it.
+
+    ValueError where processes have not been given the same: each would learn something else.
+    """
     found = {
         "settings": dict(settings),
         "paradigm": paradigm.description(),
@@ -36,39 +39,29 @@ def signature(
         "precision": accelerator.mixed_precision,
         "examples": _digest(examples),
     }
-    return json.loads(json.dumps(found))
-
-
-def agree(signature: dict[str, Any], name: str, accelerator: Accelerator) -> None:
-    """ValueError where processes have not been given the same: each would learn something else."""
-    whole = hashlib.sha256(json.dumps(signature).encode()).digest()
-    own = torch.tensor(list(whole), dtype=torch.uint8, device=accelerator.device)
-    every = accelerator.gather(own[None])
-    if bool((every != own).any()):
+    written = json.dumps(found)
+    if len(set(gather_object([written]))) > 1:
         raise ValueError(
-            f"the processes that train {name} have different examples, identifiers or "
+            f"the processes that train {paradigm.name} have different examples, identifiers or "
             "settings: give all of them the same collection, backbone and arguments"
         )
+    return json.loads(written)
 
 
+@dataclass
 class RunState:
     """The state of a training run: what a checkpoint holds."""
 
-    def __init__(
-        self,
-        paradigm: Trainable,
-        whole: Trainable,
-        optimizer: Optimizer,
-        folder: Path,
-        accelerator: Accelerator,
-        signature: dict[str, Any],
-        keep: int,
-    ) -> None:
-        """paradigm: what is trained; whole: what is written and measured (see `parallel.prepare`)."""
-        self.paradigm, self.whole, self.optimizer, self.folder = paradigm, whole, optimizer, folder
-        self.accelerator, self.signature, self.keep = accelerator, signature, keep
-        self.kept: list[int] = []
-        self.best, self.best_step, self.seconds = -math.inf, 0, 0.0
+    paradigm: Trainable  # what is trained
+    whole: Trainable  # what is written and measured (see `parallel.prepare`)
+    optimizer: Optimizer
+    folder: Path
+    accelerator: Accelerator
+    signature: dict[str, Any]
+    keep: int  # checkpoints
+    best: float = -math.inf  # dev measure, of the model after `best_step` steps
+    best_step: int = 0
+    seconds: float = 0.0  # in steps
 
     def full_model(self) -> Trainable:
         """The paradigm with all of its weights, on the main process. Every process calls this."""
@@ -98,7 +91,6 @@ class RunState:
             return 0
         found = self._load(checkpoint.place(self.folder, step))
         self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
-        self.kept = [kept for kept in checkpoint.steps(self.folder) if kept <= step]
         by_main(lambda: checkpoint.cut_history(history, step), self.accelerator)
         return step
 
@@ -147,11 +139,10 @@ class RunState:
             "scaler": None if scaler is None else scaler.state_dict(),
             "signature": self.signature,
         }
-        self.kept = [*self.kept, step][-self.keep :]
 
         def write() -> None:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            with checkpoint.explained(place), atomic_folder(place, None, durable=True) as folder:
+            with atomic_folder(place, None, durable=True) as folder:
                 if history.is_file():
                     flush(history)
                 model.write(folder)
@@ -159,14 +150,13 @@ class RunState:
                 save_file(random, folder / "random.safetensors")
                 write_json(folder / "progress.json", progress)
                 checkpoint.write_manifest(folder)
-            checkpoint.remove(self.folder, but=self.kept)
+            checkpoint.remove(self.folder, self.keep, step)
 
         by_main(write, self.accelerator)
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
         """Keep `model` as the best so far; for the main process alone."""
-        with checkpoint.explained(self.folder / "best"):
-            model.save_pretrained(self.folder / "best")
+        model.save_pretrained(self.folder / "best")
         self.best, self.best_step = value, step
 
 

@@ -81,13 +81,13 @@ def pair_scores(
         return lambda wanted: run
     if not path.is_dir() and source.count("/") != 1:
         raise FileNotFoundError(f"{source} is no run, no model folder and no OWNER/NAME on the hub")
-    published = is_classifier(source)
 
     def model() -> Rerank:
         return partial(rerank, load(source).to(accelerator.device), queries, corpus, precision=precision)
 
     # What reads pairs goes on where it was interrupted; other models encode each document once, in one turn.
-    return scored_once(file, model, accelerator, PAIRS if published or (path / HEAD).is_file() else None)
+    reads_pairs = is_classifier(source) or (path / HEAD).is_file()
+    return scored_once(file, model, accelerator, PAIRS if reads_pairs else None)
 
 
 def scored_once(
@@ -103,11 +103,15 @@ def scored_once(
 
     def scores(wanted: Mapping[str, Sequence[str]]) -> Run:
         known = _kept(file, parts)
-        missing: Run = {}
+        turns: list[Run] = []
+        room = 0.0  # for pairs in the last turn
         for query, documents in wanted.items():
-            lacking = {d: 0.0 for d in documents if d not in known.get(query, {})}
-            missing |= {query: lacking} if lacking else {}
-        turns = _turns(missing, pairs)
+            if lacking := {d: 0.0 for d in documents if d not in known.get(query, {})}:
+                if room <= 0:
+                    turns.append({})
+                    room = math.inf if pairs is None else pairs
+                turns[-1][query] = lacking
+                room -= len(lacking)
         first = 1 + max((int(part.stem) for part in parts.glob("*.run")), default=-1)
         accelerator.wait_for_everyone()  # nobody writes before all have seen what is missing
         mine = range(accelerator.process_index, len(turns), accelerator.num_processes)
@@ -136,15 +140,3 @@ def _kept(file: Path, parts: Path) -> Run:
         for query, scores in run.items():
             kept.setdefault(query, {}).update(scores)
     return kept
-
-
-def _turns(run: Run, pairs: int | None) -> list[Run]:
-    turns: list[Run] = []
-    room = 0
-    for query, scores in run.items():
-        if not turns or (pairs is not None and room <= 0):
-            turns.append({})
-            room = pairs or 0
-        turns[-1][query] = scores
-        room -= len(scores)
-    return turns

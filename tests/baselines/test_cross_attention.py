@@ -231,7 +231,7 @@ def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert
 def test_it_learns_and_is_chosen_by_the_dev_measure(tiny_bert, tmp_path):
     judged = Split({"x": "winter snow", "y": "stone"}, {"x": {"d4": 1}, "y": {"d5": 1}})
     run: Run = {"x": {"d0": 2.0, "d5": 1.0, "d2": 1.0}, "y": {"d0": 2.0, "d2": 1.0}}
-    dev = DevMeasure(CORPUS, judged, run, queries=2, depth=3, precision="no")
+    dev = DevMeasure(CORPUS, judged, run, queries=2, precision="no")
     settings = TrainingSettings(steps=60, batch_size=2, learning_rate=3e-3, log_every=1, evaluate_every=60)
     model, accelerator = build(tiny_bert), Accelerator(cpu=True)
     objective = Listwise(model, CORPUS, EXAMPLES)

@@ -20,7 +20,6 @@ from paradigms.encoder import batches
 from paradigms.encoder.batches import by_length
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.job import _objective
 from paradigms.train.loop import TrainingSettings, train
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
@@ -182,7 +181,6 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert):
 
 def test_settings_and_objective_agree(tiny_bert, tmp_path):
     paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
-    assert _objective(paradigm, CORPUS, EXAMPLES, settings).chunk == 3
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     with pytest.raises(ValueError, match="chunk is 3 in the settings and 0 in the objective of dpr"):
         train(paradigm, objective, settings, tmp_path, accelerator=Accelerator(cpu=True), progress=False)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.core import rel
 from paradigms.train.contrastive import Contrastive, Listwise
-from paradigms.train.examples import tokenised
 from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
@@ -72,14 +72,14 @@ def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> Non
 
 
 def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
-    batch = tokenised(EXAMPLES[:2], build("dpr", tiny_bert).encoder, CORPUS)
+    objective = Contrastive(build("dpr", tiny_bert), CORPUS, EXAMPLES)
+    batch = objective.collate(EXAMPLES[:2])
     assert batch.positions.tolist() == [1, 2, 0, 5, 6, 7]
     assert batch.positions[batch.own()].tolist() == [[1, 0, 5], [2, 6, 7]]
     assert batch.own(first=6).tolist() == [[6, 8, 9], [7, 10, 11]]
-    assert batch.to("cpu").teacher is not None
     assert batch.teacher.tolist() == TEACHER[:2].tolist()
     without = [replace(example, teacher=()) for example in EXAMPLES]
-    assert tokenised(without, build("dpr", tiny_bert).encoder, CORPUS).to("cpu").teacher is None
+    assert send_to_device(objective.collate(without), "cpu").teacher is None
 
 
 def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Module) -> None:
@@ -123,7 +123,9 @@ def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None
     places = [[0, 4, 5], [1, 6, 7], [2, 8, 9], [3, 10, 11]]  # the four positives come first
     log_p = torch.stack([scores[row, at].log_softmax(0)[0] for row, at in enumerate(places)])
     torch.testing.assert_close(objective.loss(paradigm, batch), -log_p.mean())
-    with pytest.raises(ValueError, match="colbert has queries without hard negatives"):
+    with pytest.raises(
+        ValueError, match="colbert needs equally many hard negatives for every query, at least one, and has 0"
+    ):
         Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())], in_batch=False)
 
 
@@ -142,8 +144,11 @@ def test_examples_without_scores_to_compare_are_refused(tiny_bert: Path) -> None
     bare = [replace(example, teacher=()) for example in EXAMPLES]
     alone = [replace(example, negatives=(), teacher=(1.0,)) for example in EXAMPLES]
     uneven = [*EXAMPLES, replace(EXAMPLES[0], negatives=(0,), teacher=(1.0, 2.0))]
-    for examples in (bare, alone, uneven, [*EXAMPLES, bare[0]]):
-        with pytest.raises(ValueError, match="build the examples with a teacher and set negatives"):
+    few, none = "equally many hard negatives for every query", "build the examples with a teacher"
+    for examples, told in ((bare, none), (alone, few), (uneven, few), ([*EXAMPLES, bare[0]], none)):
+        with pytest.raises(ValueError, match=told):
             Contrastive(build("dpr", tiny_bert), CORPUS, examples, None, Distillation())
+    with pytest.raises(ValueError, match="has 1 or 2: set negatives"):
+        Contrastive(build("dpr", tiny_bert), CORPUS, uneven, in_batch=False)
     with pytest.raises(ValueError, match="build the examples with a teacher"):
         Listwise(cross_attention(tiny_bert), CORPUS, bare, None, Distillation())

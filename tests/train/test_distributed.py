@@ -20,6 +20,7 @@ from paradigms.train.examples import Example
 from paradigms.train.job import keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation
+from paradigms.train.state import signature
 from tests import launch
 from tests.tiny import built
 from tests.train.test_loop import history, without_dropout
@@ -125,6 +126,12 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
         objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
 
 
+def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Processes that were given different examples say so before they train."""
+    with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
+        signature(build("dpr", backbone), {}, EXAMPLES[accelerator.process_index :], accelerator)
+
+
 def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Two processes make the states together, and train the upper layers to the same weights."""
     frozen.SHARD = 2
@@ -150,7 +157,14 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
     assert changed == {name for name, p in paradigm.named_parameters() if p.requires_grad}
 
 
-CHECKS = (equal_losses_and_gradients, cached_steps, frozen_layers, stop_together, uneven_batches)
+CHECKS = (
+    equal_losses_and_gradients,
+    cached_steps,
+    frozen_layers,
+    stop_together,
+    uneven_batches,
+    other_examples,
+)
 
 
 @pytest.fixture(scope="module")

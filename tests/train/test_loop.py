@@ -22,7 +22,7 @@ from paradigms.index import ExactIndex
 from paradigms.index.checksum import weights_checksum
 from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import Example, StepSampler, build_examples, tokenised
+from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.job import DevMeasure
 from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
 from paradigms.train.losses import contrastive
@@ -137,7 +137,7 @@ def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path
     settings = replace(SETTINGS, steps=1, accumulation=3, max_grad_norm=1e9)
     paradigm = without_dropout(build(tiny_bert))
     reference = build(tiny_bert).eval()
-    batches = StepSampler(len(EXAMPLES), 4, 3, start=0, rank=0, world=1, seed=0)
+    batches = step_batches(len(EXAMPLES), 4, 3, seed=0)
     objective = Contrastive(reference, CORPUS, EXAMPLES, 0.05)
     made = [objective.collate([EXAMPLES[i] for i in batch]) for batch in batches]
     losses = [objective.loss(reference, batch) for batch in made]
@@ -352,7 +352,7 @@ def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
 
 def test_processes_share_each_step_and_no_batch_repeats_an_example() -> None:
     def batches(rank: int, world: int, size: int, start: int = 0) -> list[list[int]]:
-        return list(StepSampler(11, size, 9, start=start, rank=rank, world=world, seed=3))
+        return list(step_batches(11, size, 9, start=start, rank=rank, world=world, seed=3))
 
     one = batches(0, 1, 4)
     assert all(len(set(batch)) == 4 for batch in one)
@@ -399,9 +399,8 @@ def test_too_few_negatives_or_no_example_is_said() -> None:
 
 
 def test_a_batch_knows_which_of_the_pool_are_relevant(tiny_bert: Path) -> None:
-    encoder = build(tiny_bert).encoder
     examples = [Example("sea", 0, (4, 5), (0, 3)), Example("fire", 2, (3, 0), (2,))]
-    batch = tokenised(examples, encoder, CORPUS)
+    batch = Contrastive(build(tiny_bert), CORPUS, examples).collate(examples)
     assert batch.positions.tolist() == [0, 2, 4, 5, 3, 0]
     assert batch.excluded(batch.positions).tolist() == [
         [True, False, False, False, True, True],
@@ -417,7 +416,7 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     assert set(pool["q1"]) == {"d0", "d3"}
     queries = {"q0": "where is the letter", "q9": "where is the sea"}
     judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
-    measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, depth=1, precision="no")
+    measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, precision="no")
     paradigm = build(tiny_bert).train()
     value, error = measure(paradigm)
     second = 1 / math.log2(3)  # q0's relevant document is first or second of two; q9's is the only one
@@ -431,10 +430,10 @@ def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
     ids = [f"{package}{n}" for package in "abcd" for n in range(50)]
     queries, judged = dict.fromkeys(ids, "sea"), {id: {"d0": 1} for id in ids}
     for given in (queries, dict(reversed(queries.items()))):
-        drawn, whole = (DevMeasure(CORPUS, Split(given, judged), {}, n, 1, "no").queries for n in (40, 200))
+        drawn, whole = (DevMeasure(CORPUS, Split(given, judged), {}, n, "no").queries for n in (40, 200))
         assert whole == queries
         assert len(drawn) == 40
-        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, 1, "no").queries)
+        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, "no").queries)
         assert {id[0] for id in drawn} == set("abcd")
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import get_worker_info
 
 from paradigms import Paradigm
 from paradigms.io.files import write_json
-from paradigms.train import checkpoint, tracking
+from paradigms.train import checkpoint, job
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
 from tests.forks import Fork, fork
@@ -39,6 +39,7 @@ from tests.train.test_loop import (
     interrupted_after,
     weights,
 )
+from tests.train.test_tracking import Settings
 
 STEPS = 8
 OWN: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "accumulation": 2, "learning_rate": 2e-3}
@@ -350,7 +351,7 @@ def test_wandb_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.Mon
         Accelerator, "init_trackers", lambda self, project, config, options: started.append(options["wandb"])
     )
     for name in ("a", "a", "b"):
-        tracking.start(tracker="wandb", precision="no", config={}, folder=tmp_path / name)
+        job.begin(Settings(str(tmp_path / name), tracker="wandb"))
     first, again, other = (options["id"] for options in started)
     assert first == again != other
     assert {options["resume"] for options in started} == {"allow"}

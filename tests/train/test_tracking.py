@@ -1,5 +1,6 @@
 """The accelerator of every script: how long processes wait for one another, and what is refused."""
 
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
-from paradigms.train import tracking
+from paradigms.train import job, tracking
 
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `start` gives to the Accelerator, without one; "device" is where it would run."""
+    """What `begin` gives to the Accelerator, without one; "device" is where it would run."""
     given: dict[str, Any] = {"device": "cpu"}
 
     class Recorder(Accelerator):
+        is_main_process = True
+
         def __init__(self, **options: Any) -> None:
             given.update(options)
 
@@ -26,43 +29,38 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def device(self) -> torch.device:
             return torch.device(given["device"])
 
-    monkeypatch.setattr(tracking, "Accelerator", Recorder)
+    monkeypatch.setattr(job, "Accelerator", Recorder)
+    monkeypatch.setattr(tracking, "take", lambda *given: None)
     return given
 
 
-def start(**changes: str) -> None:
-    options = {"tracker": "none", "precision": "no"} | changes
-    tracking.start(**options, config={}, folder=Path("unused"))
+@dataclass
+class Settings:
+    output: str = "unused"
+    precision: str = "no"
+    tracker: str = "none"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"precision": "fp8"}, "one of auto, no, bf16, fp16"),
-        ({"tracker": "paper"}, "wandb or none, got 'paper'"),
-        ({"precision": "fp16"}, "fp16 needs a GPU"),
-    ],
-)
-def test_what_cannot_be_done_ends_with_a_line(given, changes, message):
-    with pytest.raises(SystemExit, match=message):
-        start(**changes)
+def test_fp16_on_a_processor_ends_with_a_line(given: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit, match="fp16 needs a GPU"):
+        job.begin(Settings(precision="fp16"))
 
 
 def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
     joined: list[Path] = []
-    monkeypatch.setattr(tracking, "_start_wandb", lambda *given: joined.append(given[-1]))
-    options = {"tracker": "wandb", "precision": "no"}
+    monkeypatch.setattr(tracking, "start_wandb", lambda *given: joined.append(given[-1]))
+    settings = Settings(str(tmp_path), tracker="wandb")
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
-        tracking.start(**options, config={}, folder=tmp_path)
+        job.begin(settings)
     assert not joined
-    tracking.start(**options, config={}, folder=tmp_path)
+    job.begin(settings)
     assert joined == [tmp_path]
     with pytest.raises(BlockingIOError), locked(tmp_path):
         pass
 
 
 def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> None:
-    start()
+    job.begin(Settings())
     (group,) = given["kwargs_handlers"]
     assert group.timeout > timedelta(hours=24)
 

@@ -69,11 +69,12 @@ def ours(job: Job, folder: Path) -> float:
     """paradigms.train on ColBERT; the loss that every system answers: see `main`."""
     import torch
     from accelerate import Accelerator
+    from accelerate.utils import send_to_device
 
     from paradigms import PARADIGMS
     from paradigms.data import Corpus
     from paradigms.train.contrastive import Contrastive
-    from paradigms.train.examples import Example, StepSampler
+    from paradigms.train.examples import Example, step_batches
     from paradigms.train.loop import TrainingSettings, train
 
     settings = {"dim": job.dim, "query_length": job.query_length, "document_length": job.document_length}
@@ -86,16 +87,16 @@ def ours(job: Job, folder: Path) -> float:
     pairs = job.pairs()
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     given = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
-    # Each example lies where the sampler takes it in the pairs' own order.
+    # Each example lies where it is drawn in the pairs' own order.
     examples = given[:used]
-    sampler = StepSampler(used, job.batch, job.all_steps, start=0, rank=0, world=1, seed=job.seed)
-    for example, place in zip(given, (place for batch in sampler for place in batch), strict=False):
+    batches = step_batches(used, job.batch, job.all_steps, seed=job.seed)
+    for example, place in zip(given, (place for batch in batches for place in batch), strict=False):
         examples[place] = example
     objective = Contrastive(paradigm, corpus, examples, TEMPERATURE, chunk=job.mini_batch)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision=job.precision)
     paradigm.to(accelerator.device)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
-        checked = objective.collate(given[:CHECKED]).to(accelerator.device)
+        checked = send_to_device(objective.collate(given[:CHECKED]), accelerator.device)
         loss = objective.loss(paradigm, checked).item()
     sizes = {"steps": job.all_steps, "batch_size": job.batch, "chunk": job.mini_batch, "seed": job.seed}
     training = TrainingSettings(**sizes, learning_rate=LEARNING_RATE, warmup=0.0, log_every=1)
