@@ -96,7 +96,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     start = time.perf_counter()
     index = NGramIndex.build(*documents)
     built = time.perf_counter() - start
-    states = index.find(*prefixes)
+    states = index.find(prefixes)
     found = index.branches(states)
     tokens, successors = documents[0], len(found.tokens) / len(states)
     console.print(
@@ -115,7 +115,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
-        lambda: index.branches(index.find(*prefixes)),
+        lambda: index.branches(index.find(prefixes)),
         unique,
     )
     known, one_by_one, searched, numpy_time = medians(methods, settings.repeats)
@@ -192,14 +192,13 @@ def words(settings: Settings) -> Sequences:
 
 def draw_prefixes(
     settings: Settings, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]
-) -> Sequences:
+) -> list[list[int]]:
     """What follows random places of the text, cut where the document ends."""
     random = np.random.default_rng(settings.seed)
     begins = random.integers(0, len(tokens), settings.prefixes)
     ends = begins + random.integers(1, settings.longest + 1, settings.prefixes)
     ends = np.minimum(ends, offsets[np.searchsorted(offsets, begins, side="right")])
-    prefixes = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    return np.concatenate(prefixes), np.cumsum([0, *map(len, prefixes)])
+    return [tokens[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
 
 
 if __name__ == "__main__":

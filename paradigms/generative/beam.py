@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.encoder.text import Batch
-from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import Branches, NGramIndex, ranges
 
 NOTHING = -1  # stands behind a sequence's last token; sorts before every token
 
@@ -46,7 +46,7 @@ class Hypotheses:
 def beam_search(
     model: Generative,
     sources: Batch,
-    constraint: Constraint | None,
+    constraint: NGramIndex | None,
     *,
     beams: int,
     length: int,
@@ -63,7 +63,7 @@ def beam_search(
         raise ValueError(f"beams and length must be at least 1, got {beams} and {length}")
     sources = sources.to(model.device)
     count = len(sources.input_ids)
-    table = None if constraint is None else constraint.branches(constraint.start())
+    table = None if constraint is None else _branches(model, constraint, constraint.start())
     entry = np.zeros(count, dtype=np.int64)  # the place of each unfinished prefix in the table
     prefixes = _empty_prefixes(count, length, constraint)
     finished, kept = prefixes[:0], [prefixes[:0]]
@@ -78,7 +78,7 @@ def beam_search(
             if constraint is None:
                 ended = found.tokens[:, step] == model.identifiers.end
             else:
-                table = constraint.branches(found.states)
+                table = _branches(model, constraint, found.states)
                 ended = np.diff(table.offsets) == 0
             ended |= step + 1 == length
             rivals = np.flatnonzero(~ended) if keep else np.arange(len(found))
@@ -93,7 +93,12 @@ def beam_search(
     return results[_best_first(results, len(results))]
 
 
-def _empty_prefixes(count: int, length: int, constraint: Constraint | None) -> Hypotheses:
+def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
+    found = constraint.branches(states)
+    return found if model.clusters is None else model.clusters.branches(found)
+
+
+def _empty_prefixes(count: int, length: int, constraint: NGramIndex | None) -> Hypotheses:
     start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
     nothing = np.zeros(count, dtype=np.int64)

@@ -1,13 +1,13 @@
 """rel(d, q) of given token sequences, by teacher forcing: many of one query at once, in bounded memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from paradigms.encoder.text import Batch
+from paradigms.encoder.batches import Batch, by_length
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
@@ -16,11 +16,9 @@ from paradigms.generative.outputs import ScoreName
 PLACES = {"cpu": 1 << 10}
 MANY_PLACES = 1 << 14
 
-TokenSequence = Sequence[int]
-
 
 def sequence_scores(
-    model: Generative, sources: Batch, sequences: Sequence[Sequence[TokenSequence]], *scorers: ScoreName
+    model: Generative, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
 ) -> list[Float[np.ndarray, "s n"]]:
     """Σᵢ of `Generative.token_scores` of each query's own non-empty sequences, sequences[b][n], by each
     scorer.
@@ -28,30 +26,18 @@ def sequence_scores(
     A query is encoded once and its sequences share its keys and values; memory is bounded whatever their
     number.
     """
-    sources = sources.to(model.device)
+    sources, places = sources.to(model.device), PLACES.get(model.device.type, MANY_PLACES)
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
         scores = [np.empty((len(scorers), len(own))) for own in sequences]
         for query, own in enumerate(sequences):
-            for numbers in _batches(own, PLACES.get(model.device.type, MANY_PLACES)):
+            for numbers in by_length([len(sequence) for sequence in own], places):
                 targets = model.targets([[own[n] for n in numbers]]).to(model.device)
                 states = decode(model.decoder, model.embed(targets.inputs), _of(memory, query))
-                for place, scorer in enumerate(scorers):
+                for row, scorer in enumerate(scorers):
                     parts: Tensor = model.token_parts(states, targets, scorer).where(targets.mask, 0)
-                    scores[query][place, numbers] = parts[0].cpu().double().sum(-1).numpy()
+                    scores[query][row, numbers] = parts[0].cpu().double().sum(-1).numpy()
     return scores
-
-
-def _batches(sequences: Sequence[TokenSequence], places: int) -> Iterator[list[int]]:
-    """Sequences of like length together, as many as fill `places` when padded."""
-    batch: list[int] = []
-    for n in sorted(range(len(sequences)), key=lambda n: len(sequences[n])):
-        if batch and (len(batch) + 1) * len(sequences[n]) > places:
-            yield batch
-            batch = []
-        batch.append(n)
-    if batch:
-        yield batch
 
 
 def _of(memory: Memory, query: int) -> Memory:

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
-from paradigms.generative.constraints import columns
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_type
 
@@ -95,6 +94,11 @@ class Identifiers:
         """The most tokens of an identifier, `end` included."""
         return int(np.diff(self.offsets).max()) + (self.end is not None)
 
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Document id -> its position."""
+        return {id: n for n, id in enumerate(self.documents)}
+
     def of(self, document: int) -> range:
         """The numbers of the identifiers that name the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
@@ -118,12 +122,18 @@ class Identifiers:
         """What a decoder is to write for identifier n: its tokens and `end`."""
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
 
+    @property
+    def targets(self) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]:
+        """All that a decoder may write, as CSR: `tokens` with `end` behind each identifier, and offsets."""
+        if self.end is None:
+            return self.tokens, self.offsets
+        return np.insert(self.tokens, self.offsets[1:], self.end), self.offsets + np.arange(len(self) + 1)
+
     def places(self) -> list[Tensor]:
         """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
-        tokens, offsets = self.tokens, self.offsets
-        if self.end is not None:
-            tokens, offsets = np.insert(tokens, offsets[1:], self.end), offsets + np.arange(len(offsets))
-        return [torch.from_numpy(np.unique(tokens[at])) for _, at in columns(offsets)]
+        tokens, offsets = self.targets
+        firsts, lengths = offsets[:-1], np.diff(offsets)
+        return [torch.from_numpy(np.unique(tokens[firsts[lengths > i] + i])) for i in range(self.longest)]
 
     @property
     def alphabet(self) -> Int[np.ndarray, " v"]:

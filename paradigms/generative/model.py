@@ -308,11 +308,14 @@ class Generative(Trainable):
         id = self.identifiers.documents[document]
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
-    def names(self, document: int) -> list[list[int]]:
-        """The token sequences that reranking scores: identifiers, or windows of `span` tokens."""
+    def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
+        """The token sequences that reranking scores: identifiers, or windows of `span` tokens; none is empty.
+
+        whole: identifiers in any case, which may be the whole text.
+        """
         ids, span = self.identifiers, self.settings.span
-        if ids.kind != "text":
-            return [self.target(n) for n in ids.of(document)]
+        if whole or ids.kind != "text":
+            return [name for n in ids.of(document) if (name := self.target(n))]
         return [self.target_tokens[at].tolist() for n in ids.of(document) for at in ids.windows(n, span)]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:

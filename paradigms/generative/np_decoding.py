@@ -9,7 +9,6 @@ their order. BASE clusters once, by the pretrained encoder; ASYNC again during t
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
+from paradigms.generative.ngrams import Branches, ranges
 from paradigms.io.progress import progress_bar
 
 ENCODED = 32  # windows that the encoder reads at once
@@ -75,22 +74,10 @@ class Clusters(nn.Module):
             raise ValueError(f"the token {tokens[lost[0]]} has no cluster, as no identifier holds it")
         return ranges(first, last)
 
-
-@dataclass(frozen=True)
-class ClusterConstraint:
-    """A constraint over surface tokens for a decoder of clusters: any cluster of a token stands for it."""
-
-    base: Constraint
-    clusters: Clusters
-
-    def start(self) -> Int[np.ndarray, "1 s"]:
-        return self.base.start()
-
-    def branches(self, states: Int[np.ndarray, "x s"]) -> Branches:
-        found = self.base.branches(states)
-        offsets, clusters = self.clusters.expand(found.tokens)
-        states = np.repeat(found.states, np.diff(offsets), axis=0)
-        return Branches(offsets[found.offsets], clusters, states)
+    def branches(self, found: Branches) -> Branches:
+        """The same for a decoder of clusters, where any cluster of a token stands for it."""
+        offsets, clusters = self.expand(found.tokens)
+        return Branches(offsets[found.offsets], clusters, np.repeat(found.states, np.diff(offsets), axis=0))
 
 
 def cluster_tokens(

@@ -19,12 +19,11 @@ from jaxtyping import Float, Int
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import load_base_tokenizer
-from paradigms.generative.constraints import ranges
 from paradigms.generative.decoder import decode
 from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
-from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+from paradigms.generative.ngrams import SEPARATOR, NGramIndex, ranges
 from paradigms.generative.settings import GenerativeSettings
 
 ALPHA = 2.0  # exponent of an n-gram's weight
@@ -67,9 +66,8 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     runs = (cases[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
     phrases = {" ".join(chosen) for run in runs for chosen in product(*run)}
     phrases |= {f" {phrase}" for phrase in phrases}  # as byte-level tokenizers write it after a word
-    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
-    flat = np.array([token for row in rows for token in row], dtype=np.int64)
-    states = index.find(flat, np.cumsum([0, *map(len, rows)]))
+    grams = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
+    states = index.find(grams)
     return states[index.counts(states) > 0]
 
 
