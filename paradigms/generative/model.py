@@ -210,7 +210,7 @@ class Generative(Trainable):
         adapted = None
         if self.pawa is not None:
             adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
-        return Outputs(states * self._scale, adapted, self._output_table, self.pawa)
+        return Outputs(states * self._scale, self._output_table, adapted)
 
     @property
     def _input_table(self) -> Tensor:
@@ -219,8 +219,10 @@ class Generative(Trainable):
         return self.backbone.get_input_embeddings().weight if self.embedding is None else self.embedding
 
     @property
-    def _output_table(self) -> Tensor | None:
-        if self.pawa is not None or self.table is not None:
+    def _output_table(self) -> Tensor:
+        if self.pawa is not None:
+            return self.pawa.matrices
+        if self.table is not None:
             return self.table
         if self.clusters is not None:
             return self.clusters.vectors

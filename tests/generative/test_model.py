@@ -22,7 +22,7 @@ from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
-from paradigms.generative.outputs import PLACES, Pawa, ScoreName
+from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
 from tests.tiny import SEQ2SEQ, WIDTH
 from tests.tiny_generative import generative, named, texts
@@ -349,17 +349,19 @@ def test_pawa_equals_its_materialised_matrices() -> None:
     pawa = Pawa(30, 16, 4, 2, 0.1).double().eval()
     states, prefix = torch.randn(2, 3, 5, 16).double(), torch.randn(2, 3, 5, 16).double()
     adapted = pawa.adapt(prefix)
+    outputs = Outputs(states, pawa.matrices, adapted)
     vectors = torch.einsum("vhr,bnmr->bnmvh", pawa.matrices, adapted)  # E_v a_i
     expected = torch.einsum("bnmh,bnmvh->bnmv", states, vectors)
     some = torch.tensor([3, 4, 29])
     assert expected.std() > 0.1
-    torch.testing.assert_close(pawa.logits(states, adapted), expected)
-    torch.testing.assert_close(pawa.logits(states, adapted, some), expected[..., some])
-    torch.testing.assert_close(pawa.mean(adapted), vectors.mean(-2))
-    torch.testing.assert_close(pawa.mean(adapted, some), vectors[..., some, :].mean(-2))
+    torch.testing.assert_close(outputs.logits(), expected)
+    torch.testing.assert_close(outputs.logits(some), expected[..., some])
     ids = torch.randint(30, (2, 3, 5))
     chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
-    torch.testing.assert_close(pawa.vectors(adapted, ids), chosen)
+    torch.testing.assert_close(outputs.vectors(ids), chosen)
+    for candidates, of_them in ((None, expected), (some, expected[..., some])):
+        centred = (states * chosen).sum(-1) - of_them.mean(-1)
+        torch.testing.assert_close(outputs.score(ids, "centred_logit", candidates), centred)
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, cycle(SEQ2SEQ), strict=False)))
