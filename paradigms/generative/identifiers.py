@@ -12,21 +12,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_type
+from paradigms.io.typed import check_type, naming, parse_json, require
 
 START, END, FIRST = 0, 1, 2
 TITLE_WORDS = 10  # of its text, where a document has no title
@@ -158,21 +157,20 @@ class Identifiers:
     @classmethod
     def load(cls, folder: Path) -> "Identifiers":
         """What `save` wrote. FileNotFoundError or ValueError name the file that is missing or damaged."""
-        names = ("identifiers.json", "identifiers.safetensors")
-        for name in names:
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder / name} is missing: {folder} holds no identifiers")
-        try:
-            plain = json.loads((folder / names[0]).read_text(encoding="utf-8"))
-            problems = Problems(**plain.pop("problems"))
-            arrays: dict[str, Any] = load_file(folder / names[1])
+        plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
+        for file in (plain_file, arrays_file):
+            require(file, folder)
+        with naming(arrays_file):
+            arrays: dict[str, Any] = load_file(arrays_file)
+            if "starts" not in arrays:
+                raise ValueError(f"{arrays_file} was saved by an older version: train the model again")
+        with naming(plain_file):
+            plain = parse_json(plain_file.read_text(encoding="utf-8"), str(plain_file))
+            plain["problems"] = Problems(**plain["problems"])
             for name, kind in {"kind": str, "vocabulary": int, "end": int | None}.items():
                 check_type(name, plain[name], kind)
-            if "starts" in arrays:
-                return cls(**plain, **arrays, problems=problems)
-        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{folder}, {' or '.join(names)}: damaged ({error})") from error
-        raise ValueError(f"{folder / names[1]} was saved by an older version: train the model again")
+        with naming(folder):  # of which of the two is not known
+            return cls(**plain, **arrays)
 
 
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
@@ -231,10 +229,9 @@ def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifie
     """
     problems = Problems()
     rows, starts, size = [], [], 0
-    texts, again = tee(corpus)
-    for id, own, tokenized in zip(corpus.ids, texts, tokenize(tokenizer, again, length), strict=True):
+    for id, tokenized in zip(corpus.ids, tokenize(tokenizer, corpus, length), strict=True):
         rows.append(tokenized.ids)
-        words = Words(own, tokenized.ids, tokenized.ends)
+        words = Words(tokenized)
         starts += [size + words.bounds[n] for n in words.starts()]
         size += len(tokenized.ids)
         if not tokenized.ids:
@@ -261,8 +258,9 @@ def make(
 
 
 class Tokenized(NamedTuple):
-    """A text's tokens without special ones."""
+    """A text and its tokens without special ones."""
 
+    text: str
     ids: list[int]
     ends: list[int]  # the character at which each token ends
     special: bool  # whether the text spells special tokens, which are left out
@@ -282,10 +280,12 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
         encoded = tokenizer(batch, return_token_type_ids=False, **settings)
-        for ids, places in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        found = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for text, ids, places in found:
             kept = [n for n, id in enumerate(ids) if id not in special]
             first = kept[:length]
-            yield Tokenized([ids[n] for n in first], [places[n][1] for n in first], len(kept) < len(ids))
+            ends = [places[n][1] for n in first]
+            yield Tokenized(text, [ids[n] for n in first], ends, len(kept) < len(ids))
 
 
 def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
@@ -304,16 +304,15 @@ WORD = re.compile(r"\S+")
 class Words:
     """The words of a text that have tokens (ending after the word before), and the first token of each."""
 
-    def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:
-        """tokens, ends: of the text's first tokens, and the characters at which they end."""
-        places = [match.span() for match in WORD.finditer(text)]
+    def __init__(self, tokenized: Tokenized) -> None:
+        self.text, self.tokens, ends, _ = tokenized
+        places = [match.span() for match in WORD.finditer(self.text)]
         closed = np.array([end for _, end in places[:-1]])
-        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(tokens)]
+        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(self.tokens)]
         kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
-        self.text, self.tokens = text, tokens
         self.places = [places[n] for n in kept]
-        self.words = [text[start:end] for start, end in self.places]
-        self.bounds = [*(bounds[n] for n in kept), len(tokens)]
+        self.words = [self.text[start:end] for start, end in self.places]
+        self.bounds = [*(bounds[n] for n in kept), len(self.tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
         """The words at which a span of `words` words may start: no stop words where there is another."""

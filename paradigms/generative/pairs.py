@@ -10,7 +10,6 @@ depend on the seed and the ids alone; what gives no pair is counted in `problems
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +188,9 @@ def _grams(words: Sequence[str]) -> list[str]:
 def _passages(
     corpus: Corpus, documents: Sequence[int], tokenizer: Any, length: int | None, problems: Problems
 ) -> Iterator[tuple[int, Words]]:
-    texts, again = tee(corpus[document] for document in documents)
-    for document, text, tokenized in zip(documents, texts, tokenize(tokenizer, again, length), strict=True):
-        passage = Words(text, tokenized.ids, tokenized.ends)
+    texts = (corpus[document] for document in documents)
+    for document, tokenized in zip(documents, tokenize(tokenizer, texts, length), strict=True):
+        passage = Words(tokenized)
         if passage.words:
             yield document, passage
         else:

@@ -65,7 +65,7 @@ def test_windows_begin_where_training_spans_may(bert: Any) -> None:
     found = text(corpus, bert, 128)
     names = bert.convert_ids_to_tokens(found.tokens[found.starts].tolist())
     assert [name.removeprefix("##") for name in names] == names
-    words = [Words(own, row.ids, row.ends) for own, row in zip(corpus, tokenize(bert, corpus), strict=True)]
+    words = [Words(row) for row in tokenize(bert, corpus)]
     begins = [own.bounds[n] for own in words for n in own.starts()]
     assert [own.words[n] for own in words for n in own.starts()] == ["lazy", "dog,", "cat", "of", "the"]
     assert found.starts.tolist() == [at + (n >= 3) * found.offsets[1] for n, at in enumerate(begins)]
@@ -129,7 +129,7 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
     content, arrays = (tmp_path / name).read_bytes(), load_file(tmp_path / "identifiers.safetensors")
     for damaged in (content[: len(content) // 2], b"[]", b""):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}.*damaged"):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}: "):
             Identifiers.load(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
