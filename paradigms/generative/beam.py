@@ -57,10 +57,8 @@ def beam_search(
     A sequence is finished when nothing may follow it, or at `length`; without a constraint, after the end
     token. Finished sequences compete with unfinished ones for the beams; a search ends when no unfinished one
     is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys);
-    finished ones take no beam. ValueError for `beams` or `length` below 1.
+    finished ones take no beam.
     """
-    if beams < 1 or length < 1:
-        raise ValueError(f"beams and length must be at least 1, got {beams} and {length}")
     sources = sources.to(model.device)
     count = len(sources.input_ids)
     table = None if constraint is None else _branches(model, constraint, constraint.start())

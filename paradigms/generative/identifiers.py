@@ -63,23 +63,19 @@ class Identifiers:
             raise ValueError("offsets and owners must ascend")
         if not np.array_equal(np.unique(self.owners), np.arange(len(self.documents))):
             raise ValueError(f"owners must name each of the {len(self.documents)} documents")
-        if self.end is None:
-            wrong = np.zeros(len(self.tokens), dtype=bool)
-        else:
+        wrong = (self.tokens < 0) | (self.tokens >= self.vocabulary)
+        if self.end is not None:
+            wrong |= self.tokens == self.end
             if (lengths == 0).any():
-                raise ValueError(f"document {self._owner(lengths == 0)!r} has an empty identifier")
-            wrong = self.tokens == self.end
-        wrong |= (self.tokens < 0) | (self.tokens >= self.vocabulary)
+                empty = self.documents[self.owners[lengths.argmin()]]
+                raise ValueError(f"document {empty!r} has an empty identifier")
         if wrong.any():
-            at = int(np.argmax(wrong))
-            holder = np.arange(len(self)) == np.searchsorted(self.offsets, at, "right") - 1
+            at = int(wrong.argmax())
+            owner = self.documents[self.owners[np.searchsorted(self.offsets, at, "right") - 1]]
             raise ValueError(
-                f"an identifier of document {self._owner(holder)!r} holds the token {self.tokens[at]}; they "
-                f"lie in [0, {self.vocabulary}), and {self.end} only ends them"
+                f"an identifier of document {owner!r} holds the token {self.tokens[at]}; they lie in "
+                f"[0, {self.vocabulary}), and {self.end} only ends them"
             )
-
-    def _owner(self, which: np.ndarray) -> str:
-        return self.documents[self.owners[np.argmax(which)]]
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -128,16 +124,11 @@ class Identifiers:
             return self.tokens, self.offsets
         return np.insert(self.tokens, self.offsets[1:], self.end), self.offsets + np.arange(len(self) + 1)
 
-    def places(self) -> list[Tensor]:
+    def places(self) -> list[Int[np.ndarray, " v"]]:
         """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
         tokens, offsets = self.targets
         firsts, lengths = offsets[:-1], np.diff(offsets)
-        return [torch.from_numpy(np.unique(tokens[firsts[lengths > i] + i])) for i in range(self.longest)]
-
-    @property
-    def alphabet(self) -> Int[np.ndarray, " v"]:
-        """The tokens of the identifiers, `end` too, ascending."""
-        return np.union1d(self.tokens, [] if self.end is None else [self.end]).astype(np.int64)
+        return [np.unique(tokens[firsts[lengths > i] + i]) for i in range(self.longest)]
 
     @property
     def digest(self) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.decoder import Attention, Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
@@ -57,8 +57,9 @@ def decompose(
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
         else:
             contexts = _residual_path(model, gradients[0], trace)
+        crossing = [layer.crossing for layer in layers_of(model.decoder)]
         used = range(len(contexts))[-1:] if form in ("last", "naive") else range(len(contexts))
-        D = torch.stack([_vectors(model, layer, contexts[layer]) for layer in used], 2)
+        D = torch.stack([_vectors(crossing[layer], contexts[layer]) for layer in used], 2)
         A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
         if form == "naive":
             D, A = D.sum(3, keepdim=True), A.mean(3, keepdim=True)
@@ -85,8 +86,7 @@ def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Te
     return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 
 
-def _vectors(model: Generative, layer: int, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
+def _vectors(attention: Attention, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
     """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i of one layer."""
-    attention = layers_of(model.decoder)[layer].crossing
     values = attention.v.weight.unflatten(0, (attention.heads, -1))
     return torch.einsum("bnihk,hkd->bnhid", gradient, values)

@@ -25,8 +25,8 @@ from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
-from paradigms.generative.outputs import Outputs, Pawa, ScoreName
-from paradigms.generative.settings import GenerativeSettings, check_places
+from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
+from paradigms.generative.settings import GenerativeSettings
 from paradigms.io.files import settle, write_json
 from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
@@ -46,7 +46,7 @@ class Generative(Trainable):
     ) -> None:
         """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
-        check_places(settings, identifiers)
+        _check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = base.load_base(backbone)
         config = self.backbone.config
@@ -61,8 +61,8 @@ class Generative(Trainable):
             )
         if (settings.tokens == "clusters") != (clusters is not None):
             raise ValueError(f"tokens={settings.tokens!r} and clusters: {clusters}; one goes with the other")
-        if clusters is not None:
-            clusters.check(identifiers, self.width)
+        if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
+            raise ValueError("the clusters are those of other identifiers")
         self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
         vectors = base.token_vectors(self.backbone)
@@ -91,33 +91,28 @@ class Generative(Trainable):
         backbone: str | Path,
         identifiers: Identifiers,
         corpus: Corpus,
-        *,
-        seed: int = 0,
     ) -> "Generative":
         """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
+        plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
+        if plain and not base.has_decoder(backbone):  # a new decoder has written nothing yet
+            settings = replace(settings, softmax="identifiers")
         if settings.refresh and settings.frozen:  # older models that have both are still loaded
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         clusters = None
         if settings.tokens == "clusters":
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
             tokenizer = base.load_base_tokenizer(backbone, read.config.vocab_size)
-            reading = base.encoder_of(read), base.token_vectors(read), tokenizer, corpus, identifiers
-            k, length = settings.clusters, settings.document_length
-            clusters = cluster_tokens(*reading, k=k, length=length, seed=seed)
-        model = cls(settings, backbone, identifiers, clusters)
-        if model.added is not None and (settings.tokens, settings.softmax) == ("backbone", "vocabulary"):
-            model.settings = replace(settings, softmax="identifiers")  # the decoder has written nothing yet
-            model._places = model._softmax_tokens()
-        return model
+            reading = base.encoder_of(read), base.token_vectors(read), tokenizer
+            clusters = cluster_tokens(*reading, corpus, identifiers, settings)
+        return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus) -> None:
         """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
-        reading = self.encoder, self.clusters.vectors, self.tokenizer, corpus, self.identifiers
-        k, length = self.settings.clusters, self.settings.document_length
+        reading = self.encoder, self.clusters.vectors, self.tokenizer
         with self.evaluating():
-            new = cluster_tokens(*reading, k=k, length=length, old=self.clusters)
+            new = cluster_tokens(*reading, corpus, self.identifiers, self.settings, old=self.clusters)
         self.clusters.load_state_dict(new.state_dict())
 
     @property
@@ -132,18 +127,9 @@ class Generative(Trainable):
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Sources: queries, or passages in their place; every token counts, </s> too."""
-        return self.batch(self.token_ids(texts))
-
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        cut = {"truncation": True, "max_length": self.settings.query_length, "return_attention_mask": False}
-        return self.tokenizer(list(texts), **cut)["input_ids"] if texts else []
-
-    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
-        """Sources from their `token_ids`."""
-        length, pad = max(map(len, rows)), self.tokenizer.pad_token_id
-        ids = torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows])
-        mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
-        return Batch(ids, mask.long(), mask)
+        settings = {"padding": True, "truncation": True, "max_length": self.settings.query_length}
+        rows = self.tokenizer(list(texts), return_tensors="pt", **settings)
+        return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
         return Targets.pad(rows, self.start)
@@ -224,9 +210,8 @@ class Generative(Trainable):
             return self.pawa.matrices
         if self.table is not None:
             return self.table
-        if self.clusters is not None:
-            return self.clusters.vectors
-        return self.backbone.lm_head.weight if self.added is None else self.embedding
+        read = self.added is not None or self.clusters is not None  # the vectors that the decoder reads
+        return self._input_table if read else self.backbone.lm_head.weight
 
     @property
     def _scale(self) -> float:
@@ -252,7 +237,7 @@ class Generative(Trainable):
         """`token_scores` of decoder states."""
         outputs = self.outputs(states, targets.inputs)
         if self._places is None or len(self._places) == 1:  # one softmax for all places
-            return outputs.score(targets.ids, scorer, None if self._places is None else self._alphabet(0))
+            return outputs.score(targets.ids, scorer, self._alphabet(0))
         places = (slice(place, place + 1) for place in range(targets.ids.shape[-1]))
         parts = (outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places)
         return torch.cat(list(parts), -1)
@@ -261,11 +246,10 @@ class Generative(Trainable):
         self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
     ) -> Float[Tensor, "b n v"]:
         """log p(token | prefix, q) of every token; −∞ for those that the softmax leaves out."""
-        outputs = self.outputs(states, prefix)
-        if self._places is None:
-            return outputs.log_probabilities()[..., 0, :]
         alphabet = self._alphabet(prefix.shape[-1] - 1)
-        scores = outputs.log_probabilities(alphabet)[..., 0, :]
+        scores = self.outputs(states, prefix).log_probabilities(alphabet)[..., 0, :]
+        if alphabet is None:
+            return scores
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
         return full.index_copy(-1, alphabet, scores)
 
@@ -274,13 +258,15 @@ class Generative(Trainable):
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"
-        tokens = [torch.from_numpy(self.identifiers.alphabet)] if of_all else self.identifiers.places()
-        if self.clusters is None:
-            return tokens
-        return [torch.from_numpy(self.clusters.expand(place.numpy())[1]) for place in tokens]
+        places = [np.unique(self.identifiers.targets[0])] if of_all else self.identifiers.places()
+        if self.clusters is not None:
+            places = [self.clusters.expand(tokens)[1] for tokens in places]
+        return [torch.from_numpy(tokens) for tokens in places]
 
-    def _alphabet(self, place: int) -> Tensor:
-        assert self._places is not None
+    def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
+        """The tokens that the softmax of a place is over; None: the vocabulary."""
+        if self._places is None:
+            return None
         if self._places[0].device != self.device:  # moved once, not at every place of every batch
             self._places = [tokens.to(self.device) for tokens in self._places]
         return self._places[min(place, len(self._places) - 1)]
@@ -297,17 +283,15 @@ class Generative(Trainable):
         """
         if self.clusters is None:
             return list(target)
-        end = self.identifiers.end
-        wanted = np.array(target[: len(target) - (end is not None)])
-        for number in self.identifiers.of(document):
-            own, start = self.identifiers[number], self.identifiers.offsets[number]
-            if len(own) < len(wanted) or (end is not None and len(own) > len(wanted)):
-                continue
-            found = np.flatnonzero((sliding_window_view(own, len(wanted)) == wanted).all(1))
-            if found.size:
-                labels = self.target_tokens[start + found[0] :][: len(wanted)].tolist()
-                return labels if end is None else [*labels, end]
-        id = self.identifiers.documents[document]
+        ids, length = self.identifiers, len(target)
+        for n in ids.of(document):
+            if ids.end is not None and ids.target(n) == tuple(target):
+                return self.target(n)
+            if ids.end is None and len(ids[n]) >= length:
+                places = np.flatnonzero((sliding_window_view(ids[n], length) == target).all(1))
+                if places.size:
+                    return self.target(n)[places[0] :][:length]
+        id = ids.documents[document]
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
@@ -353,3 +337,19 @@ class Generative(Trainable):
     def _heads(self) -> dict[str, Tensor]:
         """The weights that are not the backbone's own."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
+
+
+def _check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
+    """ValueError where identifiers do not fit what the settings do by place."""
+    if settings.softmax == "place" and identifiers.end is None:
+        raise ValueError(
+            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
+            "document, so any token may stand at any place; set softmax='vocabulary'"
+        )
+    if settings.pawa_rank and identifiers.longest > PLACES:
+        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
+        raise ValueError(
+            f"PAWA tells {PLACES} places apart, and the identifier of document "
+            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
+            "(title_length) or texts (document_length)"
+        )

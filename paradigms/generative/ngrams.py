@@ -144,7 +144,7 @@ class NGramIndex:
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
             given: Any = self.rows, token, lo, hi
-            following = {"key": lambda begin: self.text[begin + depth]}
+            following: Any = {"key": lambda begin: self.text[begin + depth]}
             return bisect_left(*given, **following), bisect_right(*given, **following)
 
         states = []

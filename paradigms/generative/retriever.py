@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +39,14 @@ class GenerativeRetriever:
     def bytes_per_document(self) -> float:
         """Bytes of weights (but a frozen encoder's own), identifiers and `valid`, per document."""
         model = self.model
-        size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:
-            decoding = {id(part) for part in model.decoder.parameters()}
-            encoding = (*model.encoder.parameters(), *model.encoder.buffers())
-            size -= sum(part.nbytes for part in encoding if id(part) not in decoding)
+            frozen = {id(part) for part in (*model.encoder.parameters(), *model.encoder.buffers())}
+            frozen -= {id(part) for part in model.decoder.parameters()}
+            parts = [part for part in parts if id(part) not in frozen]
         held = [vars(of) for of in (model.identifiers, self.valid, model.clusters) if of is not None]
-        size += sum(part.nbytes for of in held for part in of.values() if isinstance(part, np.ndarray))
-        return size / len(model.identifiers.documents)
+        parts += [part for of in held for part in of.values() if isinstance(part, np.ndarray)]
+        return sum(part.nbytes for part in parts) / len(model.identifiers.documents)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """At most k documents of every query, best first; of equal scores the smaller id.
@@ -120,7 +121,7 @@ class GenerativeRetriever:
             return [self._finished(part) for part in parts]
         # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
         own, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
-        scores = []
+        scores: list[Iterable[tuple[int, float]]] = []
         for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
             scores.append(seal_scores(self.valid, *keys, first).items())

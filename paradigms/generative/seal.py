@@ -46,16 +46,6 @@ def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     return Generative.build(chosen, backbone, names, corpus)
 
 
-def distinct(
-    states: States, log_p: Weights
-) -> tuple[Int[np.ndarray, "different 3"], Float[np.ndarray, " different"]]:
-    """Every n-gram once, with its largest log p."""
-    found, numbers = np.unique(states, axis=0, return_inverse=True)
-    best = np.full(len(found), -np.inf)
-    np.maximum.at(best, numbers, log_p)
-    return found, best
-
-
 def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
 
@@ -129,8 +119,10 @@ def seal_scores(
     each other adds its weight once at a place that is still free. The public code scores only the 1,500 best
     candidates; here all are.
     """
-    states, log_p = distinct(states, log_p)
-    weights = gram_weights(index, states, log_p)
+    states, numbers = np.unique(states, axis=0, return_inverse=True)  # once each, with its largest log p
+    best_log_p = np.full(len(states), -np.inf)
+    np.maximum.at(best_log_p, numbers, log_p)
+    weights = gram_weights(index, states, best_log_p)
     late = np.zeros(1)
     if unigrams is not None:
         tokens, own, values = _unigrams(index, states, unigrams)

@@ -1,12 +1,9 @@
 """What makes a generative paradigm besides its backbone and its identifiers: plain data, saved with them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-import numpy as np
-
-from paradigms.generative.identifiers import Identifiers
-from paradigms.generative.outputs import PLACES, ScoreName
+from paradigms.generative.outputs import ScoreName
 from paradigms.io.typed import check_types
 
 # How a small decoder over a frozen encoder is trained in a comparison: settings of `train.loop`.
@@ -41,32 +38,13 @@ class GenerativeSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        sizes = ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters")
-        for name in (*sizes, "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pawa_rank", "refresh"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, kind in get_type_hints(type(self)).items():
+            least = 0 if name in ("pawa_rank", "refresh") else 1
+            if kind is int and getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
         if self.tokens == "clusters" and self.document_length < 2:
             raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
-
-
-def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
-    """ValueError where identifiers do not fit what the settings do by place."""
-    if settings.softmax == "place" and identifiers.end is None:
-        raise ValueError(
-            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
-            "document, so any token may stand at any place; set softmax='vocabulary'"
-        )
-    if settings.pawa_rank and identifiers.longest > PLACES:
-        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
-        raise ValueError(
-            f"PAWA tells {PLACES} places apart, and the identifier of document "
-            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
-            "(title_length) or texts (document_length)"
-        )

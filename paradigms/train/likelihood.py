@@ -26,15 +26,11 @@ class Likelihood(Objective):
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
         self.model, self.corpus, self.examples = model, corpus, pairs
         self.renews = model.settings.refresh > 0
-        self._ids: dict[str, list[int]] = {}  # of sources that were read before
 
     def collate(self, examples: list[Pair]) -> tuple[Batch, Targets]:
         """b sources and one target for each."""
-        new = [pair.source for pair in examples if pair.source not in self._ids]
-        self._ids |= zip(new, self.model.token_ids(new), strict=True)
         targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
-        sources = self.model.batch([self._ids[pair.source] for pair in examples])
-        return sources, self.model.targets(targets)
+        return self.model.tokenize([pair.source for pair in examples]), self.model.targets(targets)
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Targets]) -> Tensor:
         return -model(*batch).sum() / len(batch[1].ids)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paradigms.generative.beam import Hypotheses, beam_search
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import END, FIRST, START
+from paradigms.generative.identifiers import END, START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from tests.near import TOLERANCE
@@ -150,14 +150,6 @@ def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
     assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
     whole = beam_search(model, model.tokenize(QUERIES), valid(model), beams=40, length=9)
     assert [sorted(whole.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
-
-
-def test_no_beam_and_no_length(seq2seq):
-    model = generative(seq2seq["t5"], named([[FIRST]]))
-    sources = model.tokenize(["corn"])
-    for beams, length in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="must be at least 1"):
-            beam_search(model, sources, valid(model), beams=beams, length=length)
 
 
 def test_dropout_is_off_and_the_mode_restored(seq2seq):
