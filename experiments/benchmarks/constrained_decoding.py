@@ -60,7 +60,6 @@ from torch import Tensor
 from paradigms.data import load_collection
 from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
@@ -150,10 +149,11 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
         f"{len(sources.input_ids)} queries, {settings.beams} beams, {settings.span} of "
         f"{model.backbone.config.vocab_size:,} tokens: every search finds {len(free):,} sequences"
     )
-    if not np.array_equal(valid.lengths, free.lengths) or not (index.counts(valid.states) > 0).all():
+    lengths = [[*map(len, of.sequences())] for of in (valid, free)]
+    if lengths[0] != lengths[1] or not (index.counts(valid.states) > 0).all():
         raise SystemExit("the constrained search finds fewer or shorter sequences, or some outside the text")
     first = free[np.searchsorted(free.queries, np.arange(len(best)))].scores
-    scores = sequence_scores(model, sources, best[:, None].tolist(), "log_probability")
+    scores = model.sequence_scores(sources, best[:, None].tolist(), "log_probability")
     if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
         raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
     times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)

@@ -2,7 +2,7 @@
 
 Probabilities are over the whole vocabulary, never renormalised, and not divided by lengths (De Cao et al.
 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix
-finds the best sequences under `Generative.token_scores`; a narrower one may miss some.
+finds the best sequences under the model; a narrower one may miss some.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +26,6 @@ class Hypotheses:
 
     queries: Int[np.ndarray, " x"]  # place of the query in its batch
     tokens: Int[np.ndarray, "x m"]  # NOTHING behind the sequence
-    lengths: Int[np.ndarray, " x"]
     scores: Float[np.ndarray, " x"]  # Σ log p, float64
     states: Int[np.ndarray, "x s"]  # of the constraint, after the whole sequence
 
@@ -40,7 +39,7 @@ class Hypotheses:
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
     def sequences(self) -> list[list[int]]:
-        return [row[:length].tolist() for row, length in zip(self.tokens, self.lengths, strict=True)]
+        return [row[row != NOTHING].tolist() for row in self.tokens]
 
 
 def beam_search(
@@ -99,8 +98,7 @@ def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray,
 def _empty_prefixes(count: int, length: int, constraint: NGramIndex | None) -> Hypotheses:
     start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
-    nothing = np.zeros(count, dtype=np.int64)
-    return Hypotheses(np.arange(count), tokens, nothing, np.zeros(count), np.repeat(start, count, axis=0))
+    return Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
@@ -151,7 +149,7 @@ def _continue(
     written = prefixes.tokens[rows]
     written[:, step] = tokens
     states = prefixes.states[rows] if table is None else table.states[places[best]]
-    found = Hypotheses(prefixes.queries[rows], written, prefixes.lengths[rows] + 1, scores[best], states)
+    found = Hypotheses(prefixes.queries[rows], written, scores[best], states)
     order = _best_first(found, k)
     return rows[order], found[order]
 

@@ -104,6 +104,11 @@ class Memory:
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
 
+    def of(self, query: int) -> "Memory":
+        """That of one query, with nothing decoded yet."""
+        row = slice(query, query + 1)
+        return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])
+
     def keep(self, rows: Int[Tensor, "b n"]) -> None:
         """Go on with these of each query's sequences: what a beam search does after each step."""
         self.past = [(_take(keys, rows), _take(values, rows)) for keys, values in self.past]

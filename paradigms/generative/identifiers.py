@@ -168,12 +168,10 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of its title, at most `length` of them with the end token (GENRE).
 
     Without a title, the first words of the text are the name, then the id. Too long titles are cut; equal
-    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end or padding
-    token.
+    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end token.
     """
-    for role in ("eos_token", "pad_token"):
-        if getattr(tokenizer, role) is None:
-            raise ValueError(f"titles need a tokenizer with a {role}, as T5's; this one has none")
+    if tokenizer.eos_token is None:
+        raise ValueError("titles need a tokenizer with an eos_token, as T5's; this one has none")
     if length < 2:
         raise ValueError(f"length must be at least 2, one token and the end, not {length}")
     problems = Problems()
@@ -258,12 +256,7 @@ class Tokenized(NamedTuple):
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>").
-
-    ValueError for a tokenizer that does not say where tokens lie in the text.
-    """
-    if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
+    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>")."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
     # Not verbose: no warning on texts that are longer than a model's input.

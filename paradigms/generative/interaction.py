@@ -35,7 +35,7 @@ def decompose(
 ) -> tuple[Tokens, Tokens, Interaction]:
     """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
 
-    Document tokens are ordered (layer, head, place). But for the naive form, rel is `token_scores` summed
+    Document tokens are ordered (layer, head, place). But for the naive form, rel is the model's scores summed
     over places. The exact form computes the rest from the prefix; in the truncated forms, and for BART
     (biases and positions), the rest is the difference. For log probabilities it includes −Σᵢ log Σ_v exp
     logit_iv.

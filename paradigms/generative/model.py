@@ -19,19 +19,22 @@ from torch import Tensor, nn
 
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
+from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, precision
-from paradigms.encoder.text import Batch
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
-from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
-from paradigms.generative.settings import GenerativeSettings
+from paradigms.generative.outputs import Outputs, Pawa, ScoreName
+from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.files import settle, write_json
 from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
+# Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
+TOKENS = {"cpu": 1 << 10}
+MANY_TOKENS = 1 << 14
 
 
 class Generative(Trainable):
@@ -46,7 +49,7 @@ class Generative(Trainable):
     ) -> None:
         """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
         super().__init__()
-        _check_places(settings, identifiers)
+        check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = base.load_base(backbone)
         config = self.backbone.config
@@ -221,20 +224,39 @@ class Generative(Trainable):
         scaled = own or self.added is not None or (tied and config.model_type == "t5")
         return self.width**-0.5 if scaled else 1.0
 
-    def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
-        """log p(d_i | d_<i, q) of every target token, 0 at padding."""
-        return self.token_scores(sources, targets, "log_probability")
-
-    def token_scores(self, sources: Batch, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
-        """The part of rel of every target token, under one of the three scorers; 0 at padding."""
+    def forward(
+        self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
+    ) -> Float[Tensor, "b n m"]:
+        """log p(d_i | d_<i, q) of every target token, or another scorer's part of rel; 0 at padding."""
         _, memory = self.begin(sources)
         states = decode(self.decoder, self.embed(targets.inputs), memory)
         return self.token_parts(states, targets, scorer).where(targets.mask, 0)
 
+    def sequence_scores(
+        self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
+    ) -> list[Float[np.ndarray, "s n"]]:
+        """rel of each query's own non-empty sequences, sequences[b][n], by each scorer, by teacher forcing.
+
+        A query is encoded once and its sequences share its keys and values; memory is bounded whatever their
+        number.
+        """
+        sources, most = sources.to(self.device), TOKENS.get(self.device.type, MANY_TOKENS)
+        with self.evaluating(), torch.inference_mode():
+            _, memory = self.begin(sources)
+            scores = [np.empty((len(scorers), len(own))) for own in sequences]
+            for query, own in enumerate(sequences):
+                for numbers in by_length([len(sequence) for sequence in own], most):
+                    targets = self.targets([[own[n] for n in numbers]]).to(self.device)
+                    states = decode(self.decoder, self.embed(targets.inputs), memory.of(query))
+                    for row, scorer in enumerate(scorers):
+                        parts = self.token_parts(states, targets, scorer).where(targets.mask, 0)
+                        scores[query][row, numbers] = parts[0].cpu().double().sum(-1).numpy()
+        return scores
+
     def token_parts(
         self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
     ) -> Float[Tensor, "b n m"]:
-        """`token_scores` of decoder states."""
+        """The part of rel of every target token, whose decoder states these are."""
         outputs = self.outputs(states, targets.inputs)
         if self._places is None or len(self._places) == 1:  # one softmax for all places
             return outputs.score(targets.ids, scorer, self._alphabet(0))
@@ -337,19 +359,3 @@ class Generative(Trainable):
     def _heads(self) -> dict[str, Tensor]:
         """The weights that are not the backbone's own."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
-
-
-def _check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
-    """ValueError where identifiers do not fit what the settings do by place."""
-    if settings.softmax == "place" and identifiers.end is None:
-        raise ValueError(
-            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
-            "document, so any token may stand at any place; set softmax='vocabulary'"
-        )
-    if settings.pawa_rank and identifiers.longest > PLACES:
-        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
-        raise ValueError(
-            f"PAWA tells {PLACES} places apart, and the identifier of document "
-            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
-            "(title_length) or texts (document_length)"
-        )

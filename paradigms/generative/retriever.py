@@ -8,7 +8,6 @@ import numpy as np
 
 from paradigms.data import Run, best_first, check_queries
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
@@ -101,7 +100,7 @@ class GenerativeRetriever:
                 ]
                 sequences = [sorted({t for names in of.values() for t in names}) for of in named]
                 sources = model.tokenize([queries[query] for query in batch])
-                scores = sequence_scores(model, sources, sequences, *scorers)
+                scores = model.sequence_scores(sources, sequences, *scorers)
                 for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
                     for place, values in enumerate(rows):
                         rel = dict(zip(own, values.tolist(), strict=True))

@@ -20,7 +20,6 @@ from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import load_base_tokenizer
 from paradigms.generative.decoder import decode
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex, ranges
@@ -74,7 +73,7 @@ def query_grams(
         found.append(states)
         ends = begins + states[:, 2]
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
-    scores = sequence_scores(model, sources, sequences, "log_probability")
+    scores = model.sequence_scores(sources, sequences, "log_probability")
     return [(states, own[0]) for states, own in zip(found, scores, strict=True)]
 
 

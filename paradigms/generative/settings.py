@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
-from paradigms.generative.outputs import ScoreName
+import numpy as np
+
+from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.outputs import PLACES, ScoreName
 from paradigms.io.typed import check_types
 
 # How a small decoder over a frozen encoder is trained in a comparison: settings of `train.loop`.
@@ -48,3 +51,19 @@ class GenerativeSettings:
             raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
+
+
+def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
+    """ValueError where identifiers do not fit what the settings do by place."""
+    if settings.softmax == "place" and identifiers.end is None:
+        raise ValueError(
+            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
+            "document, so any token may stand at any place; set softmax='vocabulary'"
+        )
+    if settings.pawa_rank and identifiers.longest > PLACES:
+        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
+        raise ValueError(
+            f"PAWA tells {PLACES} places apart, and the identifier of document "
+            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
+            "(title_length) or texts (document_length)"
+        )

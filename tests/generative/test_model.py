@@ -155,7 +155,7 @@ def test_rel_is_the_formula_plus_the_rest(dtype, tolerance, family, scorer, seq2
     model = generative(seq2seq[family], named(ROWS)).to(dtype)
     sources, wanted = model.tokenize(QUERIES), targets()
     documents, queries, interaction = decompose(model, sources, wanted, scorer)
-    scores = model.token_scores(sources, wanted, scorer).sum(-1).detach()
+    scores = model(sources, wanted, scorer).sum(-1).detach()
     torch.testing.assert_close(interaction.rel, scores, atol=tolerance, rtol=0)
     assert documents.vectors.dtype == dtype
     decoder = model.backbone.decoder
@@ -261,7 +261,7 @@ def test_the_naive_form_is_the_query_part_of_one_linear_layer(tmp_path, seq2seq)
 def test_scorers_are_what_their_names_say_and_have_the_identity(kind: str, seq2seq: dict[str, Path]) -> None:
     model = make_model(kind, seq2seq["t5"])
     sources, wanted = model.tokenize(QUERIES), written(model)
-    found = {s: model.token_scores(sources, wanted, s).detach() for s in SCORERS}
+    found = {s: model(sources, wanted, s).detach() for s in SCORERS}
     with torch.no_grad():
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
@@ -320,7 +320,7 @@ def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
     # transformers' encoder waits for its mask.
     monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
     for scorer in SCORERS:
-        model.token_scores(sources, wanted, scorer).sum().backward()
+        model(sources, wanted, scorer).sum().backward()
         for form in get_args(Form):
             assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
     _, memory = model.begin(sources)
