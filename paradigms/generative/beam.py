@@ -60,9 +60,11 @@ def beam_search(
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
-    table = None if constraint is None else _branches(model, constraint, constraint.start())
+    start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
+    tokens = np.full((count, length), NOTHING, dtype=np.int64)
+    prefixes = Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
+    table = None if constraint is None else _branches(model, constraint, start)
     entry = np.zeros(count, dtype=np.int64)  # the place of each unfinished prefix in the table
-    prefixes = _empty_prefixes(count, length, constraint)
     finished, kept = prefixes[:0], [prefixes[:0]]
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
@@ -93,12 +95,6 @@ def beam_search(
 def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
     found = constraint.branches(states)
     return found if model.clusters is None else model.clusters.branches(found)
-
-
-def _empty_prefixes(count: int, length: int, constraint: NGramIndex | None) -> Hypotheses:
-    start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
-    tokens = np.full((count, length), NOTHING, dtype=np.int64)
-    return Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:

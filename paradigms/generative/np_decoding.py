@@ -140,8 +140,7 @@ class _Window(NamedTuple):
     """What the encoder reads at once."""
 
     ids: list[int]
-    first: int  # its first token among those of the identifiers
-    size: int  # how many of them it has; the rest is context
+    own: slice  # which of the identifiers' tokens it begins with; the rest is context
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -158,11 +157,10 @@ def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int
         texts = (corpus[owner] for owner in identifiers.owners.tolist())
         context = (text.ids for text in tokenize(tokenizer, texts, step))
     for n, text in zip(range(len(identifiers)), context, strict=False):
-        own = identifiers[n].tolist()
+        own, (start, stop) = identifiers[n].tolist(), identifiers.offsets[n : n + 2].tolist()
         row = text if text[: len(own)] == own else own + text
-        for first in range(0, len(own), step):
-            size = min(step, len(own) - first)
-            yield _Window(row[first : first + step], int(identifiers.offsets[n]) + first, size)
+        for first in range(start, stop, step):
+            yield _Window(row[first - start :][:step], slice(first, min(first + step, stop)))
 
 
 @torch.inference_mode()
@@ -189,10 +187,10 @@ def _embed(
                 states = encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
                 states = states.float().cpu()
                 for window, row in zip(batch, states, strict=True):
-                    own = slice(window.first, window.first + window.size)
-                    vectors[place[own]] = row[first : first + window.size].numpy()
+                    places = place[window.own]
+                    vectors[places] = row[first : first + len(places)].numpy()
                     total += row[first + len(window.ids)]
-                    bar.advance(task, window.size)
+                    bar.advance(task, len(places))
                 count += len(batch)
     return (total / count).float()
 

@@ -1,13 +1,13 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from paradigms.data import Run, best_first, check_queries
-from paradigms.generative.beam import Hypotheses, beam_search
+from paradigms.generative.beam import beam_search
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
@@ -60,8 +60,8 @@ class GenerativeRetriever:
         step = min(max(1, wanted), QUERIES)
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
-                ranked = self._search([queries[query] for query in batch])
-                for query, scores in zip(batch, ranked, strict=True):
+                texts = [queries[query] for query in batch]
+                for query, scores in zip(batch, self._search(texts), strict=True):
                     found[query] = self._ranked(scores, k)
         return {query: found[query] for query in queries}
 
@@ -108,7 +108,7 @@ class GenerativeRetriever:
                         found[place][query] = best_first(best)
         return [{query: of[query] for query in run} for of in found]
 
-    def _search(self, texts: list[str]) -> list[Iterable[tuple[int, float]]]:
+    def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
         """For each query identifiers, by number, and their scores."""
         model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
         sources, by_grams = model.tokenize(texts), identifiers.end is None
@@ -117,19 +117,15 @@ class GenerativeRetriever:
         found = beam_search(model, sources, self.valid, **width, keep=by_grams)
         parts = [found.of(query) for query in range(len(texts))]
         if not by_grams:
-            return [self._finished(part) for part in parts]
+            for part in parts:
+                offsets, numbers, _ = self.valid.locate(part.states)
+                yield zip(numbers.tolist(), np.repeat(part.scores, np.diff(offsets)).tolist(), strict=True)
+            return
         # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
         own, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
-        scores: list[Iterable[tuple[int, float]]] = []
         for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            scores.append(seal_scores(self.valid, *keys, first).items())
-        return scores
-
-    def _finished(self, hypotheses: Hypotheses) -> Iterable[tuple[int, float]]:
-        """The identifiers that the sequences spell."""
-        offsets, numbers, _ = self.valid.locate(hypotheses.states)
-        return zip(numbers.tolist(), np.repeat(hypotheses.scores, np.diff(offsets)).tolist(), strict=True)
+            yield seal_scores(self.valid, *keys, first).items()
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
         """The k best documents of those with these identifiers, each with its best."""

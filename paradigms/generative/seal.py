@@ -64,13 +64,10 @@ def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
     """`query_states` of each query with log p(n | q); of clusters, those of the first occurrence."""
-    found: list[States] = []
-    sequences: list[list[list[int]]] = []
-    for query in queries:
-        states = query_states(model.tokenizer, index, query)
+    found, sequences = [query_states(model.tokenizer, index, query) for query in queries], []
+    for states in found:
         begins = index.rows[states[:, 0]].astype(np.int64)
         begins -= np.searchsorted(index.starts, begins, side="right") - 1  # separators stand before it
-        found.append(states)
         ends = begins + states[:, 2]
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
     scores = model.sequence_scores(sources, sequences, "log_probability")
