@@ -47,11 +47,11 @@ def decompose(
         trace = Trace()
         hidden = decode(model.decoder, inputs, memory, trace)
         linear: ScoreName = "logit" if scorer == "log_probability" else scorer
-        parts = model.token_parts(hidden, targets, linear).where(targets.mask, 0)
+        parts = model.token_parts(hidden, targets, linear)
         paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
         gradients = torch.autograd.grad(parts.sum(), paths)
     with model.evaluating(), torch.no_grad():
-        rel = model.token_parts(hidden, targets, scorer).where(targets.mask, 0).sum(-1)
+        rel = model.token_parts(hidden, targets, scorer).sum(-1)
         if form == "exact":
             *contexts, prefix = gradients
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))

@@ -53,7 +53,7 @@ class Generative(Trainable):
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = base.load_base(backbone)
         config = self.backbone.config
-        self.tokenizer = base.load_base_tokenizer(backbone, config.vocab_size)
+        self.tokenizer = base.load_base_tokenizer(backbone)
         self.width: int = config.hidden_size
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         own = settings.tokens == "own"
@@ -104,8 +104,7 @@ class Generative(Trainable):
         clusters = None
         if settings.tokens == "clusters":
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-            tokenizer = base.load_base_tokenizer(backbone, read.config.vocab_size)
-            reading = base.encoder_of(read), base.token_vectors(read), tokenizer
+            reading = base.encoder_of(read), base.token_vectors(read), base.load_base_tokenizer(backbone)
             clusters = cluster_tokens(*reading, corpus, identifiers, settings)
         return cls(settings, backbone, identifiers, clusters)
 
@@ -230,7 +229,7 @@ class Generative(Trainable):
         """log p(d_i | d_<i, q) of every target token, or another scorer's part of rel; 0 at padding."""
         _, memory = self.begin(sources)
         states = decode(self.decoder, self.embed(targets.inputs), memory)
-        return self.token_parts(states, targets, scorer).where(targets.mask, 0)
+        return self.token_parts(states, targets, scorer)
 
     def sequence_scores(
         self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
@@ -249,20 +248,19 @@ class Generative(Trainable):
                     targets = self.targets([[own[n] for n in numbers]]).to(self.device)
                     states = decode(self.decoder, self.embed(targets.inputs), memory.of(query))
                     for row, scorer in enumerate(scorers):
-                        parts = self.token_parts(states, targets, scorer).where(targets.mask, 0)
-                        scores[query][row, numbers] = parts[0].cpu().double().sum(-1).numpy()
+                        parts = self.token_parts(states, targets, scorer)[0]
+                        scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
         return scores
 
     def token_parts(
         self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
     ) -> Float[Tensor, "b n m"]:
-        """The part of rel of every target token, whose decoder states these are."""
-        outputs = self.outputs(states, targets.inputs)
-        if self._places is None or len(self._places) == 1:  # one softmax for all places
-            return outputs.score(targets.ids, scorer, self._alphabet(0))
-        places = (slice(place, place + 1) for place in range(targets.ids.shape[-1]))
-        parts = (outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places)
-        return torch.cat(list(parts), -1)
+        """The part of rel of every target token, whose decoder states these are; 0 at padding."""
+        outputs, places = self.outputs(states, targets.inputs), [slice(0, None)]
+        if self._places is not None and len(self._places) > 1:  # a softmax for each place
+            places = [slice(place, place + 1) for place in range(targets.ids.shape[-1])]
+        parts = [outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places]
+        return torch.cat(parts, -1).where(targets.mask, 0)
 
     def next_log_probabilities(
         self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
