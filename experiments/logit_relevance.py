@@ -104,7 +104,7 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
     runs = dict(zip(SCORERS, retriever.rankings(bench.test.queries, pool, SCORERS, whole=True), strict=True))
     lengths = {
         id: max((len(model.target(n)) for n in model.identifiers.of(document)), default=0)
-        for id, document in retriever.positions.items()
+        for id, document in model.identifiers.positions.items()
     }
     found: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}
     for query in pool:

@@ -41,4 +41,4 @@ def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName 
     """rel of one pair: the sum of the scores of the sequence's tokens."""
     with torch.inference_mode():
         targets = Targets.pad([[sequence]])
-        return float(model.token_scores(model.tokenize([query]), targets, scorer).sum())
+        return float(model(model.tokenize([query]), targets, scorer).sum())

@@ -60,7 +60,6 @@ from torch import Tensor
 from paradigms.data import load_collection
 from paradigms.encoder.text import Batch
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
@@ -96,7 +95,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     start = time.perf_counter()
     index = NGramIndex.build(*documents)
     built = time.perf_counter() - start
-    states = index.find(*prefixes)
+    states = index.find(prefixes)
     found = index.branches(states)
     tokens, successors = documents[0], len(found.tokens) / len(states)
     console.print(
@@ -115,7 +114,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
-        lambda: index.branches(index.find(*prefixes)),
+        lambda: index.branches(index.find(prefixes)),
         unique,
     )
     known, one_by_one, searched, numpy_time = medians(methods, settings.repeats)
@@ -150,10 +149,11 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
         f"{len(sources.input_ids)} queries, {settings.beams} beams, {settings.span} of "
         f"{model.backbone.config.vocab_size:,} tokens: every search finds {len(free):,} sequences"
     )
-    if not np.array_equal(valid.lengths, free.lengths) or not (index.counts(valid.states) > 0).all():
+    lengths = [[*map(len, of.sequences())] for of in (valid, free)]
+    if lengths[0] != lengths[1] or not (index.counts(valid.states) > 0).all():
         raise SystemExit("the constrained search finds fewer or shorter sequences, or some outside the text")
     first = free[np.searchsorted(free.queries, np.arange(len(best)))].scores
-    scores = sequence_scores(model, sources, best[:, None].tolist(), "log_probability")
+    scores = model.sequence_scores(sources, best[:, None].tolist(), "log_probability")
     if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
         raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
     times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)
@@ -192,14 +192,13 @@ def words(settings: Settings) -> Sequences:
 
 def draw_prefixes(
     settings: Settings, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]
-) -> Sequences:
+) -> list[list[int]]:
     """What follows random places of the text, cut where the document ends."""
     random = np.random.default_rng(settings.seed)
     begins = random.integers(0, len(tokens), settings.prefixes)
     ends = begins + random.integers(1, settings.longest + 1, settings.prefixes)
     ends = np.minimum(ends, offsets[np.searchsorted(offsets, begins, side="right")])
-    prefixes = [tokens[begin:end] for begin, end in zip(begins, ends, strict=True)]
-    return np.concatenate(prefixes), np.cumsum([0, *map(len, prefixes)])
+    return [tokens[begin:end].tolist() for begin, end in zip(begins, ends, strict=True)]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder.batches import Batch
 from paradigms.generative.decoder import Trace, decode, layers_of
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import Targets, tokenize
 
 Array = np.ndarray
@@ -53,7 +52,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
     names = model.names(document)
     if not names:
         raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
-    ((scores,),) = sequence_scores(model, model.tokenize([query]), [names], model.settings.score)
+    ((scores,),) = model.sequence_scores(model.tokenize([query]), [names], model.settings.score)
     return names[int(scores.argmax())]
 
 

@@ -59,7 +59,7 @@ def explain_generative(model: Generative, query: str, position: int) -> list[Sys
     targets = model.targets([names]).to(model.device)
     scorer = model.settings.score
     with model.evaluating(), torch.inference_mode():
-        best = int(model.token_scores(sources, targets, scorer).sum(-1)[0].argmax())
+        best = int(model(sources, targets, scorer).sum(-1)[0].argmax())
     targets = model.targets([[names[best]]]).to(model.device)
     places = targets.ids.shape[-1]
     interaction = decompose(model, sources, targets, scorer)[-1]

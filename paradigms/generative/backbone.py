@@ -35,9 +35,9 @@ def load_base(name: str | Path) -> Any:
     return base
 
 
-def load_base_tokenizer(name: str | Path, entries: int | None = None) -> Any:
+def load_base_tokenizer(name: str | Path) -> Any:
     """`load_tokenizer`, with an end token: an encoder's is an unused token (`END`) or its separator."""
-    tokenizer = load_tokenizer(packaged(name), entries)
+    tokenizer = load_tokenizer(packaged(name))
     if tokenizer.eos_token is None:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
         tokenizer.eos_token = UNUSED if unused else tokenizer.sep_token

@@ -2,7 +2,7 @@
 
 Probabilities are over the whole vocabulary, never renormalised, and not divided by lengths (De Cao et al.
 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix
-finds the best sequences under `Generative.token_scores`; a narrower one may miss some.
+finds the best sequences under the model; a narrower one may miss some.
 """
 
 from dataclasses import dataclass, fields
@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.encoder.text import Batch
-from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
+from paradigms.generative.ngrams import Branches, NGramIndex, ranges
 
 NOTHING = -1  # stands behind a sequence's last token; sorts before every token
 
@@ -26,7 +26,6 @@ class Hypotheses:
 
     queries: Int[np.ndarray, " x"]  # place of the query in its batch
     tokens: Int[np.ndarray, "x m"]  # NOTHING behind the sequence
-    lengths: Int[np.ndarray, " x"]
     scores: Float[np.ndarray, " x"]  # Σ log p, float64
     states: Int[np.ndarray, "x s"]  # of the constraint, after the whole sequence
 
@@ -40,13 +39,13 @@ class Hypotheses:
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
     def sequences(self) -> list[list[int]]:
-        return [row[:length].tolist() for row, length in zip(self.tokens, self.lengths, strict=True)]
+        return [row[row != NOTHING].tolist() for row in self.tokens]
 
 
 def beam_search(
     model: Generative,
     sources: Batch,
-    constraint: Constraint | None,
+    constraint: NGramIndex | None,
     *,
     beams: int,
     length: int,
@@ -57,15 +56,15 @@ def beam_search(
     A sequence is finished when nothing may follow it, or at `length`; without a constraint, after the end
     token. Finished sequences compete with unfinished ones for the beams; a search ends when no unfinished one
     is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys);
-    finished ones take no beam. ValueError for `beams` or `length` below 1.
+    finished ones take no beam.
     """
-    if beams < 1 or length < 1:
-        raise ValueError(f"beams and length must be at least 1, got {beams} and {length}")
     sources = sources.to(model.device)
     count = len(sources.input_ids)
-    table = None if constraint is None else constraint.branches(constraint.start())
+    start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
+    tokens = np.full((count, length), NOTHING, dtype=np.int64)
+    prefixes = Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
+    table = None if constraint is None else _branches(model, constraint, start)
     entry = np.zeros(count, dtype=np.int64)  # the place of each unfinished prefix in the table
-    prefixes = _empty_prefixes(count, length, constraint)
     finished, kept = prefixes[:0], [prefixes[:0]]
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
@@ -78,7 +77,7 @@ def beam_search(
             if constraint is None:
                 ended = found.tokens[:, step] == model.identifiers.end
             else:
-                table = constraint.branches(found.states)
+                table = _branches(model, constraint, found.states)
                 ended = np.diff(table.offsets) == 0
             ended |= step + 1 == length
             rivals = np.flatnonzero(~ended) if keep else np.arange(len(found))
@@ -93,11 +92,9 @@ def beam_search(
     return results[_best_first(results, len(results))]
 
 
-def _empty_prefixes(count: int, length: int, constraint: Constraint | None) -> Hypotheses:
-    start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
-    tokens = np.full((count, length), NOTHING, dtype=np.int64)
-    nothing = np.zeros(count, dtype=np.int64)
-    return Hypotheses(np.arange(count), tokens, nothing, np.zeros(count), np.repeat(start, count, axis=0))
+def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
+    found = constraint.branches(states)
+    return found if model.clusters is None else model.clusters.branches(found)
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
@@ -148,7 +145,7 @@ def _continue(
     written = prefixes.tokens[rows]
     written[:, step] = tokens
     states = prefixes.states[rows] if table is None else table.states[places[best]]
-    found = Hypotheses(prefixes.queries[rows], written, prefixes.lengths[rows] + 1, scores[best], states)
+    found = Hypotheses(prefixes.queries[rows], written, scores[best], states)
     order = _best_first(found, k)
     return rows[order], found[order]
 

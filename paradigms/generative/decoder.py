@@ -9,6 +9,7 @@ features), and attention, norms and gates can be held fixed, which makes it line
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +104,11 @@ class Memory:
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
 
+    def of(self, query: int) -> "Memory":
+        """That of one query, with nothing decoded yet."""
+        row = slice(query, query + 1)
+        return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])
+
     def keep(self, rows: Int[Tensor, "b n"]) -> None:
         """Go on with these of each query's sequences: what a beam search does after each step."""
         self.past = [(_take(keys, rows), _take(values, rows)) for keys, values in self.past]
@@ -122,8 +128,9 @@ def decode(
     With a `trace` the pass is the linear one and leaves its parts there; values are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
-    drop = _dropout(decoder, config.dropout if after else config.dropout_rate)
-    drop_weights = _dropout(decoder, config.attention_dropout) if after else drop
+    dropout = partial(nn.functional.dropout, training=decoder.training)
+    drop = partial(dropout, p=config.dropout if after else config.dropout_rate)
+    drop_weights = partial(dropout, p=config.attention_dropout) if after else drop
     before = past[0][0].shape[2] if past else 0
     if after:
         table, places = decoder.embed_positions, torch.arange(inputs.shape[2], device=inputs.device)
@@ -233,10 +240,6 @@ def _heads(linear: nn.Module, x: Tensor, attention: Attention) -> Tensor:
 
 def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-
-
-def _dropout(decoder: Any, rate: float) -> Drop:
-    return (lambda x: nn.functional.dropout(x, rate)) if decoder.training and rate else lambda x: x
 
 
 def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:

@@ -8,19 +8,21 @@ al. 2022).
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
 from paradigms.data import Corpus, Problems
-from paradigms.encoder.text import EncoderSettings, TextEncoder
+from paradigms.dpr import dpr
+from paradigms.encoder.batches import by_length
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, Identifiers, atomic, make
 from paradigms.generative.model import Generative
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import check_type
 
 Kind = Literal["semantic", "atomic"]
 BATCH = 64  # documents encoded at once
@@ -40,8 +42,7 @@ def dsi(
 
     embedder: the encoder whose mean-pooled document vectors are clustered, `branching` clusters a level.
     """
-    if identifiers not in get_args(Kind):
-        raise ValueError(f"identifiers={identifiers!r}; there are {', '.join(get_args(Kind))}")
+    check_type("identifiers", identifiers, Kind)
     chosen = GenerativeSettings(**{"name": "dsi", "tokens": "own"} | settings)
     if identifiers == "atomic":
         return Generative.build(chosen, backbone, atomic(corpus.ids), corpus)
@@ -53,19 +54,14 @@ def dsi(
 
 def document_vectors(corpus: Corpus, embedder: str | Path, length: int) -> Float[np.ndarray, "n h"]:
     """The mean of each document's token vectors, of length 1."""
-    settings = EncoderSettings(document_vectors="pooled", pooling="mean", dim=None, document_length=length)
-    encoder = TextEncoder(embedder, settings).eval()
-    encoder.to("cuda" if torch.cuda.is_available() else "cpu")
-    # Texts of a kind together: little padding.
-    order = sorted(range(len(corpus)), key=lambda i: len(corpus[i]))
-    vectors = np.empty((len(corpus), encoder.dim), dtype=np.float32)
-    with torch.inference_mode(), progress_bar(len(corpus) > BATCH) as bar:
-        task = bar.add_task("embed documents", total=len(corpus))
-        for first in range(0, len(order), BATCH):
-            some = order[first : first + BATCH]
-            batch = encoder.tokenize([corpus[i] for i in some], "document").to(encoder.device)
-            vectors[some] = encoder(batch, "document").vectors[0, :, 0].float().cpu().numpy()
-            bar.update(task, advance=len(some))
+    paradigm = dpr(embedder, pooling="mean", document_length=length)
+    paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
+    vectors = np.empty((len(corpus), paradigm.encoder.dim), dtype=np.float32)
+    parts = by_length([len(text) for text in corpus], rows=BATCH)
+    with progress_bar(len(corpus) > BATCH) as bar:
+        for some in bar.track(parts, description="embed documents"):
+            found = paradigm.encode_documents([corpus[i] for i in some])
+            vectors[some] = found.vectors[0, :, 0].float().cpu().numpy()
     return vectors
 
 

@@ -11,23 +11,21 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import islice, tee
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
-from paradigms.generative.constraints import columns
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_type
+from paradigms.io.typed import check_type, naming, parse_json, require
 
 START, END, FIRST = 0, 1, 2
 TITLE_WORDS = 10  # of its text, where a document has no title
@@ -65,23 +63,19 @@ class Identifiers:
             raise ValueError("offsets and owners must ascend")
         if not np.array_equal(np.unique(self.owners), np.arange(len(self.documents))):
             raise ValueError(f"owners must name each of the {len(self.documents)} documents")
-        if self.end is None:
-            wrong = np.zeros(len(self.tokens), dtype=bool)
-        else:
+        wrong = (self.tokens < 0) | (self.tokens >= self.vocabulary)
+        if self.end is not None:
+            wrong |= self.tokens == self.end
             if (lengths == 0).any():
-                raise ValueError(f"document {self._owner(lengths == 0)!r} has an empty identifier")
-            wrong = self.tokens == self.end
-        wrong |= (self.tokens < 0) | (self.tokens >= self.vocabulary)
+                empty = self.documents[self.owners[lengths.argmin()]]
+                raise ValueError(f"document {empty!r} has an empty identifier")
         if wrong.any():
-            at = int(np.argmax(wrong))
-            holder = np.arange(len(self)) == np.searchsorted(self.offsets, at, "right") - 1
+            at = int(wrong.argmax())
+            owner = self.documents[self.owners[np.searchsorted(self.offsets, at, "right") - 1]]
             raise ValueError(
-                f"an identifier of document {self._owner(holder)!r} holds the token {self.tokens[at]}; they "
-                f"lie in [0, {self.vocabulary}), and {self.end} only ends them"
+                f"an identifier of document {owner!r} holds the token {self.tokens[at]}; they lie in "
+                f"[0, {self.vocabulary}), and {self.end} only ends them"
             )
-
-    def _owner(self, which: np.ndarray) -> str:
-        return self.documents[self.owners[np.argmax(which)]]
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -94,6 +88,11 @@ class Identifiers:
     def longest(self) -> int:
         """The most tokens of an identifier, `end` included."""
         return int(np.diff(self.offsets).max()) + (self.end is not None)
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Document id -> its position."""
+        return {id: n for n, id in enumerate(self.documents)}
 
     def of(self, document: int) -> range:
         """The numbers of the identifiers that name the document at this position."""
@@ -118,17 +117,18 @@ class Identifiers:
         """What a decoder is to write for identifier n: its tokens and `end`."""
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
 
-    def places(self) -> list[Tensor]:
-        """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
-        tokens, offsets = self.tokens, self.offsets
-        if self.end is not None:
-            tokens, offsets = np.insert(tokens, offsets[1:], self.end), offsets + np.arange(len(offsets))
-        return [torch.from_numpy(np.unique(tokens[at])) for _, at in columns(offsets)]
-
     @property
-    def alphabet(self) -> Int[np.ndarray, " v"]:
-        """The tokens of the identifiers, `end` too, ascending."""
-        return np.union1d(self.tokens, [] if self.end is None else [self.end]).astype(np.int64)
+    def targets(self) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]:
+        """All that a decoder may write, as CSR: `tokens` with `end` behind each identifier, and offsets."""
+        if self.end is None:
+            return self.tokens, self.offsets
+        return np.insert(self.tokens, self.offsets[1:], self.end), self.offsets + np.arange(len(self) + 1)
+
+    def places(self) -> list[Int[np.ndarray, " v"]]:
+        """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
+        tokens, offsets = self.targets
+        firsts, lengths = offsets[:-1], np.diff(offsets)
+        return [np.unique(tokens[firsts[lengths > i] + i]) for i in range(self.longest)]
 
     @property
     def digest(self) -> str:
@@ -148,33 +148,30 @@ class Identifiers:
     @classmethod
     def load(cls, folder: Path) -> "Identifiers":
         """What `save` wrote. FileNotFoundError or ValueError name the file that is missing or damaged."""
-        names = ("identifiers.json", "identifiers.safetensors")
-        for name in names:
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder / name} is missing: {folder} holds no identifiers")
-        try:
-            plain = json.loads((folder / names[0]).read_text(encoding="utf-8"))
-            problems = Problems(**plain.pop("problems"))
-            arrays: dict[str, Any] = load_file(folder / names[1])
+        plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
+        for file in (plain_file, arrays_file):
+            require(file, folder)
+        with naming(arrays_file):
+            arrays: dict[str, Any] = load_file(arrays_file)
+            if "starts" not in arrays:
+                raise ValueError(f"{arrays_file} was saved by an older version: train the model again")
+        with naming(plain_file):
+            plain = parse_json(plain_file.read_text(encoding="utf-8"), str(plain_file))
+            plain["problems"] = Problems(**plain["problems"])
             for name, kind in {"kind": str, "vocabulary": int, "end": int | None}.items():
                 check_type(name, plain[name], kind)
-            if "starts" in arrays:
-                return cls(**plain, **arrays, problems=problems)
-        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{folder}, {' or '.join(names)}: damaged ({error})") from error
-        raise ValueError(f"{folder / names[1]} was saved by an older version: train the model again")
+        with naming(folder):  # of which of the two is not known
+            return cls(**plain, **arrays)
 
 
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of its title, at most `length` of them with the end token (GENRE).
 
     Without a title, the first words of the text are the name, then the id. Too long titles are cut; equal
-    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end or padding
-    token.
+    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end token.
     """
-    for role in ("eos_token", "pad_token"):
-        if getattr(tokenizer, role) is None:
-            raise ValueError(f"titles need a tokenizer with a {role}, as T5's; this one has none")
+    if tokenizer.eos_token is None:
+        raise ValueError("titles need a tokenizer with an eos_token, as T5's; this one has none")
     if length < 2:
         raise ValueError(f"length must be at least 2, one token and the end, not {length}")
     problems = Problems()
@@ -221,10 +218,9 @@ def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifie
     """
     problems = Problems()
     rows, starts, size = [], [], 0
-    texts, again = tee(corpus)
-    for id, own, tokenized in zip(corpus.ids, texts, tokenize(tokenizer, again, length), strict=True):
+    for id, tokenized in zip(corpus.ids, tokenize(tokenizer, corpus, length), strict=True):
         rows.append(tokenized.ids)
-        words = Words(own, tokenized.ids, tokenized.ends)
+        words = Words(tokenized)
         starts += [size + words.bounds[n] for n in words.starts()]
         size += len(tokenized.ids)
         if not tokenized.ids:
@@ -251,20 +247,16 @@ def make(
 
 
 class Tokenized(NamedTuple):
-    """A text's tokens without special ones."""
+    """A text and its tokens without special ones."""
 
+    text: str
     ids: list[int]
     ends: list[int]  # the character at which each token ends
     special: bool  # whether the text spells special tokens, which are left out
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>").
-
-    ValueError for a tokenizer that does not say where tokens lie in the text.
-    """
-    if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
+    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>")."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
     # Not verbose: no warning on texts that are longer than a model's input.
@@ -272,10 +264,12 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
         encoded = tokenizer(batch, return_token_type_ids=False, **settings)
-        for ids, places in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        found = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for text, ids, places in found:
             kept = [n for n, id in enumerate(ids) if id not in special]
             first = kept[:length]
-            yield Tokenized([ids[n] for n in first], [places[n][1] for n in first], len(kept) < len(ids))
+            ends = [places[n][1] for n in first]
+            yield Tokenized(text, [ids[n] for n in first], ends, len(kept) < len(ids))
 
 
 def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
@@ -294,16 +288,15 @@ WORD = re.compile(r"\S+")
 class Words:
     """The words of a text that have tokens (ending after the word before), and the first token of each."""
 
-    def __init__(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> None:
-        """tokens, ends: of the text's first tokens, and the characters at which they end."""
-        places = [match.span() for match in WORD.finditer(text)]
+    def __init__(self, tokenized: Tokenized) -> None:
+        self.text, self.tokens, ends, _ = tokenized
+        places = [match.span() for match in WORD.finditer(self.text)]
         closed = np.array([end for _, end in places[:-1]])
-        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(tokens)]
+        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(self.tokens)]
         kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
-        self.text, self.tokens = text, tokens
         self.places = [places[n] for n in kept]
-        self.words = [text[start:end] for start, end in self.places]
-        self.bounds = [*(bounds[n] for n in kept), len(tokens)]
+        self.words = [self.text[start:end] for start, end in self.places]
+        self.bounds = [*(bounds[n] for n in kept), len(self.tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
         """The words at which a span of `words` words may start: no stop words where there is another."""

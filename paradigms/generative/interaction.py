@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.decoder import Attention, Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
@@ -35,7 +35,7 @@ def decompose(
 ) -> tuple[Tokens, Tokens, Interaction]:
     """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
 
-    Document tokens are ordered (layer, head, place). But for the naive form, rel is `token_scores` summed
+    Document tokens are ordered (layer, head, place). But for the naive form, rel is the model's scores summed
     over places. The exact form computes the rest from the prefix; in the truncated forms, and for BART
     (biases and positions), the rest is the difference. For log probabilities it includes −Σᵢ log Σ_v exp
     logit_iv.
@@ -47,18 +47,19 @@ def decompose(
         trace = Trace()
         hidden = decode(model.decoder, inputs, memory, trace)
         linear: ScoreName = "logit" if scorer == "log_probability" else scorer
-        parts = model.token_parts(hidden, targets, linear).where(targets.mask, 0)
+        parts = model.token_parts(hidden, targets, linear)
         paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
         gradients = torch.autograd.grad(parts.sum(), paths)
     with model.evaluating(), torch.no_grad():
-        rel = model.token_parts(hidden, targets, scorer).where(targets.mask, 0).sum(-1)
+        rel = model.token_parts(hidden, targets, scorer).sum(-1)
         if form == "exact":
             *contexts, prefix = gradients
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
         else:
             contexts = _residual_path(model, gradients[0], trace)
+        crossing = [layer.crossing for layer in layers_of(model.decoder)]
         used = range(len(contexts))[-1:] if form in ("last", "naive") else range(len(contexts))
-        D = torch.stack([_vectors(model, layer, contexts[layer]) for layer in used], 2)
+        D = torch.stack([_vectors(crossing[layer], contexts[layer]) for layer in used], 2)
         A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
         if form == "naive":
             D, A = D.sum(3, keepdim=True), A.mean(3, keepdim=True)
@@ -85,8 +86,7 @@ def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Te
     return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 
 
-def _vectors(model: Generative, layer: int, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
+def _vectors(attention: Attention, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
     """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i of one layer."""
-    attention = layers_of(model.decoder)[layer].crossing
     values = attention.v.weight.unflatten(0, (attention.heads, -1))
     return torch.einsum("bnihk,hkd->bnhid", gradient, values)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
+from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, precision
-from paradigms.encoder.text import Batch
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets
@@ -32,6 +32,9 @@ from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
+# Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
+TOKENS = {"cpu": 1 << 10}
+MANY_TOKENS = 1 << 14
 
 
 class Generative(Trainable):
@@ -50,7 +53,7 @@ class Generative(Trainable):
         self.settings, self.identifiers = settings, identifiers
         self.backbone: Any = base.load_base(backbone)
         config = self.backbone.config
-        self.tokenizer = base.load_base_tokenizer(backbone, config.vocab_size)
+        self.tokenizer = base.load_base_tokenizer(backbone)
         self.width: int = config.hidden_size
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         own = settings.tokens == "own"
@@ -61,8 +64,8 @@ class Generative(Trainable):
             )
         if (settings.tokens == "clusters") != (clusters is not None):
             raise ValueError(f"tokens={settings.tokens!r} and clusters: {clusters}; one goes with the other")
-        if clusters is not None:
-            clusters.check(identifiers, self.width)
+        if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
+            raise ValueError("the clusters are those of other identifiers")
         self.clusters = clusters
         size = identifiers.vocabulary if own else config.vocab_size
         vectors = base.token_vectors(self.backbone)
@@ -91,33 +94,27 @@ class Generative(Trainable):
         backbone: str | Path,
         identifiers: Identifiers,
         corpus: Corpus,
-        *,
-        seed: int = 0,
     ) -> "Generative":
         """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
+        plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
+        if plain and not base.has_decoder(backbone):  # a new decoder has written nothing yet
+            settings = replace(settings, softmax="identifiers")
         if settings.refresh and settings.frozen:  # older models that have both are still loaded
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         clusters = None
         if settings.tokens == "clusters":
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-            tokenizer = base.load_base_tokenizer(backbone, read.config.vocab_size)
-            reading = base.encoder_of(read), base.token_vectors(read), tokenizer, corpus, identifiers
-            k, length = settings.clusters, settings.document_length
-            clusters = cluster_tokens(*reading, k=k, length=length, seed=seed)
-        model = cls(settings, backbone, identifiers, clusters)
-        if model.added is not None and (settings.tokens, settings.softmax) == ("backbone", "vocabulary"):
-            model.settings = replace(settings, softmax="identifiers")  # the decoder has written nothing yet
-            model._places = model._softmax_tokens()
-        return model
+            reading = base.encoder_of(read), base.token_vectors(read), base.load_base_tokenizer(backbone)
+            clusters = cluster_tokens(*reading, corpus, identifiers, settings)
+        return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus) -> None:
         """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
-        reading = self.encoder, self.clusters.vectors, self.tokenizer, corpus, self.identifiers
-        k, length = self.settings.clusters, self.settings.document_length
+        reading = self.encoder, self.clusters.vectors, self.tokenizer
         with self.evaluating():
-            new = cluster_tokens(*reading, k=k, length=length, old=self.clusters)
+            new = cluster_tokens(*reading, corpus, self.identifiers, self.settings, old=self.clusters)
         self.clusters.load_state_dict(new.state_dict())
 
     @property
@@ -132,18 +129,9 @@ class Generative(Trainable):
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Sources: queries, or passages in their place; every token counts, </s> too."""
-        return self.batch(self.token_ids(texts))
-
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        cut = {"truncation": True, "max_length": self.settings.query_length, "return_attention_mask": False}
-        return self.tokenizer(list(texts), **cut)["input_ids"] if texts else []
-
-    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
-        """Sources from their `token_ids`."""
-        length, pad = max(map(len, rows)), self.tokenizer.pad_token_id
-        ids = torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows])
-        mask = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
-        return Batch(ids, mask.long(), mask)
+        settings = {"padding": True, "truncation": True, "max_length": self.settings.query_length}
+        rows = self.tokenizer(list(texts), return_tensors="pt", **settings)
+        return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
         return Targets.pad(rows, self.start)
@@ -210,7 +198,7 @@ class Generative(Trainable):
         adapted = None
         if self.pawa is not None:
             adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
-        return Outputs(states * self._scale, adapted, self._output_table, self.pawa)
+        return Outputs(states * self._scale, self._output_table, adapted)
 
     @property
     def _input_table(self) -> Tensor:
@@ -219,12 +207,13 @@ class Generative(Trainable):
         return self.backbone.get_input_embeddings().weight if self.embedding is None else self.embedding
 
     @property
-    def _output_table(self) -> Tensor | None:
-        if self.pawa is not None or self.table is not None:
+    def _output_table(self) -> Tensor:
+        if self.pawa is not None:
+            return self.pawa.matrices
+        if self.table is not None:
             return self.table
-        if self.clusters is not None:
-            return self.clusters.vectors
-        return self.backbone.lm_head.weight if self.added is None else self.embedding
+        read = self.added is not None or self.clusters is not None  # the vectors that the decoder reads
+        return self._input_table if read else self.backbone.lm_head.weight
 
     @property
     def _scale(self) -> float:
@@ -234,36 +223,53 @@ class Generative(Trainable):
         scaled = own or self.added is not None or (tied and config.model_type == "t5")
         return self.width**-0.5 if scaled else 1.0
 
-    def forward(self, sources: Batch, targets: Targets) -> Float[Tensor, "b n m"]:
-        """log p(d_i | d_<i, q) of every target token, 0 at padding."""
-        return self.token_scores(sources, targets, "log_probability")
-
-    def token_scores(self, sources: Batch, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
-        """The part of rel of every target token, under one of the three scorers; 0 at padding."""
+    def forward(
+        self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
+    ) -> Float[Tensor, "b n m"]:
+        """log p(d_i | d_<i, q) of every target token, or another scorer's part of rel; 0 at padding."""
         _, memory = self.begin(sources)
         states = decode(self.decoder, self.embed(targets.inputs), memory)
-        return self.token_parts(states, targets, scorer).where(targets.mask, 0)
+        return self.token_parts(states, targets, scorer)
+
+    def sequence_scores(
+        self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
+    ) -> list[Float[np.ndarray, "s n"]]:
+        """rel of each query's own non-empty sequences, sequences[b][n], by each scorer, by teacher forcing.
+
+        A query is encoded once and its sequences share its keys and values; memory is bounded whatever their
+        number.
+        """
+        sources, most = sources.to(self.device), TOKENS.get(self.device.type, MANY_TOKENS)
+        with self.evaluating(), torch.inference_mode():
+            _, memory = self.begin(sources)
+            scores = [np.empty((len(scorers), len(own))) for own in sequences]
+            for query, own in enumerate(sequences):
+                for numbers in by_length([len(sequence) for sequence in own], most):
+                    targets = self.targets([[own[n] for n in numbers]]).to(self.device)
+                    states = decode(self.decoder, self.embed(targets.inputs), memory.of(query))
+                    for row, scorer in enumerate(scorers):
+                        parts = self.token_parts(states, targets, scorer)[0]
+                        scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
+        return scores
 
     def token_parts(
         self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
     ) -> Float[Tensor, "b n m"]:
-        """`token_scores` of decoder states."""
-        outputs = self.outputs(states, targets.inputs)
-        if self._places is None or len(self._places) == 1:  # one softmax for all places
-            return outputs.score(targets.ids, scorer, None if self._places is None else self._alphabet(0))
-        places = (slice(place, place + 1) for place in range(targets.ids.shape[-1]))
-        parts = (outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places)
-        return torch.cat(list(parts), -1)
+        """The part of rel of every target token, whose decoder states these are; 0 at padding."""
+        outputs, places = self.outputs(states, targets.inputs), [slice(0, None)]
+        if self._places is not None and len(self._places) > 1:  # a softmax for each place
+            places = [slice(place, place + 1) for place in range(targets.ids.shape[-1])]
+        parts = [outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places]
+        return torch.cat(parts, -1).where(targets.mask, 0)
 
     def next_log_probabilities(
         self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
     ) -> Float[Tensor, "b n v"]:
         """log p(token | prefix, q) of every token; −∞ for those that the softmax leaves out."""
-        outputs = self.outputs(states, prefix)
-        if self._places is None:
-            return outputs.log_probabilities()[..., 0, :]
         alphabet = self._alphabet(prefix.shape[-1] - 1)
-        scores = outputs.log_probabilities(alphabet)[..., 0, :]
+        scores = self.outputs(states, prefix).log_probabilities(alphabet)[..., 0, :]
+        if alphabet is None:
+            return scores
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
         return full.index_copy(-1, alphabet, scores)
 
@@ -272,13 +278,15 @@ class Generative(Trainable):
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"
-        tokens = [torch.from_numpy(self.identifiers.alphabet)] if of_all else self.identifiers.places()
-        if self.clusters is None:
-            return tokens
-        return [torch.from_numpy(self.clusters.expand(place.numpy())[1]) for place in tokens]
+        places = [np.unique(self.identifiers.targets[0])] if of_all else self.identifiers.places()
+        if self.clusters is not None:
+            places = [self.clusters.expand(tokens)[1] for tokens in places]
+        return [torch.from_numpy(tokens) for tokens in places]
 
-    def _alphabet(self, place: int) -> Tensor:
-        assert self._places is not None
+    def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
+        """The tokens that the softmax of a place is over; None: the vocabulary."""
+        if self._places is None:
+            return None
         if self._places[0].device != self.device:  # moved once, not at every place of every batch
             self._places = [tokens.to(self.device) for tokens in self._places]
         return self._places[min(place, len(self._places) - 1)]
@@ -295,24 +303,25 @@ class Generative(Trainable):
         """
         if self.clusters is None:
             return list(target)
-        end = self.identifiers.end
-        wanted = np.array(target[: len(target) - (end is not None)])
-        for number in self.identifiers.of(document):
-            own, start = self.identifiers[number], self.identifiers.offsets[number]
-            if len(own) < len(wanted) or (end is not None and len(own) > len(wanted)):
-                continue
-            found = np.flatnonzero((sliding_window_view(own, len(wanted)) == wanted).all(1))
-            if found.size:
-                labels = self.target_tokens[start + found[0] :][: len(wanted)].tolist()
-                return labels if end is None else [*labels, end]
-        id = self.identifiers.documents[document]
+        ids, length = self.identifiers, len(target)
+        for n in ids.of(document):
+            if ids.end is not None and ids.target(n) == tuple(target):
+                return self.target(n)
+            if ids.end is None and len(ids[n]) >= length:
+                places = np.flatnonzero((sliding_window_view(ids[n], length) == target).all(1))
+                if places.size:
+                    return self.target(n)[places[0] :][:length]
+        id = ids.documents[document]
         raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
 
-    def names(self, document: int) -> list[list[int]]:
-        """The token sequences that reranking scores: identifiers, or windows of `span` tokens."""
+    def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
+        """The token sequences that reranking scores: identifiers, or windows of `span` tokens; none is empty.
+
+        whole: identifiers in any case, which may be the whole text.
+        """
         ids, span = self.identifiers, self.settings.span
-        if ids.kind != "text":
-            return [self.target(n) for n in ids.of(document)]
+        if whole or ids.kind != "text":
+            return [name for n in ids.of(document) if (name := self.target(n))]
         return [self.target_tokens[at].tolist() for n in ids.of(document) for at in ids.windows(n, span)]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:

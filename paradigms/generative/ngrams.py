@@ -1,24 +1,34 @@
-"""{v : p·v occurs in the corpus} for a prefix p, in time proportional to its size: every n-gram, indexed.
+"""{v : p·v is valid} for a prefix p, in time proportional to its size: what a beam search may write next.
 
-A suffix array in place of SEAL's FM-index (Bevilacqua et al. 2022, arXiv:2204.10628, §3). LCP[r] is how many
-tokens the suffixes of rows r − 1 and r share within a document. An n-gram of depth m occurs in rows lo … hi −
-1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al. 2004, "Replacing suffix trees with
-enhanced suffix arrays"). These rows are listed n-gram by n-gram, so that a set of successors is a slice.
+Valid are all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua et al. 2022,
+arXiv:2204.10628, §3), or those alone that begin a document: a trie of identifiers (De Cao et al. 2021).
+LCP[r] is how many tokens the suffixes of rows r − 1 and r share within a document. An n-gram of depth m
+occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al. 2004,
+"Replacing suffix trees with enhanced suffix arrays"). These rows are listed n-gram by n-gram, so that a set
+of successors is a slice.
 """
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from paradigms.generative.constraints import Branches, columns, find_in_ranges, ranges
-
 SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
 
 
-@dataclass(frozen=True)
-class Occurrences:
+class Branches(NamedTuple):
+    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; maybe none."""
+
+    offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
+    tokens: Int[np.ndarray, " t"]  # ascending within a prefix
+    states: Int[np.ndarray, "t 3"]  # the prefix's state after taking that token
+
+
+class Occurrences(NamedTuple):
     """Where each of x n-grams occurs, as CSR, ascending by document and position."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1]
@@ -26,9 +36,18 @@ class Occurrences:
     positions: Int[np.ndarray, " t"]  # of the n-gram's first token in its document
 
 
+def ranges(
+    first: Int[np.ndarray, " x"], last: Int[np.ndarray, " x"]
+) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
+    """The integers of every [first, last), one range after the other, as CSR: offsets [x + 1] and values."""
+    offsets = np.zeros(len(first) + 1, dtype=np.int64)
+    np.cumsum(last - first, out=offsets[1:])
+    return offsets, np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
+
+
 @dataclass(frozen=True)
 class NGramIndex:
-    """A constraint whose prefixes are the n-grams of a corpus; a state is [lo, hi, depth].
+    """The valid n-grams of a corpus; the state of one is [lo, hi, depth].
 
     The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi where it is absent. A
     node is an n-gram with several successors, or with one that some occurrences lack. About 26 bytes a token.
@@ -43,8 +62,13 @@ class NGramIndex:
     lows: Int[np.ndarray, " e"]  # lo of the n-gram with that successor; its hi is the next one's lo
 
     @classmethod
-    def build(cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"]) -> "NGramIndex":
-        """The index of the documents tokens[offsets[d]:offsets[d + 1]]. ValueError if all are empty."""
+    def build(
+        cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"], *, whole: bool = False
+    ) -> "NGramIndex":
+        """The index of the documents tokens[offsets[d]:offsets[d + 1]]. ValueError if all are empty.
+
+        whole: of n-grams that begin a document alone, so that the longest are whole documents.
+        """
         from pydivsufsort import divsufsort, kasai
 
         from paradigms.generative.compiled import previous_smaller
@@ -60,6 +84,10 @@ class NGramIndex:
         rows, shared = rows[len(offsets) - 1 :], shared[len(offsets) - 1 :]  # separators sort first
         until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
         shared = np.minimum(shared, until_end[rows])
+        if whole:
+            kept = np.flatnonzero(np.isin(rows, starts))
+            shared = np.minimum.reduceat(shared[: kept[-1] + 1], np.append(0, kept[:-1] + 1))
+            rows = rows[kept]
         stride = int(np.diff(starts).max())  # more than any depth
         changes = previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
         nodes = np.union1d(changes, 0)  # the empty n-gram is one even where nothing changes
@@ -73,16 +101,22 @@ class NGramIndex:
         return cls(text, starts, rows, nodes, first, successors[kept], lows[kept].astype(rows.dtype))
 
     def start(self) -> Int[np.ndarray, "1 3"]:
+        """The state of the empty prefix."""
         return np.array([[0, len(self.rows), 0]])
 
     def branches(self, states: Int[np.ndarray, "x 3"]) -> Branches:
+        """What may follow the prefixes that have these states."""
         lo, hi, depth = states.T
-        first, last, only = self._successors(states)
-        single = np.flatnonzero(only != SEPARATOR)
+        key = np.where(lo < hi, lo * self._stride + depth, -1)
+        node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
+        first, last = self.first[node], self.first[after]
+        single = np.flatnonzero((first == last) & (lo < hi))  # no nodes: with one successor, or none
+        only = self.text[self.rows[lo[single]] + depth[single]]
+        single, only = single[only != SEPARATOR], only[only != SEPARATOR]
         first[single], last[single] = 0, 1  # a place to be overwritten
         offsets, places = ranges(first, last)
         tokens, lows = self.tokens[places].astype(np.int64), self.lows[places].astype(np.int64)
-        tokens[offsets[single]], lows[offsets[single]] = only[single], lo[single]
+        tokens[offsets[single]], lows[offsets[single]] = only, lo[single]
         found = np.empty((len(tokens), 3), dtype=np.int64)
         found[:, 0] = lows
         found[:-1, 1] = lows[1:]
@@ -104,37 +138,23 @@ class NGramIndex:
         documents = np.searchsorted(self.starts, begins, side="right") - 1
         return Occurrences(offsets, documents, begins - self.starts[documents])
 
-    def find(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]) -> Int[np.ndarray, "n 3"]:
-        """The states of the n-grams tokens[offsets[n]:offsets[n + 1]]; lo = hi where one is absent."""
-        states = np.repeat(self.start(), len(offsets) - 1, axis=0)
-        for grams, places in columns(offsets):
-            here, wanted = states[grams], tokens[places]
-            first, last, only = self._successors(here)
-            edges = find_in_ranges(self.tokens, first, last, wanted)
-            hit = np.flatnonzero(edges >= 0)
-            within = hit[edges[hit] + 1 < last[hit]]  # another successor follows
-            lo, hi = here[:, 0], here[:, 1]
-            lost = (edges < 0) & (only != wanted)
-            hi[within] = self.lows[edges[within] + 1]
-            lo[hit] = self.lows[edges[hit]]
-            hi[lost] = lo[lost]
-            here[:, 2] += 1
-            states[grams] = here
-        return states
+    def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
+        """The states of the n-grams; lo = hi where one is absent."""
+
+        @cache
+        def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
+            given: Any = self.rows, token, lo, hi
+            following: Any = {"key": lambda begin: self.text[begin + depth]}
+            return bisect_left(*given, **following), bisect_right(*given, **following)
+
+        states = []
+        for gram in grams:
+            rows = 0, len(self.rows)
+            for depth, token in enumerate(gram):
+                rows = narrowed(*rows, depth, token)
+            states.append([*rows, len(gram)])
+        return np.array(states, dtype=np.int64).reshape(-1, 3)
 
     @cached_property
     def _stride(self) -> int:
         return int(np.diff(self.starts).max())
-
-    def _successors(
-        self, states: Int[np.ndarray, "x 3"]
-    ) -> tuple[Int[np.ndarray, " x"], Int[np.ndarray, " x"], Int[np.ndarray, " x"]]:
-        """A node's successors as a range (first, last), or the only successor there is, or SEPARATOR."""
-        lo, hi, depth = states.T
-        key = np.where(lo < hi, lo * self._stride + depth, -1)
-        node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
-        first, last = self.first[node], self.first[after]
-        only = np.full(len(states), SEPARATOR, dtype=np.int64)
-        single = np.flatnonzero((first == last) & (lo < hi))
-        only[single] = self.text[self.rows[lo[single]] + depth[single]]
-        return first, last, only

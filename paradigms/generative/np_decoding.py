@@ -9,7 +9,6 @@ their order. BASE clusters once, by the pretrained encoder; ASYNC again during t
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.generative.constraints import Branches, Constraint, ranges
 from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
+from paradigms.generative.ngrams import Branches, ranges
+from paradigms.generative.settings import GenerativeSettings
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import naming
 
 ENCODED = 32  # windows that the encoder reads at once
 SORTED = 32  # so many batches' windows are sorted by length, against padding
@@ -53,20 +54,10 @@ class Clusters(nn.Module):
     @classmethod
     def load(cls, file: Path, prefix: str) -> "Clusters":
         """From a safetensors file that holds the state dict of a module with these clusters."""
-        try:
-            with safe_open(file, "pt") as stored:
-                vectors = stored.get_tensor(f"{prefix}vectors")
-                rest = stored.get_tensor(f"{prefix}_extra_state").numpy()
-        except SafetensorError as error:
-            raise ValueError(f"{file} holds no clusters of NP-decoding: {error}") from error
+        with naming(file), safe_open(file, "pt") as stored:
+            vectors = stored.get_tensor(f"{prefix}vectors")
+            rest = stored.get_tensor(f"{prefix}_extra_state").numpy()
         return cls(vectors, *np.split(rest, [len(vectors)]))
-
-    def check(self, identifiers: Identifiers, width: int) -> None:
-        """ValueError unless these are clusters of h = `width` of the tokens of these identifiers."""
-        if self.vectors.shape[1] != width:
-            raise ValueError(f"the clusters have {self.vectors.shape[1]} features, the decoder has {width}")
-        if not np.array_equal(self.surface[self.labels], identifiers.tokens):
-            raise ValueError("the clusters are those of other identifiers")
 
     def expand(self, tokens: Int[np.ndarray, " x"]) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
         """The clusters of each surface token, as CSR; of END END. ValueError for a token that has none."""
@@ -75,22 +66,10 @@ class Clusters(nn.Module):
             raise ValueError(f"the token {tokens[lost[0]]} has no cluster, as no identifier holds it")
         return ranges(first, last)
 
-
-@dataclass(frozen=True)
-class ClusterConstraint:
-    """A constraint over surface tokens for a decoder of clusters: any cluster of a token stands for it."""
-
-    base: Constraint
-    clusters: Clusters
-
-    def start(self) -> Int[np.ndarray, "1 s"]:
-        return self.base.start()
-
-    def branches(self, states: Int[np.ndarray, "x s"]) -> Branches:
-        found = self.base.branches(states)
-        offsets, clusters = self.clusters.expand(found.tokens)
-        states = np.repeat(found.states, np.diff(offsets), axis=0)
-        return Branches(offsets[found.offsets], clusters, states)
+    def branches(self, found: Branches) -> Branches:
+        """The same for a decoder of clusters, where any cluster of a token stands for it."""
+        offsets, clusters = self.expand(found.tokens)
+        return Branches(offsets[found.offsets], clusters, np.repeat(found.states, np.diff(offsets), axis=0))
 
 
 def cluster_tokens(
@@ -99,17 +78,15 @@ def cluster_tokens(
     tokenizer: Any,
     corpus: Corpus,
     identifiers: Identifiers,
+    settings: GenerativeSettings,
     *,
-    k: int,
-    length: int,
     old: Clusters | None = None,
-    seed: int = 0,
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖², locally, c(t) one of at most k clusters of t's surface token.
 
-    encoder: gives x. embeddings: what the decoder reads; with `old` its vectors. length: tokens that the
-    encoder reads at once, special ones included: a title with its document's text behind it, a text in
-    windows.
+    encoder: gives x. embeddings: what the decoder reads; with `old` its vectors. k is `settings.clusters`.
+    The encoder reads `document_length` tokens at once, special ones included: a title with its document's
+    text behind it, a text in windows.
 
     Without `old` (BASE), k-means++ seeds Lloyd's algorithm, and a surface token of at most k distinct vectors
     keeps them all. C is scaled to the root mean square of the embeddings, about 100 times that of x:
@@ -124,16 +101,17 @@ def cluster_tokens(
     tokens, group = np.unique(identifiers.tokens, return_inverse=True)
     groups, reference = Groups.of(group), embeddings.detach().cpu()
     if old is None:
-        wanted, warm = np.full(len(tokens), k), None
+        wanted, warm = np.full(len(tokens), settings.clusters), None
     else:
         offsets, members = old.expand(tokens)
         wanted, warm = np.diff(offsets), old.labels - members[offsets[:-1]][group]
     with tempfile.TemporaryFile() as file:
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
         around = _around(tokenizer)
-        rows = _windows(tokenizer, corpus, identifiers, length - sum(map(len, around)))
+        step = settings.document_length - sum(map(len, around))
+        rows = _windows(tokenizer, corpus, identifiers, step)
         end = _embed(encoder, rows, around, groups.place, vectors, old is None)
-        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, seed, old is None)
+        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, 0, old is None)
     numbers = group * centroids.shape[1] + labels
     kept = np.arange(centroids.shape[1]) < wanted[:, None]
     if old is None:
@@ -162,8 +140,7 @@ class _Window(NamedTuple):
     """What the encoder reads at once."""
 
     ids: list[int]
-    first: int  # its first token among those of the identifiers
-    size: int  # how many of them it has; the rest is context
+    own: slice  # which of the identifiers' tokens it begins with; the rest is context
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -180,11 +157,10 @@ def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int
         texts = (corpus[owner] for owner in identifiers.owners.tolist())
         context = (text.ids for text in tokenize(tokenizer, texts, step))
     for n, text in zip(range(len(identifiers)), context, strict=False):
-        own = identifiers[n].tolist()
+        own, (start, stop) = identifiers[n].tolist(), identifiers.offsets[n : n + 2].tolist()
         row = text if text[: len(own)] == own else own + text
-        for first in range(0, len(own), step):
-            size = min(step, len(own) - first)
-            yield _Window(row[first : first + step], int(identifiers.offsets[n]) + first, size)
+        for first in range(start, stop, step):
+            yield _Window(row[first - start :][:step], slice(first, min(first + step, stop)))
 
 
 @torch.inference_mode()
@@ -211,10 +187,10 @@ def _embed(
                 states = encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
                 states = states.float().cpu()
                 for window, row in zip(batch, states, strict=True):
-                    own = slice(window.first, window.first + window.size)
-                    vectors[place[own]] = row[first : first + window.size].numpy()
+                    places = place[window.own]
+                    vectors[places] = row[first : first + len(places)].numpy()
                     total += row[first + len(window.ids)]
-                    bar.advance(task, window.size)
+                    bar.advance(task, len(places))
                 count += len(batch)
     return (total / count).float()
 

@@ -40,62 +40,37 @@ class Pawa(nn.Module):
         adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal, tgt_is_causal=True)
         return self.reduce(adapted).unflatten(0, prefix.shape[:2])
 
-    def logits(
-        self,
-        states: Float[Tensor, "*x h"],
-        adapted: Float[Tensor, "*x r"],
-        candidates: Int[Tensor, " c"] | None = None,
-    ) -> Float[Tensor, "*x c"]:
-        """h_iᵀ E_v a_i for v in `candidates` (None: all).
-
-        With fewer candidates than h as (h_iᵀ E_v) a_i, otherwise as one product over h ⊗ a: the smaller
-        factor.
-        """
-        matrices = self.matrices if candidates is None else self.matrices[candidates]
-        count, width, _ = matrices.shape
-        if count < width:
-            read = states @ matrices.transpose(0, 1).flatten(1)
-            return torch.einsum("...cr,...r->...c", read.unflatten(-1, (count, -1)), adapted)
-        outer = states[..., :, None] * adapted[..., None, :]
-        return outer.flatten(-2) @ matrices.flatten(1).mT
-
-    def vectors(self, adapted: Float[Tensor, "*x r"], ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
-        """E_v a_i of one token v per place: the embedding that the formula's D is made of."""
-        return torch.einsum("...hr,...r->...h", self.matrices[ids], adapted)
-
-    def mean(
-        self, adapted: Float[Tensor, "*x r"], candidates: Int[Tensor, " c"] | None = None
-    ) -> Float[Tensor, "*x h"]:
-        """The mean of E_v a_i over the candidates (None: the vocabulary)."""
-        matrices = self.matrices if candidates is None else self.matrices[candidates]
-        return torch.einsum("hr,...r->...h", matrices.mean(0), adapted)
-
 
 ScoreName = Literal["log_probability", "logit", "centred_logit"]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Decoder states s·h_i and the vectors w_v they are compared with: one table, or PAWA's E_v a_i."""
+    """Decoder states s·h_i and the vectors that they are compared with: a table of w_v, or PAWA's E_v a_i."""
 
     states: Float[Tensor, "b n m h"]
-    adapted: Float[Tensor, "b n m r"] | None  # a_i of PAWA
-    table: Float[Tensor, "v h"] | None
-    pawa: Pawa | None
+    table: Float[Tensor, "v h"] | Float[Tensor, "v h r"]  # w, or E
+    adapted: Float[Tensor, "b n m r"] | None = None  # a_i of PAWA
 
     def __getitem__(self, places: slice) -> "Outputs":
         adapted = None if self.adapted is None else self.adapted[:, :, places]
         return replace(self, states=self.states[:, :, places], adapted=adapted)
 
     def logits(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """Of the candidates alone (None: the vocabulary)."""
-        if self.pawa is not None:
-            assert self.adapted is not None
-            return self.pawa.logits(self.states, self.adapted, candidates)
-        assert self.table is not None
-        # Not table[candidates], whose gradient is several times slower.
-        read = torch.nn.functional.embedding
-        return self.states @ (self.table if candidates is None else read(candidates, self.table)).mT
+        """s·h_iᵀw_v of the candidates alone (None: the vocabulary).
+
+        Of PAWA, with fewer candidates than h, as (h_iᵀ E_v) a_i, otherwise as one product over h ⊗ a: the
+        smaller factor.
+        """
+        table = self._rows(candidates)
+        if self.adapted is None:
+            return self.states @ table.mT
+        count, width, _ = table.shape
+        if count < width:
+            read = self.states @ table.transpose(0, 1).flatten(1)
+            return torch.einsum("...cr,...r->...c", read.unflatten(-1, (count, -1)), self.adapted)
+        outer = self.states[..., :, None] * self.adapted[..., None, :]
+        return outer.flatten(-2) @ table.flatten(1).mT
 
     def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
         """log softmax over the candidates (None: the vocabulary), in float32 or wider."""
@@ -114,7 +89,8 @@ class Outputs:
         if scorer == "logit":
             return (self.states * self.vectors(ids)).sum(-1)
         if scorer == "centred_logit":
-            return (self.states * (self.vectors(ids) - self.mean(candidates))).sum(-1)
+            mean = self._adapt(self._rows(candidates).mean(0))
+            return (self.states * (self.vectors(ids) - mean)).sum(-1)
         log_p = self.log_probabilities(candidates)
         if candidates is None:
             return log_p.gather(-1, ids[..., None])[..., 0]
@@ -123,18 +99,15 @@ class Outputs:
         return found.masked_fill(candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
-        """w of one token per place."""
-        if self.pawa is not None:
-            assert self.adapted is not None
-            return self.pawa.vectors(self.adapted, ids)
-        assert self.table is not None
-        return torch.nn.functional.embedding(ids, self.table)
+        """w of one token per place: the embedding that the formula's D is made of."""
+        return self._adapt(self._rows(ids))
 
-    def mean(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "#b #n #m h"]:
-        """The mean of w over the candidates (None: the vocabulary)."""
-        if self.pawa is not None:
-            assert self.adapted is not None
-            return self.pawa.mean(self.adapted, candidates)
-        assert self.table is not None
-        table = self.table if candidates is None else self.table[candidates]
-        return table.mean(0)[None, None, None]
+    def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
+        """table[ids] (None: all of it), whose own gradient is several times slower."""
+        if ids is None:
+            return self.table
+        return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])
+
+    def _adapt(self, rows: Tensor) -> Float[Tensor, "*x h"]:
+        """w of rows of the table."""
+        return rows if self.adapted is None else torch.einsum("...hr,...r->...h", rows, self.adapted)

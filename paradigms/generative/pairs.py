@@ -10,7 +10,6 @@ depend on the seed and the ids alone; what gives no pair is counted in `problems
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,7 @@ class Pair:
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
     """query ↦ each identifier of each relevant document. KeyError names a document without an identifier."""
-    position = _positions(identifiers)
-    pairs = []
+    position, pairs = identifiers.positions, []
     for query, grades in split.judgements.items():
         for id, grade in grades.items():
             if grade > 0 and id not in position:
@@ -79,8 +77,7 @@ def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
     """generated query ↦ each identifier of its document. generated: as from `read_generated`."""
-    position = _positions(identifiers)
-    pairs = []
+    position, pairs = identifiers.positions, []
     bare = dict.fromkeys(identifiers.documents)
     for id, query in generated:
         if id not in position:
@@ -106,10 +103,6 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
         if not isinstance(document, str) or not isinstance(query, str):
             raise ValueError(f'{path}, line {number}: not {{"document": id, "query": text}}: {line[:60]}')
         yield document, query
-
-
-def _positions(identifiers: Identifiers) -> dict[str, int]:
-    return {id: n for n, id in enumerate(identifiers.documents)}
 
 
 def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
@@ -195,9 +188,9 @@ def _grams(words: Sequence[str]) -> list[str]:
 def _passages(
     corpus: Corpus, documents: Sequence[int], tokenizer: Any, length: int | None, problems: Problems
 ) -> Iterator[tuple[int, Words]]:
-    texts, again = tee(corpus[document] for document in documents)
-    for document, text, tokenized in zip(documents, texts, tokenize(tokenizer, again, length), strict=True):
-        passage = Words(text, tokenized.ids, tokenized.ends)
+    texts = (corpus[document] for document in documents)
+    for document, tokenized in zip(documents, tokenize(tokenizer, texts, length), strict=True):
+        passage = Words(tokenized)
         if passage.words:
             yield document, passage
         else:

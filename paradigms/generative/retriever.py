@@ -1,19 +1,15 @@
 """The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from paradigms.data import Run, best_first, check_queries
-from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.constraints import Trie
-from paradigms.generative.forced import sequence_scores
+from paradigms.generative.beam import beam_search
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.np_decoding import ClusterConstraint
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import first_step, query_grams, seal_scores
 from paradigms.io.progress import progress_bar
@@ -30,30 +26,26 @@ class GenerativeRetriever:
     """
 
     def __init__(self, model: Generative) -> None:
-        self.model, identifiers = model, model.identifiers
-        self.positions = {id: n for n, id in enumerate(identifiers.documents)}
-        self.length = model.settings.span if identifiers.kind == "text" else identifiers.longest
+        self.model = model
 
     @cached_property
-    def valid(self) -> Trie | NGramIndex:
+    def valid(self) -> NGramIndex:
         """What a search may write, in the identifiers' own tokens; made when first asked for."""
         identifiers = self.model.identifiers
-        if identifiers.end is None:
-            return NGramIndex.build(identifiers.tokens, identifiers.offsets)
-        return Trie.build(identifiers.tokens, identifiers.offsets, identifiers.end)
+        return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
     @property
     def bytes_per_document(self) -> float:
         """Bytes of weights (but a frozen encoder's own), identifiers and `valid`, per document."""
-        clusters, model = self.model.clusters, self.model
-        size = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+        model = self.model
+        parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:
-            decoding = {id(part) for part in model.decoder.parameters()}
-            encoding = (*model.encoder.parameters(), *model.encoder.buffers())
-            size -= sum(part.nbytes for part in encoding if id(part) not in decoding)
-        if clusters is not None:
-            size += clusters.surface.nbytes + clusters.labels.nbytes
-        return (size + _bytes(self.model.identifiers) + _bytes(self.valid)) / len(self.positions)
+            frozen = {id(part) for part in (*model.encoder.parameters(), *model.encoder.buffers())}
+            frozen -= {id(part) for part in model.decoder.parameters()}
+            parts = [part for part in parts if id(part) not in frozen]
+        held = [vars(of) for of in (model.identifiers, self.valid, model.clusters) if of is not None]
+        parts += [part for of in held for part in of.values() if isinstance(part, np.ndarray)]
+        return sum(part.nbytes for part in parts) / len(model.identifiers.documents)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """At most k documents of every query, best first; of equal scores the smaller id.
@@ -63,14 +55,14 @@ class GenerativeRetriever:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        settings, found = self.model.settings, dict[str, dict[str, float]]()
+        settings, found = self.model.settings, Run()
         wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, wanted), QUERIES)
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
-                ranked = self._search([queries[query] for query in batch])
-                for query, scores in zip(batch, ranked, strict=True):
-                    found[query] = self._ranked(scores.items(), k)
+                texts = [queries[query] for query in batch]
+                for query, scores in zip(batch, self._search(texts), strict=True):
+                    found[query] = self._ranked(scores, k)
         return {query: found[query] for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
@@ -94,18 +86,21 @@ class GenerativeRetriever:
 
         whole: a document's names are its identifiers, and where these are its text, all of it.
         """
-        settings, positions = self.model.settings, self.positions
+        model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
-            raise KeyError(f"the run names the document {lost!r}, which has no identifier in {settings.name}")
+            raise KeyError(f"the run names the document {lost!r}, which has no identifier in {model.name}")
         found: list[Run] = [{} for _ in scorers]
         with progress_bar(progress) as bar:
-            for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {settings.name}"):
-                named = [{id: self._names(positions[id], whole) for id in run[query]} for query in batch]
+            for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {model.name}"):
+                named = [
+                    {id: [*map(tuple, model.names(positions[id], whole=whole))] for id in run[query]}
+                    for query in batch
+                ]
                 sequences = [sorted({t for names in of.values() for t in names}) for of in named]
-                sources = self.model.tokenize([queries[query] for query in batch])
-                scores = sequence_scores(self.model, sources, sequences, *scorers)
+                sources = model.tokenize([queries[query] for query in batch])
+                scores = model.sequence_scores(sources, sequences, *scorers)
                 for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
                     for place, values in enumerate(rows):
                         rel = dict(zip(own, values.tolist(), strict=True))
@@ -113,27 +108,24 @@ class GenerativeRetriever:
                         found[place][query] = best_first(best)
         return [{query: of[query] for query in run} for of in found]
 
-    def _search(self, texts: list[str]) -> list[dict[int, float]]:
-        """For each query the scores of identifiers, by number."""
-        settings, sources, clusters = self.model.settings, self.model.tokenize(texts), self.model.clusters
-        found = beam_search(
-            self.model,
-            sources,
-            self.valid if clusters is None else ClusterConstraint(self.valid, clusters),
-            beams=settings.beams,
-            length=self.length,
-            keep=isinstance(self.valid, NGramIndex),
-        )
+    def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
+        """For each query identifiers, by number, and their scores."""
+        model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
+        sources, by_grams = model.tokenize(texts), identifiers.end is None
+        length = settings.span if by_grams else identifiers.longest
+        width = {"beams": settings.beams, "length": length}
+        found = beam_search(model, sources, self.valid, **width, keep=by_grams)
         parts = [found.of(query) for query in range(len(texts))]
-        if isinstance(self.valid, Trie):
-            return [_finished(self.valid, part) for part in parts]
+        if not by_grams:
+            for part in parts:
+                offsets, numbers, _ = self.valid.locate(part.states)
+                yield zip(numbers.tolist(), np.repeat(part.scores, np.diff(offsets)).tolist(), strict=True)
+            return
         # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
-        own, unigrams = query_grams(self.model, self.valid, texts, sources), first_step(self.model, sources)
-        scores = []
+        own, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
         for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            scores.append(seal_scores(self.valid, *keys, first))
-        return scores
+            yield seal_scores(self.valid, *keys, first).items()
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
         """The k best documents of those with these identifiers, each with its best."""
@@ -144,28 +136,8 @@ class GenerativeRetriever:
             best[id] = max(score, best.get(id, score))
         return best_first(best, k)
 
-    def _names(self, document: int, whole: bool) -> list[tuple[int, ...]]:
-        model = self.model
-        names = map(model.target, model.identifiers.of(document)) if whole else model.names(document)
-        return [tuple(name) for name in names if name]
-
 
 def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
     """At most `size` of the queries at once, those of like length together."""
     order = sorted(some, key=lambda query: len(queries[query]))
     return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def _finished(trie: Trie, hypotheses: Hypotheses) -> dict[int, float]:
-    """Scores of the identifiers that the sequences spell, by number; of several sequences the best."""
-    offsets, numbers = trie.identifiers_at(hypotheses.states)
-    scores = np.repeat(hypotheses.scores, np.diff(offsets)).tolist()
-    # Best first: the first sequence for an identifier is its best.
-    return dict(reversed([*zip(numbers.tolist(), scores, strict=True)]))
-
-
-def _bytes(value: Any) -> int:
-    """Of the arrays in a dataclass and in those that it holds."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return sum(_bytes(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0

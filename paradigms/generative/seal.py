@@ -19,12 +19,10 @@ from jaxtyping import Float, Int
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import load_base_tokenizer
-from paradigms.generative.constraints import ranges
 from paradigms.generative.decoder import decode
-from paradigms.generative.forced import sequence_scores
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
-from paradigms.generative.ngrams import SEPARATOR, NGramIndex
+from paradigms.generative.ngrams import SEPARATOR, NGramIndex, ranges
 from paradigms.generative.settings import GenerativeSettings
 
 ALPHA = 2.0  # exponent of an n-gram's weight
@@ -47,16 +45,6 @@ def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     return Generative.build(chosen, backbone, names, corpus)
 
 
-def distinct(
-    states: States, log_p: Weights
-) -> tuple[Int[np.ndarray, "different 3"], Float[np.ndarray, " different"]]:
-    """Every n-gram once, with its largest log p."""
-    found, numbers = np.unique(states, axis=0, return_inverse=True)
-    best = np.full(len(found), -np.inf)
-    np.maximum.at(best, numbers, log_p)
-    return found, best
-
-
 def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     """The query's own n-grams of 1 to `LONGEST` words that the corpus holds.
 
@@ -67,9 +55,8 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
     runs = (cases[i : i + m] for m in range(1, LONGEST + 1) for i in range(len(words) - m + 1))
     phrases = {" ".join(chosen) for run in runs for chosen in product(*run)}
     phrases |= {f" {phrase}" for phrase in phrases}  # as byte-level tokenizers write it after a word
-    rows = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
-    flat = np.array([token for row in rows for token in row], dtype=np.int64)
-    states = index.find(flat, np.cumsum([0, *map(len, rows)]))
+    grams = sorted({tuple(row.ids) for row in tokenize(tokenizer, phrases) if row.ids})
+    states = index.find(grams)
     return states[index.counts(states) > 0]
 
 
@@ -77,16 +64,13 @@ def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
     """`query_states` of each query with log p(n | q); of clusters, those of the first occurrence."""
-    found: list[States] = []
-    sequences: list[list[list[int]]] = []
-    for query in queries:
-        states = query_states(model.tokenizer, index, query)
+    found, sequences = [query_states(model.tokenizer, index, query) for query in queries], []
+    for states in found:
         begins = index.rows[states[:, 0]].astype(np.int64)
         begins -= np.searchsorted(index.starts, begins, side="right") - 1  # separators stand before it
-        found.append(states)
         ends = begins + states[:, 2]
         sequences.append([model.target_tokens[a:b].tolist() for a, b in zip(begins, ends, strict=True)])
-    scores = sequence_scores(model, sources, sequences, "log_probability")
+    scores = model.sequence_scores(sources, sequences, "log_probability")
     return [(states, own[0]) for states, own in zip(found, scores, strict=True)]
 
 
@@ -131,8 +115,10 @@ def seal_scores(
     each other adds its weight once at a place that is still free. The public code scores only the 1,500 best
     candidates; here all are.
     """
-    states, log_p = distinct(states, log_p)
-    weights = gram_weights(index, states, log_p)
+    states, numbers = np.unique(states, axis=0, return_inverse=True)  # once each, with its largest log p
+    best_log_p = np.full(len(states), -np.inf)
+    np.maximum.at(best_log_p, numbers, log_p)
+    weights = gram_weights(index, states, best_log_p)
     late = np.zeros(1)
     if unigrams is not None:
         tokens, own, values = _unigrams(index, states, unigrams)

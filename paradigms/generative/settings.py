@@ -1,7 +1,7 @@
 """What makes a generative paradigm besides its backbone and its identifiers: plain data, saved with them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
@@ -41,13 +41,10 @@ class GenerativeSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        sizes = ("query_length", "document_length", "span", "beams", "pawa_layers", "clusters")
-        for name in (*sizes, "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pawa_rank", "refresh"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, kind in get_type_hints(type(self)).items():
+            least = 0 if name in ("pawa_rank", "refresh") else 1
+            if kind is int and getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
         if self.tokens == "clusters" and self.document_length < 2:

@@ -11,6 +11,7 @@ from paradigms.encoder.backbone import quiet
 from paradigms.io.files import atomic_folder
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
+HEADS = 4
 
 
 def small_t5(
@@ -19,27 +20,17 @@ def small_t5(
     *,
     vocabulary: int = 4000,
     width: int = 64,
-    layers: int = 1,
-    heads: int = 4,
-    dropout: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """Write the checkpoint: byte pairs of `texts`, random weights.
-
-    ValueError for a width below the heads, no layer, or texts without a character.
-    """
+    """Write the checkpoint: byte pairs of `texts`, random weights. ValueError without a character in them."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    if layers < 1 or heads < 1 or width < heads:
-        raise ValueError(
-            f"layers, heads must be at least 1, width at least heads; got {layers}, {heads} and {width}"
-        )
     tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
         raise ValueError("no text has a character: a T5 of these texts could read nothing")
-    sizes: Any = {"d_model": width, "d_kv": width // heads, "d_ff": 2 * width, "num_heads": heads}
-    kind: Any = {"num_layers": layers, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    config = T5Config(vocab_size=len(tokenizer), dropout_rate=dropout, **sizes, **kind)
+    sizes: Any = {"d_model": width, "d_kv": width // HEADS, "d_ff": 2 * width, "num_heads": HEADS}
+    kind: Any = {"num_layers": 1, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    config = T5Config(vocab_size=len(tokenizer), dropout_rate=0.0, **sizes, **kind)
     with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, ["config.json"]) as temporary:
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(config)

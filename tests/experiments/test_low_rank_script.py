@@ -46,7 +46,7 @@ def test_the_best_name_is_that_of_the_largest_rel(seq2seq: dict[str, Path]) -> N
     windows = [list(range(first, first + 4)) for first in (20, 24, 25)]
     sources, targets = model.tokenize([QUERY]), Targets.pad([windows])
     with torch.no_grad():
-        rel = model.token_scores(sources, targets, "log_probability").sum(-1)
+        rel = model(sources, targets, "log_probability").sum(-1)
     assert best_name(model, QUERY, 0) == windows[int(rel.argmax())]
     with pytest.raises(ValueError, match="no name for document 'd1'"):
         best_name(model, QUERY, 1)

@@ -102,7 +102,7 @@ def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[s
     """rel of the Interaction is the model's score, and its sum without the rest is sum(DᵀQ ⊙ A)."""
     model = genre(base, folders).double()
     sources, targets = model.tokenize([*QUERIES.values()]), model.targets([[model.target(3)]] * 3)
-    rel = model.token_scores(sources, targets, "logit").sum(-1).detach()
+    rel = model(sources, targets, "logit").sum(-1).detach()
     documents, queries, found = decompose(model, sources, targets, "logit")
     torch.testing.assert_close(found.rel, rel, atol=1e-5, rtol=0)
     share = torch.einsum("bnih,bxjh,bnij->bn", documents.vectors, queries.vectors, found.alignment)

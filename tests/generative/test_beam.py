@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from paradigms.generative.beam import Hypotheses, beam_search
-from paradigms.generative.constraints import Constraint, Trie
 from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.identifiers import END, FIRST, START
+from paradigms.generative.identifiers import END, START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from tests.near import TOLERANCE
@@ -24,12 +23,8 @@ Found = list[tuple[list[int], float]]
 Allowed = Callable[[tuple[int, ...]], list[int]]
 
 
-def trie(model: Generative) -> Trie:
-    return Trie.build(model.identifiers.tokens, model.identifiers.offsets, model.identifiers.end)
-
-
-def ngrams(model: Generative) -> NGramIndex:
-    return NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+def valid(model: Generative) -> NGramIndex:
+    return NGramIndex.build(*model.identifiers.targets, whole=model.identifiers.end is not None)
 
 
 def random_rows(seed: int, count: int = 12) -> Sequences:
@@ -54,12 +49,6 @@ def text_next(model: Generative) -> Allowed:
         return sorted({r[i + m] for r in rows for i in range(len(r) - m) if r[i : i + m] == prefix})
 
     return follow
-
-
-CONSTRAINTS: dict[str, tuple[Callable[[Generative], Constraint | None], Callable[[Generative], Allowed]]] = {
-    "trie": (trie, named_next),
-    "ngrams": (ngrams, text_next),
-}
 
 
 def slow_search(
@@ -110,18 +99,16 @@ def assert_same(found: Found, expected: Found) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("kind", CONSTRAINTS)
-def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, kind, keep):
-    build, allowed = CONSTRAINTS[kind]
-    identifiers = (texts if kind == "ngrams" else named)(random_rows(1))
-    model = generative(seq2seq["t5-v1.1"], identifiers, tokens="own")
+@pytest.mark.parametrize(("make", "allowed"), [(named, named_next), (texts, text_next)])
+def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, make, allowed, keep):
+    model = generative(seq2seq["t5-v1.1"], make(random_rows(1)), tokens="own")
     for beams in (1, 3):
         search: dict[str, Any] = {"beams": beams, "length": 3, "keep": keep}
-        together = beam_search(model, model.tokenize(QUERIES), build(model), **search)
+        together = beam_search(model, model.tokenize(QUERIES), valid(model), **search)
         for n, query in enumerate(QUERIES):
             expected = slow_search(model, query, allowed(model), **search)
             assert_same(as_lists(together.of(n)), expected)
-            alone = beam_search(model, model.tokenize([query]), build(model), **search)
+            alone = beam_search(model, model.tokenize([query]), valid(model), **search)
             assert_same(as_lists(alone), expected)
 
 
@@ -149,7 +136,7 @@ def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
     model = generative(seq2seq["t5"], named(rows), tokens="own")
     model.table = torch.nn.Parameter(torch.zeros(310, model.width).double())  # every token is as likely
     sources = model.tokenize(QUERIES)
-    found = beam_search(model, sources, trie(model), beams=3, length=3)
+    found = beam_search(model, sources, valid(model), beams=3, length=3)
     free = beam_search(model, sources, None, beams=2, length=2)
     for n in range(len(QUERIES)):
         assert found.of(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
@@ -161,23 +148,15 @@ def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
     found = beam_search(model, model.tokenize(QUERIES), None, beams=40, length=2)
     assert np.isfinite(found.scores).all()
     assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
-    valid = beam_search(model, model.tokenize(QUERIES), trie(model), beams=40, length=9)
-    assert [sorted(valid.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
-
-
-def test_no_beam_and_no_length(seq2seq):
-    model = generative(seq2seq["t5"], named([[FIRST]]))
-    sources = model.tokenize(["corn"])
-    for beams, length in ((0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="must be at least 1"):
-            beam_search(model, sources, trie(model), beams=beams, length=length)
+    whole = beam_search(model, model.tokenize(QUERIES), valid(model), beams=40, length=9)
+    assert [sorted(whole.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
 
 
 def test_dropout_is_off_and_the_mode_restored(seq2seq):
     model = generative(seq2seq["t5"], named(random_rows(0)))
     sources = model.tokenize(QUERIES)
-    expected = beam_search(model, sources, trie(model), beams=4, length=5)
+    expected = beam_search(model, sources, valid(model), beams=4, length=5)
     model.train()
-    found = beam_search(model, sources, trie(model), beams=4, length=5)
+    found = beam_search(model, sources, valid(model), beams=4, length=5)
     assert model.training
     assert as_lists(found) == as_lists(expected)

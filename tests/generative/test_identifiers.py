@@ -1,7 +1,6 @@
 """Identifiers: what names a document, what is odd about names, and that nothing is left out."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def test_windows_begin_where_training_spans_may(bert: Any) -> None:
     found = text(corpus, bert, 128)
     names = bert.convert_ids_to_tokens(found.tokens[found.starts].tolist())
     assert [name.removeprefix("##") for name in names] == names
-    words = [Words(own, row.ids, row.ends) for own, row in zip(corpus, tokenize(bert, corpus), strict=True)]
+    words = [Words(row) for row in tokenize(bert, corpus)]
     begins = [own.bounds[n] for own in words for n in own.starts()]
     assert [own.words[n] for own in words for n in own.starts()] == ["lazy", "dog,", "cat", "of", "the"]
     assert found.starts.tolist() == [at + (n >= 3) * found.offsets[1] for n, at in enumerate(begins)]
@@ -129,7 +128,7 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
     content, arrays = (tmp_path / name).read_bytes(), load_file(tmp_path / "identifiers.safetensors")
     for damaged in (content[: len(content) // 2], b"[]", b""):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}.*damaged"):
+        with pytest.raises(ValueError, match=f"{tmp_path}.*{name}: "):
             Identifiers.load(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
@@ -190,18 +189,13 @@ def test_a_document_is_named_by_its_title_or_what_stands_for_it(t5, texts, title
 
 def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
     corpus = Corpus(["a"], ["the cat"], ["cat"])
-    padless = AutoTokenizer.from_pretrained(checkpoints["t5"])
-    padless.pad_token = None
-    for tokenizer, lacking in ((bert, "eos_token"), (padless, "pad_token")):
-        with pytest.raises(ValueError, match=f"a {lacking}, as T5's"):
-            titles(corpus, tokenizer, 8)
+    with pytest.raises(ValueError, match="an eos_token, as T5's"):
+        titles(corpus, bert, 8)
     t5 = AutoTokenizer.from_pretrained(checkpoints["t5"])
     with pytest.raises(ValueError, match="1 documents have no token in title, text or id, as ''"):
         titles(Corpus(["a", ""], ["text", ""]), t5, 40)
     with pytest.raises(ValueError, match="length must be at least 2"):
         titles(corpus, t5, 1)
-    with pytest.raises(ValueError, match="SimpleNamespace is a slow tokenizer"):
-        list(tokenize(SimpleNamespace(is_fast=False), ["text"]))
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])

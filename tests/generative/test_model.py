@@ -22,7 +22,7 @@ from paradigms.generative.identifiers import END, START, Identifiers, Targets
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, SETTINGS, Generative
 from paradigms.generative.np_decoding import Clusters
-from paradigms.generative.outputs import PLACES, Pawa, ScoreName
+from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
 from tests.tiny import SEQ2SEQ, WIDTH
 from tests.tiny_generative import generative, named, texts
@@ -155,7 +155,7 @@ def test_rel_is_the_formula_plus_the_rest(dtype, tolerance, family, scorer, seq2
     model = generative(seq2seq[family], named(ROWS)).to(dtype)
     sources, wanted = model.tokenize(QUERIES), targets()
     documents, queries, interaction = decompose(model, sources, wanted, scorer)
-    scores = model.token_scores(sources, wanted, scorer).sum(-1).detach()
+    scores = model(sources, wanted, scorer).sum(-1).detach()
     torch.testing.assert_close(interaction.rel, scores, atol=tolerance, rtol=0)
     assert documents.vectors.dtype == dtype
     decoder = model.backbone.decoder
@@ -261,7 +261,7 @@ def test_the_naive_form_is_the_query_part_of_one_linear_layer(tmp_path, seq2seq)
 def test_scorers_are_what_their_names_say_and_have_the_identity(kind: str, seq2seq: dict[str, Path]) -> None:
     model = make_model(kind, seq2seq["t5"])
     sources, wanted = model.tokenize(QUERIES), written(model)
-    found = {s: model.token_scores(sources, wanted, s).detach() for s in SCORERS}
+    found = {s: model(sources, wanted, s).detach() for s in SCORERS}
     with torch.no_grad():
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
@@ -320,7 +320,7 @@ def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
     # transformers' encoder waits for its mask.
     monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
     for scorer in SCORERS:
-        model.token_scores(sources, wanted, scorer).sum().backward()
+        model(sources, wanted, scorer).sum().backward()
         for form in get_args(Form):
             assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
     _, memory = model.begin(sources)
@@ -349,17 +349,19 @@ def test_pawa_equals_its_materialised_matrices() -> None:
     pawa = Pawa(30, 16, 4, 2, 0.1).double().eval()
     states, prefix = torch.randn(2, 3, 5, 16).double(), torch.randn(2, 3, 5, 16).double()
     adapted = pawa.adapt(prefix)
+    outputs = Outputs(states, pawa.matrices, adapted)
     vectors = torch.einsum("vhr,bnmr->bnmvh", pawa.matrices, adapted)  # E_v a_i
     expected = torch.einsum("bnmh,bnmvh->bnmv", states, vectors)
     some = torch.tensor([3, 4, 29])
     assert expected.std() > 0.1
-    torch.testing.assert_close(pawa.logits(states, adapted), expected)
-    torch.testing.assert_close(pawa.logits(states, adapted, some), expected[..., some])
-    torch.testing.assert_close(pawa.mean(adapted), vectors.mean(-2))
-    torch.testing.assert_close(pawa.mean(adapted, some), vectors[..., some, :].mean(-2))
+    torch.testing.assert_close(outputs.logits(), expected)
+    torch.testing.assert_close(outputs.logits(some), expected[..., some])
     ids = torch.randint(30, (2, 3, 5))
     chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
-    torch.testing.assert_close(pawa.vectors(adapted, ids), chosen)
+    torch.testing.assert_close(outputs.vectors(ids), chosen)
+    for candidates, of_them in ((None, expected), (some, expected[..., some])):
+        centred = (states * chosen).sum(-1) - of_them.mean(-1)
+        torch.testing.assert_close(outputs.score(ids, "centred_logit", candidates), centred)
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, cycle(SEQ2SEQ), strict=False)))

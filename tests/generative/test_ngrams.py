@@ -1,4 +1,4 @@
-"""The index of n-grams against its slow twin, a scan of every document."""
+"""The index of n-grams against its slow twin, a scan of every document; of identifiers, against a set."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paradigms.generative.ngrams import NGramIndex
-from tests.generative.test_trie import csr
 
 Documents = list[list[int]]
+END = 1
+IDENTIFIERS = st.lists(st.lists(st.sampled_from([0, 2, 3, 7, 2**31 - 1]), min_size=1, max_size=4), min_size=1)
 TOKENS = st.sampled_from([0, 1, 5, 2**31 - 1])  # few, so that they repeat
 # Documents repeat as well: a drawn list of documents, and then picks from it.
 CORPORA = (
@@ -16,6 +17,11 @@ CORPORA = (
     .flatmap(lambda documents: st.lists(st.sampled_from(documents), min_size=1, max_size=8))
     .filter(any)
 )
+
+
+def csr(sequences: Documents) -> tuple[np.ndarray, np.ndarray]:
+    flat = np.array([token for sequence in sequences for token in sequence], dtype=np.int64)
+    return flat, np.cumsum([0, *map(len, sequences)])
 
 
 def occurrences(documents: Documents, gram: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -57,8 +63,36 @@ def test_every_ngram_has_its_successors_frequency_and_places(documents: Document
             assert tokens == successors(documents, gram)
             reached += [(*gram, token) for token in tokens]
         assert (found.states[:, 2] == len(grams[0]) + 1).all()
-        assert index.find(*csr([list(gram) for gram in grams])).tolist() == states.tolist()
+        assert index.find(grams).tolist() == states.tolist()
         grams, states = reached, found.states
+
+
+def finished_of(index: NGramIndex) -> dict[tuple[int, ...], list[int]]:
+    """Every finished sequence and the identifiers that it spells, found as a search finds them."""
+    finished: dict[tuple[int, ...], list[int]] = {}
+    prefixes: list[tuple[int, ...]] = [()]
+    states = index.start()
+    while prefixes:
+        found, places = index.branches(states), index.locate(states)
+        reached = []
+        for n, prefix in enumerate(prefixes):
+            after = found.tokens[found.offsets[n] : found.offsets[n + 1]].tolist()
+            assert after == sorted(set(after))
+            reached += [(*prefix, token) for token in after]
+            if not after:
+                finished[prefix] = places.documents[places.offsets[n] : places.offsets[n + 1]].tolist()
+        prefixes, states = reached, found.states
+    return finished
+
+
+@given(IDENTIFIERS)
+def test_a_search_of_whole_documents_finishes_these_and_nothing_else(identifiers: Documents):
+    closed = [[*identifier, END] for identifier in identifiers]
+    index = NGramIndex.build(*csr(closed), whole=True)
+    expected: dict[tuple[int, ...], list[int]] = {}
+    for n, identifier in enumerate(closed):
+        expected.setdefault(tuple(identifier), []).append(n)
+    assert finished_of(index) == expected
 
 
 @pytest.mark.parametrize("tokens", [100, 1000, 70_000])
@@ -71,7 +105,7 @@ def test_suffixes_are_sorted_as_numbers(tokens: int):
     begins = [text[row : row + 12] for row in index.rows[:: max(1, tokens // 500)].tolist()]
     assert begins == sorted(begins)
     probe = documents[1][:40]
-    states = index.find(*csr([probe[i : i + 2] for i in range(40)]))
+    states = index.find([probe[i : i + 2] for i in range(40)])
     expected = [len(occurrences(documents, tuple(probe[i : i + 2]))) for i in range(40)]
     assert index.counts(states).tolist() == expected
     found = index.branches(index.start())

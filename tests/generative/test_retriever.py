@@ -1,4 +1,4 @@
-"""The generative retriever against scoring every document with `Generative.token_scores`."""
+"""The generative retriever against scoring every document with the model."""
 
 import math
 from collections.abc import Iterable
@@ -135,7 +135,7 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
         grams |= {gram: log_p(model, text, list(gram)) for gram in there}
         with torch.inference_mode():
             one_each = Targets.pad([[[token] for token in range(301)]])
-            first = model.token_scores(model.tokenize([text]), one_each, "log_probability")[0, :, 0].tolist()
+            first = model(model.tokenize([text]), one_each, "log_probability")[0, :, 0].tolist()
         expected[query] = ranked({f"d{n}": score for n, score in slow_seal(rows, grams, 1500, first).items()})
     assert all(without)
     assert without != [{int(d[1:]): s for d, s in of.items()} for of in expected.values()]

@@ -13,13 +13,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paradigms.generative import forced, seal
-from paradigms.generative.forced import sequence_scores
+from paradigms.generative import model as module
+from paradigms.generative import seal
+from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
-from tests.generative.test_trie import csr
+from tests.generative.test_ngrams import csr
 from tests.tiny_generative import Sequences, generative, texts
 
 Gram = tuple[int, ...]
@@ -36,7 +37,7 @@ def log(probabilities: dict[Gram, float]) -> dict[Gram, float]:
 
 
 def arrays(index: NGramIndex, grams: dict[Gram, float]) -> tuple[np.ndarray, np.ndarray]:
-    return index.find(*csr([list(gram) for gram in grams])), np.array(list(grams.values()))
+    return index.find(grams), np.array(list(grams.values()))
 
 
 def occurrences(document: list[int], gram: Gram) -> list[int]:
@@ -140,7 +141,7 @@ def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tok
     the, red, fish = tokenizer("the red fish")["input_ids"]
     index = index_of([[the, red, fish]])
     states = query_states(tokenizer, index, "red fish")
-    assert sorted(states.tolist()) == sorted(index.find(*csr([[red], [fish], [red, fish]])).tolist())
+    assert sorted(states.tolist()) == sorted(index.find([[red], [fish], [red, fish]]).tolist())
 
 
 def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probability(seq2seq):
@@ -154,15 +155,15 @@ def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probabili
     found = query_grams(model, index, queries, sources)
     expected = sorted([(the,), (lazy,), (dog,), (lazy, dog), (dog, the), (lazy, dog, the)])
     states, scores = found[0]
-    assert states.tolist() == index.find(*csr([list(gram) for gram in expected])).tolist()
+    assert states.tolist() == index.find(expected).tolist()
     targets = Targets.pad([[list(gram) for gram in expected]] * 3)
     with torch.inference_mode():
-        expected_scores = model.token_scores(sources, targets, "log_probability").sum(-1)
+        expected_scores = model(sources, targets, "log_probability").sum(-1)
     np.testing.assert_allclose(scores, expected_scores[0].numpy(), atol=1e-6)
     assert [len(states) for states, _ in found[1:]] == [0, 0]
 
 
-def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monkeypatch):
+def test_sequence_scores_are_the_models_however_they_are_batched(seq2seq, monkeypatch):
     scorers = get_args(ScoreName)
     model = generative(seq2seq["t5-v1.1"], texts([[5]]))
     sources = model.tokenize(["the lazy dog", "", "corn and milk for a cow"])
@@ -170,11 +171,18 @@ def test_sequence_scores_are_token_scores_however_they_are_batched(seq2seq, monk
     with torch.inference_mode():
         filled = [own + [[1]] * (4 - len(own)) for own in sequences]
         targets = Targets.pad(filled)
-        expected = np.stack([model.token_scores(sources, targets, s).sum(-1).numpy() for s in scorers], 1)
+        expected = np.stack([model(sources, targets, s).sum(-1).numpy() for s in scorers], 1)
+    sizes: list[tuple[int, int]] = []
+
+    def decoded(decoder, inputs, memory):
+        sizes.append(inputs.shape[1:3])
+        return decode(decoder, inputs, memory)
+
+    monkeypatch.setattr(module, "decode", decoded)
     for places in (1, 7, 1000):
-        monkeypatch.setattr(forced, "PLACES", {"cpu": places})
-        batches = [[sequences[0][n] for n in batch] for batch in forced._batches(sequences[0], places)]
-        assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= places for batch in batches)
-        found = sequence_scores(model, sources, sequences, *scorers)
+        monkeypatch.setattr(module, "TOKENS", {"cpu": places})
+        sizes.clear()
+        found = model.sequence_scores(sources, sequences, *scorers)
         for own, row in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, row[:, : own.shape[1]], atol=1e-6)
+        assert all(n == 1 or n * m <= places for n, m in sizes)

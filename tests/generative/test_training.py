@@ -124,9 +124,6 @@ def test_a_small_t5_is_the_same_for_a_seed_and_loads_as_any(tmp_path: Path) -> N
 
 
 def test_a_small_t5_that_could_read_nothing_is_refused(tmp_path: Path) -> None:
-    for sizes in ({"layers": 0}, {"width": 2, "heads": 4}):
-        with pytest.raises(ValueError, match="at least 1, width at least heads"):
-            small_t5(TEXTS, tmp_path / "t5", **sizes)
     with pytest.raises(ValueError, match="no text has a character"):
         small_t5(["", ""], tmp_path / "t5")
     assert not (tmp_path / "t5").exists()
