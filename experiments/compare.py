@@ -89,7 +89,7 @@ class Settings(EncoderTraining):
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)
         for name, system in self.chosen.items():
-            with refusing(f"system {name}, training: "):
+            with refusing(f"system {name}, training: ", options=True):
                 systems.training_settings(system, self)
         if self.size not in ("small", "full"):
             raise SystemExit(f"size must be small or full, got {self.size!r}")
@@ -161,7 +161,7 @@ def main(settings: Settings) -> None:
     systems.divided(collection, settings)
     for name, system in settings.chosen.items():
         if name not in finished:
-            with refusing(f"system {name}: "):
+            with refusing(f"system {name}: ", options=True):
                 found = systems.check(system, settings)
                 if found is not None and system.index:
                     open_encoded(system.index, found, collection, settings.passages)

@@ -129,14 +129,15 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
     indicates = "the dot-product can effectively indicate the relevance between document d and query q"
     small = "C ≫ exp(e_{d_i}ᵀh_i) at the early stage of the training"
     rank = "rank correlation"
+    control = "the logit ranks as log p does early in training, and less so late"
     return [
-        Claim(PAPER, sentence, quantity, contrast, margin, unlearned=unlearned)
-        for sentence, quantity, contrast, margin in (
-            (small, f"{SMALL} − p, early", SMALL - p[:, 1], 0.0),
-            (proportional, f"{rank} − {PROPORTIONAL}, early", logit[:, 1] - PROPORTIONAL, 0.0),
-            (proportional, f"{rank} − {PROPORTIONAL}, late", logit[:, -1] - PROPORTIONAL, 0.0),
-            ("as it is at the early stage", f"{rank}, early − late", logit[:, 1] - logit[:, -1], 0.0),
-            (indicates, f"{MEASURE}, logit − log p, late", lost[:, -1], MARGIN),
+        Claim(place, sentence, quantity, contrast, margin, unlearned=unlearned)
+        for place, sentence, quantity, contrast, margin in (
+            (PAPER, small, f"{SMALL} − p, early", SMALL - p[:, 1], 0.0),
+            (PAPER, proportional, f"{rank} − {PROPORTIONAL}, early", logit[:, 1] - PROPORTIONAL, 0.0),
+            (PAPER, proportional, f"{rank} − {PROPORTIONAL}, late", logit[:, -1] - PROPORTIONAL, 0.0),
+            ("", control, f"{rank}, early − late", logit[:, 1] - logit[:, -1], 0.0),
+            (PAPER, indicates, f"{MEASURE}, logit − log p, late", lost[:, -1], MARGIN),
         )
     ]
 

@@ -177,10 +177,10 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     h = heads
     lower = "‖A − R‖ is much lower than ‖W‖"
     control = "the low error is evidence of low rank"
-    bound = "‖A − R‖ ≤ 4γ‖W‖ (γ, which is free, is 1)"
+    bound = "‖A − R‖ ≤ 4γ‖W‖"
     more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
     low = "The error is relatively low on average, which indicates the low-rank nature"
-    inherent = "the alignment matrix is inherently of low rank"
+    inherent = "which inherently results in a lowrank matrix"
     kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
     small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
     share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
@@ -189,7 +189,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     random = "error of random rows of its entropies − that of A"
     within = h["printed_row_error"] <= 4 * h["weight_rows"]
     holds, says_more = (
-        f"share with ‖A − 1rᵀ‖_∞ ≤ 4‖W‖_∞ − {NEARLY_ALL}",
+        f"share with ‖A − 1rᵀ‖_∞ ≤ 4γ‖W‖_∞, γ = 1, − {NEARLY_ALL}",
         f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}",
     )
     found: list[tuple[str, str, str, Array]] = [
@@ -202,7 +202,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
         ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
         ("Lemma 5.1", bound, holds, within - NEARLY_ALL),
-        ("Lemma 5.1", more, says_more, (4 * h["weight_rows"] < 2) - NEARLY_ALL),
+        ("", more, says_more, (4 * h["weight_rows"] < 2) - NEARLY_ALL),
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [

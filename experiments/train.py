@@ -168,13 +168,15 @@ def trained(
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
-        model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
+        with refusing(options=True):
+            model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         generated = Path(settings.generated) if settings.generated else None
         run, where = (dev_run, settings.dev_queries), (training, folder, accelerator, generated)
         return fit_generative(model.to(accelerator.device), collection, splits, *run, *where)
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
-    model = build(settings.backbone, **settings.options).to(accelerator.device)
+    with refusing(options=True):
+        model = build(settings.backbone, **settings.options).to(accelerator.device)
     runs, counts = (mined, dev_run), (settings.negatives, settings.dev_queries)
     where = training, folder, accelerator
     return job.fit(model, collection, splits, runs, *counts, *where, teacher=teacher, suspects=suspects)

@@ -111,7 +111,7 @@ def verdicts(
 ) -> Section:
     """A row for each claim, which are one family of tests, for each one of the `study` that no run here can
     decide (printed.yaml), and `more` rows."""
-    undecided = PRINTED.get(f"undecided {study}", ())
+    undecided = PRINTED[f"undecided {study}"] if study else ()
     open_ones = [
         row_without_test(of["place"], of["sentence"], f"{UNDECIDED}: it takes {of['takes']}")
         for of in undecided

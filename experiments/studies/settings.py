@@ -27,16 +27,21 @@ def launch(module: str, settings: type, description: str | None) -> None:
     """
     if module == "__main__":
         given = command_line(settings, description or "")
-        script = import_module(Path(sys.argv[0]).stem)
+        script = import_module(Path(sys.argv[0]).resolve().stem)
         raise SystemExit(script.main(script.Settings(**given)))
 
 
 @contextmanager
-def refusing(before: str = "", after: str = "") -> Iterator[None]:
-    """SystemExit in a line for an error in what was given: settings, files, data, or a loss that diverged."""
+def refusing(before: str = "", after: str = "", *, options: bool = False) -> Iterator[None]:
+    """SystemExit in a line for an error in what was given: files, data, or a loss that diverged.
+
+    options: also for options that a builder does not have, or that need another package. Elsewhere such an
+    error is one of the program, whose traceback is shown.
+    """
+    given = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
     try:
         yield
-    except (ValueError, TypeError, OSError, KeyError, ImportError, FloatingPointError) as error:
+    except given as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise SystemExit(f"{before}{kind}{shown(error)}{after}") from error
 
@@ -74,8 +79,8 @@ class OneCollection:
     """What is read. Scripts add fields of their own."""
 
     collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder: in BEIR layout, or in another one of
+    paradigms/data/README.md"""
     documents: int = 0
     """size of a fixed subset, of pydocs alone; 0: all documents"""
 
@@ -159,11 +164,9 @@ class EncoderStudy(Results, EncoderTraining):
 
 
 @dataclass
-class PairSettings(Results):
+class PairSettings(Results, OneCollection):
     """What is trained on what, and which queries are measured. Experiments add fields of their own."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     documents: int = 600
     """those with the most queries; of pydocs a fixed subset; 0: all"""
     division: Literal["within", "unseen"] = "within"
@@ -243,7 +246,7 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     for name, told in named.items():
         if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
-        with refusing(f"system {name}: "):
+        with refusing(f"system {name}: ", options=True):
             check_type("its settings", told, dict)
             check_known(System, told)
             unnamed = "checkpoint" in told or "fuse" in told

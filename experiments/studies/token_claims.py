@@ -151,7 +151,9 @@ def claims(found: Found) -> list[Claim]:
         ranked("small", "RR@10", few_small, few_large, **both)
         ranked("large", "RR@10", many_large, many_small, **both)
         if ARGUMENTS in found.name.lower():
-            ranked("ArguAna", "nDCG@10", many_small, many_large, **both)
+            one, other = (found.values(*side, "nDCG@10") for side in (many_small, many_large))
+            quantity = f"nDCG@10 on {found.name}, k' = {many}: {label(small)} − {label(large)}"
+            claim("ArguAna", quantity, one - other, **both)
     if len(found.sizes) > 1:
         least, most = (
             np.mean([found.values((of[0], size), "impute", many, "nDCG@10") for of in found.xtrs], 0)

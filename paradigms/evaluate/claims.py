@@ -8,8 +8,8 @@ equality, within ±margin. Its verdict is
 - contradicted, where both say the opposite;
 - not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
 
-A claim without a place is a control, which checks our own measurement and no paper's sentence: its verdict is
-yes, no, or not decided here.
+A claim without a place is a control, which asks what the paper does not: its verdict is yes, no, or not
+decided here.
 """
 
 from collections.abc import Sequence
