@@ -11,7 +11,7 @@ from logit_relevance import LOGITS, MEASURE, SCORERS, claims, state
 from scipy.stats import spearmanr
 
 from paradigms.data import Split
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
 from tests.experiments.scripts import pair_flags, run
 from tests.tiny_generative import generative, log_p, named
 
@@ -58,6 +58,6 @@ def test_verdicts_follow_the_numbers() -> None:
         values[f"{MEASURE}, logit"] = 0.5 - lost + noise
         return [verdict.word for verdict in judge(claims(values, unlearned))]
 
-    assert words(0.01, 0.97, 0.94, 0.0) == [REPRODUCED] * 5
-    assert words(0.4, 0.3, 0.5, 0.2) == [CONTRADICTED] * 5
+    assert words(0.01, 0.97, 0.94, 0.0) == [*[REPRODUCED] * 3, YES, REPRODUCED]
+    assert words(0.4, 0.3, 0.5, 0.2) == [*[CONTRADICTED] * 3, NO, CONTRADICTED]
     assert words(0.4, 0.3, 0.5, 0.2, "dsi") == [UNDECIDED] * 5

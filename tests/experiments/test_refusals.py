@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from studies.settings import refusing
 
 from tests.experiments.scripts import SMALL, run
 
@@ -116,3 +117,10 @@ def test_what_cannot_be_run_ends_with_a_line(
     with pytest.raises(SystemExit) as ended:
         run(script, **known | flags)
     assert re.search(message, f"{ended.value.code} {capsys.readouterr().err}")
+
+
+def test_an_error_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(TypeError), refusing("dpr: "):
+        len(3)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="dpr: TypeError: "), refusing("dpr: ", options=True):
+        len(3)  # type: ignore[arg-type]
