@@ -82,7 +82,10 @@ def sections(found: dict[str, dict[str, dict[str, list[float]]]]) -> dict[str, S
             regrets[f"always {system}"].append(best - means[system])
         advised = {"advised (chance)": f"{chosen} ({chances[chosen]:.0%})", "regret": best - means[chosen]}
         rows.append({"collection": name} | means | advised)
-    choices = [{"choice": of, "mean regret": float(np.mean(r)), "largest": max(r)} for of, r in regrets.items()]
+    choices = [
+        {"choice": choice, "mean regret": float(np.mean(of)), "largest": max(of)}
+        for choice, of in regrets.items()
+    ]
     return {
         "table": Section("What is advised", "Means on judged queries.", rows),
         "regrets": Section("Regret by choice", f"Over {len(found)} collections.", choices),

@@ -23,8 +23,6 @@ class Settings(EncoderStudy, OneCollection):
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
     eps: float | None = None
     """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
-    l1: float = 1.0
-    """coefficient of the mean salience in the loss of method l1"""
     depth: int = 100
     """documents that the pruned search finds for each query, and that are refined"""
     query_length: int = 48
@@ -54,6 +52,7 @@ from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
 from paradigms.data import Run, Split
 from paradigms.encoder.text import Side
+from paradigms.evaluate.hybrid import union
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
@@ -63,7 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "relu": {"salience": "relu"},
     "hard": {"salience": "hard"},
-    "l1": {"salience": "relu"},  # with the coefficient of the settings
+    "l1": {"salience": "relu", "salience_l1": 1.0},  # coefficient of the mean salience in the loss
     "none": {"salience": "none"},  # pruned, texts are cut off: the control
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
@@ -107,8 +106,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 
     def make() -> Paradigm:
         how = lengths_of(settings) | RATIOS | METHODS[method]
-        l1 = settings.l1 if method == "l1" else 0.0
-        return aligner(settings.backbone, eps=settings.eps or EPS, salience_l1=l1, **how)
+        return aligner(settings.backbone, eps=settings.eps or EPS, **how)
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
         keys: Measured = {"method": method, "seed": seed}
@@ -208,8 +206,7 @@ def measure(
         points.append(cost)
         runs.append(dict(zip(test.queries, found, strict=True)))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
-    union = {name: {d: 0.0 for run in runs for d in run[name]} for name in test.queries}
-    scores = index.rerank(paradigm, test.queries, union)
+    scores = index.rerank(paradigm, test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from studies.model_runs import Bench, read_json
+from studies.model_runs import Bench
 from studies.settings import System, training_fields
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
@@ -30,7 +30,7 @@ from paradigms.generative.settings import TRAINING, GenerativeSettings
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_known
+from paradigms.io.typed import check_known, read_json
 from paradigms.model import autocast
 from paradigms.recipe import Recipe
 from paradigms.train.generative import fit_generative, t5_folder

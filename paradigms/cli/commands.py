@@ -27,7 +27,7 @@ from paradigms.evaluate import (
     rich_table,
     with_judgements,
 )
-from paradigms.evaluate.explain import explain
+from paradigms.evaluate.explain import explain_found
 from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank
 from paradigms.formats.card import model_card, results_of
@@ -130,18 +130,10 @@ def run_explain(settings: argparse.Namespace) -> None:
     document = settings.document or next(iter(run), None)
     if document is None:
         raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
-    text = opened.corpus[opened.corpus.position(document)]
     others = [other for other in run if other != document]
-    if opened.pieces:  # the best passage of the document, among all of the others
-        best = opened.index.rerank(
-            opened.model, {"1": settings.query}, opened.pieces.passages({"1": {document: 0.0}})
-        )
-        text = opened.pieces.corpus[opened.pieces.corpus.position(next(iter(best["1"])))]
-        others = [passage for other in others for passage in opened.pieces.of(other)]
-    pool = None
-    if others and opened.model.recipe.reads_pool:
-        pool = opened.index.tokens_of(others, opened.model.encoder.device)
-    show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
+    asked = opened.index, opened.model, settings.query, document, others
+    found = explain_found(*asked, opened.corpus, opened.pieces)
+    show.alignment(found, settings.query, document)
     described = opened.model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":
         show.tell(

@@ -1,5 +1,6 @@
 """Which tokens made the score: S, A, Z of one query and one document, with readable tokens."""
 
+from collections.abc import Sequence
 from itertools import compress
 
 import torch
@@ -7,10 +8,13 @@ from torch import Tensor
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, join_documents
+from paradigms.data import Corpus
+from paradigms.data.by_document import Passages
 from paradigms.encoder.text import Side
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
+from paradigms.index.base import TokenIndex
 from paradigms.model import Paradigm
 
 READS = {
@@ -44,6 +48,28 @@ def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None =
         query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
         document_salience=None if documents.salience is None else documents.salience[0, 0][d_mask].tolist(),
     )
+
+
+def explain_found(
+    index: TokenIndex,
+    paradigm: Paradigm,
+    query: str,
+    document: str,
+    others: Sequence[str],
+    corpus: Corpus,
+    pieces: Passages | None = None,
+) -> SystemAlignment:
+    """`explain` of a document of an index, with the tokens of `others` for an A that reads them.
+
+    pieces: of the corpus, where the index holds these; the document's best one is explained.
+    """
+    if pieces:
+        run = {"": dict.fromkeys(pieces.of(document), 0.0)}
+        document = next(iter(index.rerank(paradigm, {"": query}, run)[""]))
+        others, corpus = [piece for other in others for piece in pieces.of(other)], pieces.corpus
+    read = others and "pool" in paradigm.reads
+    pool = index.tokens_of(others, paradigm.encoder.device) if read else None
+    return explain(paradigm, query, corpus[corpus.position(document)], pool)
 
 
 def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:
