@@ -164,7 +164,7 @@ def main(settings: Settings) -> None:
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(told(data.own))
-    if data.pieces:
+    if settings.passages:
         documents, passages = len(collection.corpus), len(data.pieces.corpus)
         console.print(
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
@@ -260,7 +260,7 @@ def run_system(
     progress, began = accelerator.is_main_process, time.perf_counter()
     index = cut = None
     if isinstance(model, Paradigm):
-        cut = count_cut(model.encoder, data.pieces.corpus if data.pieces else data.collection.corpus)
+        cut = count_cut(model.encoder, data.pieces.corpus)
         if cut and cut.cut:
             console.print(f"{name}: {cut.told}")
         began = time.perf_counter()

@@ -99,7 +99,7 @@ def encode(
         index = open_encoded(folder, paradigm, collection, settings.passages)
         console.print(f"Encoded before: {len(index):,} documents in {index.folder}")
         return
-    corpus = Passages(collection.corpus, settings.passages).corpus if settings.passages else collection.corpus
+    corpus = Passages(collection.corpus, settings.passages).corpus
     cut = count_cut(paradigm.encoder, corpus)
     if cut.cut:
         console.print(cut.told + ("" if settings.passages else ". --passages splits them"))

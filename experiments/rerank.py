@@ -102,15 +102,13 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
     pools = [candidates_of(run, collection, of, console) for of, run in asked]
-    pieces = None
-    if settings.passages:
-        if isinstance(paradigm, Generative):
-            raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
-        pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
+    if settings.passages and isinstance(paradigm, Generative):
+        raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
+    pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
 
     def again(pool: Run, settings: Settings) -> Run:
         """The candidates with the paradigm's scores, on the main process."""
-        corpus, asked = (pieces.corpus, pieces.passages(pool)) if pieces else (collection.corpus, pool)
+        corpus, asked = pieces.corpus, pieces.passages(pool)
         queries, precision = collection.split(settings.split).queries, settings.precision
         if isinstance(paradigm, Paradigm):
             found = rerank_encoded(paradigm, collection, corpus, asked, settings, state, console)
@@ -118,7 +116,7 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
             return {}
         else:
             found = rerank_texts(paradigm, queries, corpus, asked, precision=precision, progress=True)
-        return pieces.documents(found) if pieces else found
+        return pieces.documents(found)
 
     scored = [again(pool, of) for pool, (of, _) in zip(pools, asked, strict=True)]
     if not state.is_main_process:

@@ -49,7 +49,7 @@ def align_query(
                 views += [replace(view, system=name) for view in found]
                 continue
             others = [d for d in sorted(pool) if d != document]
-            view = explain_found(index, model, query, document, others, corpus, data.pieces)
+            view = explain_found(index, model, query, document, others, data.pieces)
             views.append(replace(view, system=name))
         examples.append(AlignmentExample(query_id, document, query, text, document in relevant, views))
     return examples

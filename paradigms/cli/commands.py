@@ -49,7 +49,7 @@ def run_index(settings: argparse.Namespace) -> None:
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
     made, problems = make(settings, output, precision_of(settings))
     tell_cuts(settings, made.made.words, problems)
-    cut = count_cut(made.model.encoder, (made.pieces or made).corpus)
+    cut = count_cut(made.model.encoder, made.pieces.corpus)
     if cut.cut:
         show.tell(cut.told + ("" if made.made.words else " (--passages)"))
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
@@ -114,10 +114,9 @@ def run_rerank(settings: argparse.Namespace) -> None:
     known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
-    pieces = Passages(corpus, words, settings.best_passages) if split else None
-    of, asked = (pieces.corpus, pieces.passages(known)) if pieces else (corpus, known)
-    found = rerank(model, queries, of, asked, precision=precision_of(settings), progress=True)
-    found = pieces.documents(found) if pieces else found
+    pieces = Passages(corpus, words if split else 0, settings.best_passages)
+    asked = pieces.corpus, pieces.passages(known)
+    found = pieces.documents(rerank(model, queries, *asked, precision=precision_of(settings), progress=True))
     best = {query: best_first(scores, settings.k) for query, scores in found.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
@@ -131,8 +130,7 @@ def run_explain(settings: argparse.Namespace) -> None:
     if document is None:
         raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
     others = [other for other in run if other != document]
-    asked = opened.index, opened.model, settings.query, document, others
-    found = explain_found(*asked, opened.corpus, opened.pieces)
+    found = explain_found(opened.index, opened.model, settings.query, document, others, opened.pieces)
     show.alignment(found, settings.query, document)
     described = opened.model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, join_documents
-from paradigms.data import Corpus
 from paradigms.data.by_document import Passages
 from paradigms.encoder.text import Side
 from paradigms.evaluate.report import SystemAlignment
@@ -56,20 +55,21 @@ def explain_found(
     query: str,
     document: str,
     others: Sequence[str],
-    corpus: Corpus,
-    pieces: Passages | None = None,
+    pieces: Passages,
 ) -> SystemAlignment:
-    """`explain` of a document of an index, with the tokens of `others` for an A that reads them.
+    """`explain` of a document by its best passage, with the tokens of `others` for an A that reads them.
 
-    pieces: of the corpus, where the index holds these; the document's best one is explained.
+    pieces: what the index holds of the documents.
     """
-    if pieces:
-        run = {"": dict.fromkeys(pieces.of(document), 0.0)}
-        document = next(iter(index.rerank(paradigm, {"": query}, run)[""]))
-        others, corpus = [piece for other in others for piece in pieces.of(other)], pieces.corpus
-    read = others and "pool" in paradigm.reads
-    pool = index.tokens_of(others, paradigm.encoder.device) if read else None
-    return explain(paradigm, query, corpus[corpus.position(document)], pool)
+    corpus, [best, *more] = pieces.corpus, pieces.of(document)
+    if more:
+        run = {"": dict.fromkeys([best, *more], 0.0)}
+        best = next(iter(index.rerank(paradigm, {"": query}, run)[""]))
+    pool = None
+    if others and "pool" in paradigm.reads:
+        rest = [piece for other in others for piece in pieces.of(other)]
+        pool = index.tokens_of(rest, paradigm.encoder.device)
+    return explain(paradigm, query, corpus[corpus.position(best)], pool)
 
 
 def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:
