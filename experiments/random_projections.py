@@ -105,7 +105,7 @@ def main(settings: Settings) -> None:
         f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
     title = f"Random projections of {collection.name}"
-    publish(settings, title, summary, sections, accelerator, told=1)
+    publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
 
 

@@ -46,8 +46,6 @@ class Settings(OneCollection):
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """of encoding; fp16 on a GPU alone"""
-    seed: int = 0
-    """of the intervals and tests"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1, passages=0)
@@ -136,7 +134,7 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         write_run(output / "fused.run", fused, tag="fused")
     measured = {of: on_split(run, split, measures) for of, run in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
-    table = result_table(title, measured, baseline=before, primary=measures[:1], seed=settings.seed)
+    table = result_table(title, measured, baseline=before, primary=measures[:1])
     write_run(output / "reranked.run", reranked, tag=name)
     write_text(output / "table.md", markdown_table(table))
     write_text(output / "table.csv", csv_table(table))

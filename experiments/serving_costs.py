@@ -7,8 +7,6 @@ paradigms/index/README.md has the formulas that extend bytes and seconds to othe
 """
 
 import os
-import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -66,6 +64,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
+from benchmarks.parts.shared import processor
 from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
@@ -261,10 +260,3 @@ def measure_engine(
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def processor() -> str:
-    """The CPU's name."""
-    info = Path("/proc/cpuinfo")
-    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
-    return names[1] if names else platform.processor() or platform.machine()
