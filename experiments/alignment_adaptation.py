@@ -38,8 +38,6 @@ class Settings(EncoderStudy):
     shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """judged queries in a fold"""
 
-    experiment = "alignment-adaptation"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         known(self, "trained_with", MEASURED)

@@ -32,8 +32,6 @@ class Settings(Results):
     length_bins: int = 8
     """document-length bins, equally full"""
 
-    experiment = "random-projections"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, queries=1, samples=2, rank=1, length_bins=1)

@@ -27,8 +27,6 @@ class Settings(EncoderStudy, OneCollection):
     """documents that the pruned search finds for each query, and that are refined"""
     query_length: int = 48
 
-    experiment = "salience-pruning"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         known(self, "methods", METHODS)
