@@ -48,7 +48,7 @@ from studies.salience_report import SALIENT_IN, Found, describe
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
-from paradigms.data import Run, Split
+from paradigms.data import Run
 from paradigms.encoder.text import Side
 from paradigms.evaluate.hybrid import union
 from paradigms.index import ExactIndex
@@ -107,13 +107,8 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
         return aligner(settings.backbone, eps=settings.eps or EPS, **how)
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
-        keys: Measured = {"method": method, "seed": seed}
-        queries = paradigm.encode_queries(list(bench.test.queries.values()))
-        if "salience" in index.fields:
-            keys["content words"] = content_words(paradigm, index, bench, queries)
-        else:
-            keys["retrieved"] = retrieved_share(index, queries)
-        return keys | measure(paradigm, index, bench.test, queries, settings, folder, method == "entropic")
+        keys = {"method": method, "seed": seed}
+        return keys | measure(paradigm, index, bench, settings.depth, folder, method == "entropic")
 
     folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
@@ -172,19 +167,15 @@ def retrieved_share(index: ExactIndex, queries: Tokens) -> float:
 
 
 def measure(
-    paradigm: Paradigm,
-    index: ExactIndex,
-    test: Split,
-    queries: Tokens,
-    settings: Settings,
-    folder: Path,
-    strategies: bool,
+    paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int, folder: Path, strategies: bool
 ) -> Measured:
-    """Each pair's costs, and its measures of every query, before and after refinement.
+    """Each pair's costs, and its measures of every query, before and after refinement; what is salient, or
+    without salience what is retrieved.
 
-    queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
+    strategies: whether Figure 7's pair is also refined with every alignment.
     """
-    asked, dim = max(1, len(test.queries)), paradigm.encoder.dim
+    test, dim = bench.test, paradigm.encoder.dim
+    asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
     pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
     searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
@@ -192,7 +183,7 @@ def measure(
     runs: list[Run] = []
     for q, d in PAIRS:
         began = time.perf_counter()
-        found = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
+        found = pruned[d].search_tokens(paradigm.recipe, searching[q], depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
@@ -212,4 +203,8 @@ def measure(
     if strategies:
         found = rerank_strategies(index, paradigm, test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
-    return {"strategies": adapted, "points": points}
+    if "salience" in index.fields:
+        more: Measured = {"content words": content_words(paradigm, index, bench, queries)}
+    else:
+        more = {"retrieved": retrieved_share(index, queries)}
+    return more | {"strategies": adapted, "points": points}
