@@ -7,7 +7,6 @@ one of the four. Collections that were measured before are taken from the result
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,11 +33,12 @@ class Settings:
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
+from studies.pages import Rows, Section, publish
 
 from paradigms.cli.advise import MEASURE, SYSTEMS, Measured, chance_of_each, drawn, measure
 from paradigms.data import load_collection
-from paradigms.io.files import write_json, write_text
-from paradigms.io.terminal import Terminal
+from paradigms.io.files import write_json
+from paradigms.io.typed import read_json
 
 KINDS = ("known-item", "judged")
 
@@ -51,10 +51,9 @@ def main(settings: Settings) -> None:
         if not file.is_file():
             with refusing():
                 write_json(file, measured(name, settings))
-        found[folder_name(name)] = json.loads(file.read_text(encoding="utf-8"))
-    page = table(found)
-    write_text(folder / "table.md", page)
-    Terminal().print(page, soft_wrap=True)
+        found[folder_name(name)] = read_json(file)
+    summary = f"{MEASURE} on {settings.queries} judged queries and as many known items of each collection."
+    publish(settings, "Advice", summary, sections(found))
 
 
 def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]:
@@ -69,22 +68,25 @@ def measured(name: str, settings: Settings) -> dict[str, dict[str, list[float]]]
     return found
 
 
-def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
-    """The page: means on judged queries, what is advised, and regrets with their means over collections."""
+def sections(found: dict[str, dict[str, dict[str, list[float]]]]) -> dict[str, Section]:
+    """Means on judged queries, what is advised, and regrets with their means over collections."""
     regrets: dict[str, list[float]] = {of: [] for of in ("advise", *(f"always {name}" for name in SYSTEMS))}
-    lines = [f"| collection | {' | '.join(SYSTEMS)} | advised (chance) | regret |"]
-    lines += ["|---|" + "---:|" * len(SYSTEMS) + "---|---:|"]
+    rows: Rows = []
     for name, of in found.items():
         means = {system: float(np.mean(of["judged"][system])) for system in SYSTEMS}
-        rows = {system: Measured(np.array(of["known-item"][system]), 0, 0) for system in SYSTEMS}
-        chances = chance_of_each(rows)
+        known = {system: Measured(np.array(of["known-item"][system]), 0, 0) for system in SYSTEMS}
+        chances = chance_of_each(known)
         best, chosen = max(means.values()), max(chances, key=chances.__getitem__)
         regrets["advise"].append(best - means[chosen])
         for system in SYSTEMS:
             regrets[f"always {system}"].append(best - means[system])
-        cells = " | ".join(f"{means[system]:.3f}" for system in SYSTEMS)
-        lines.append(f"| {name} | {cells} | {chosen} ({chances[chosen]:.0%}) | {best - means[chosen]:.3f} |")
-    lines += ["", f"| choice | mean regret in {MEASURE}, {len(found)} collections | largest |"]
-    lines += ["|---|---:|---:|"]
-    lines += [f"| {choice} | {np.mean(of):.3f} | {max(of):.3f} |" for choice, of in regrets.items()]
-    return "\n".join(lines) + "\n"
+        advised = {"advised (chance)": f"{chosen} ({chances[chosen]:.0%})", "regret": best - means[chosen]}
+        rows.append({"collection": name} | means | advised)
+    choices = [
+        {"choice": choice, "mean regret": float(np.mean(of)), "largest": max(of)}
+        for choice, of in regrets.items()
+    ]
+    return {
+        "table": Section("What is advised", "Means on judged queries.", rows),
+        "regrets": Section("Regret by choice", f"Over {len(found)} collections.", choices),
+    }

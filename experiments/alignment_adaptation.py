@@ -38,10 +38,7 @@ class Settings(EncoderStudy):
     shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
     """judged queries in a fold"""
 
-    experiment = "alignment-adaptation"
-
     def __post_init__(self) -> None:
-        self.output = self.output or "results/alignment-adaptation"
         super().__post_init__()
         known(self, "trained_with", MEASURED)
         different(self, "collections", "shots")
@@ -54,7 +51,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from studies.adaptation_claims import SOFT, Task, describe
-from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, read_json, run_jobs
+from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm
@@ -64,6 +61,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.index import ExactIndex
 from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
+from paradigms.io.typed import read_json
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 

@@ -19,8 +19,6 @@ from studies.settings import PairSettings, launch
 class Settings(PairSettings):
     """What is trained on what, and which queries are measured."""
 
-    experiment = "alignment-directions"
-
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 

@@ -27,8 +27,6 @@ class Settings:
     """results folder"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
-    seed: int = 0
-    """of the intervals and tests"""
 
     def __post_init__(self) -> None:
         if len(self.folders) == 1 and not Path(self.folders[0], FILE).is_file():
@@ -62,8 +60,7 @@ def main(settings: Settings) -> None:
             raise SystemExit(f"baseline: no {settings.baseline!r} in {stage}; there are {', '.join(systems)}")
         title = f"{stage}: the mean of {len(parts)} collections"
         primary = list(systems[settings.baseline].values)[:1]
-        given = {"baseline": settings.baseline, "primary": primary, "seed": settings.seed}
-        tables.append(result_table(title, systems, **given))
+        tables.append(result_table(title, systems, baseline=settings.baseline, primary=primary))
         Terminal().print(rich_table(tables[-1]))
     output = held(settings.output)
     write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")

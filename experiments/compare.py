@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from studies.settings import (
     EncoderTraining,
-    Precision,
+    Results,
     System,
-    Tracker,
     at_least,
     launch,
     read_systems,
@@ -27,7 +26,7 @@ from paradigms.io.command_line import folder_name
 
 
 @dataclass
-class Settings(EncoderTraining):
+class Settings(Results, EncoderTraining):
     """What is compared, and how each paradigm is trained."""
 
     collection: str = "pydocs"
@@ -38,7 +37,7 @@ class Settings(EncoderTraining):
     also: list[str] | None = None
     """other splits whose queries search the same documents, each with a table of its own; by default pydocs'
     parameters, beside test"""
-    size: str = "small"
+    size: Literal["small", "full"] = "small"
     """small: a fixed subset of pydocs that fits ten minutes on 2 cores; full: all of the collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
@@ -56,8 +55,6 @@ class Settings(EncoderTraining):
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    output: str = ""
-    """results folder; empty: results/compare-COLLECTION, with the split where it is not test"""
     steps: int = 30
     """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
     index: str = "exact"
@@ -81,18 +78,12 @@ class Settings(EncoderTraining):
     seed: int = 0
     seeds: int = 1
     """trainings of each system, with seed, seed + 1, …: their mean is reported, with intervals over both"""
-    precision: Precision = "auto"
-    """auto: bf16 where the hardware has it"""
-    tracker: Tracker = "wandb"
-    """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)
         for name, system in self.chosen.items():
             with refusing(f"system {name}, training: ", options=True):
                 systems.training_settings(system, self)
-        if self.size not in ("small", "full"):
-            raise SystemExit(f"size must be small or full, got {self.size!r}")
         at_least(self, passages=0, depth=1, seeds=1, best_passages=1)
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
@@ -173,7 +164,7 @@ def main(settings: Settings) -> None:
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(told(data.own))
-    if data.pieces:
+    if settings.passages:
         documents, passages = len(collection.corpus), len(data.pieces.corpus)
         console.print(
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
@@ -269,7 +260,7 @@ def run_system(
     progress, began = accelerator.is_main_process, time.perf_counter()
     index = cut = None
     if isinstance(model, Paradigm):
-        cut = count_cut(model.encoder, data.pieces.corpus if data.pieces else data.collection.corpus)
+        cut = count_cut(model.encoder, data.pieces.corpus)
         if cut and cut.cut:
             console.print(f"{name}: {cut.told}")
         began = time.perf_counter()

@@ -50,8 +50,6 @@ class Settings(PairSettings):
     beams: int = 20
     """of DSI's and GENRE's search; SEAL has 5, as its authors"""
 
-    experiment = "document-encoding"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         known(self, "systems", SYSTEMS)

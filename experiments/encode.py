@@ -82,37 +82,33 @@ def main(settings: Settings) -> None:
 
     by_main(keep, accelerator)
     with refusing():
-        encode(paradigm, collection, settings, folder, accelerator, console)
+        encode(paradigm, collection, settings, accelerator, console)
     accelerator.end_training()
 
 
 def encode(
-    paradigm: Paradigm,
-    collection: Collection,
-    settings: Settings,
-    folder: Path,
-    accelerator: Accelerator,
-    console: Console,
+    paradigm: Paradigm, collection: Collection, settings: Settings, launch: Accelerator, console: Console
 ) -> None:
-    """The index of the collection in folder/index, from where it is."""
+    """The index of the collection in the output folder, from where it is."""
+    folder = Path(settings.output)
     if (folder / "index").is_dir():
         index = open_encoded(folder, paradigm, collection, settings.passages)
         console.print(f"Encoded before: {len(index):,} documents in {index.folder}")
         return
-    corpus = Passages(collection.corpus, settings.passages).corpus if settings.passages else collection.corpus
+    corpus = Passages(collection.corpus, settings.passages).corpus
     cut = count_cut(paradigm.encoder, corpus)
     if cut.cut:
         console.print(cut.told + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
-    given = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": accelerator}
-    given |= {"precision": accelerator.mixed_precision, "progress": accelerator.is_main_process}
+    given = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
+    given |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     build = INDEXES[settings.index].build
     index = build(paradigm, corpus.ids, corpus, folder / "index", **given, **settings.options)
-    if accelerator.is_main_process:
+    if launch.is_main_process:
         seconds = time.perf_counter() - began
-        write_json(folder / "environment.json", environment(accelerator) | {"seconds": seconds})
+        write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
         console.print(
-            f"{len(index):,} documents in {seconds:.0f} s with {accelerator.num_processes} process(es), "
+            f"{len(index):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
             f"{index.bytes_per_document:,.0f} bytes each. Index: {index.folder}"
         )
 

@@ -52,8 +52,6 @@ class Settings(OneCollection, Results):
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
     """first documents that cross-attention orders anew"""
 
-    experiment = "hybrid"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds", "rerank_depths")

@@ -58,8 +58,6 @@ class Settings(Results):
     """of words, splits and initial vectors"""
     tracker: Tracker = "none"
 
-    experiment = "limit"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "parts", "dimensions", "tokens")

@@ -24,8 +24,6 @@ class Settings(PairSettings):
     """states of the training that are measured, evenly spaced, an early and a late one at least, and the one
     before it"""
 
-    experiment = "logit-relevance"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, states=2)

@@ -20,8 +20,6 @@ class Settings(PairSettings):
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """whose alignment: dsi, genre or seal"""
 
-    experiment = "low-rank"
-
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 

@@ -6,10 +6,10 @@ overshoot; what the place of the idf (query, both, document) does. Intervals of 
 answer alone, in seconds: python -m paradigms dimensions SOURCE.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from studies.settings import Precision, Results, Tracker, at_least, different, launch, refusing
+from studies.settings import Precision, Results, Tracker, at_least, launch, refusing
 
 
 @dataclass
@@ -27,62 +27,54 @@ class Settings(Results):
     precision: Precision = "no"
     tracker: Tracker = "none"
 
-    weightings: list[Literal["bm25", "tfidf", "boolean"]] = field(
-        default_factory=lambda: ["bm25", "tfidf", "boolean"]
-    )
-    """of bm25, tfidf, boolean; the first is the one of Figures 3a and 3b"""
-    beta: float = 0.05
-    """error rate that the dimension must reach"""
     rank: int = 10
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
     """document-length bins, equally full"""
 
-    experiment = "random-projections"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, queries=1, samples=2, rank=1, length_bins=1)
-        different(self, "weightings")
-        if not 0 < self.beta < 0.5:
-            raise SystemExit(f"beta must lie in (0, 0.5), got {self.beta}")
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from rich.console import Console
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish, verdicts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
-from paradigms.data import Collection
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
 from paradigms.train.job import begin, open_collection
 from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
+WEIGHTINGS = ("bm25", "tfidf", "boolean")  # of terms; Figures 3a and 3b are of the first
 MARGIN_RANKS = (10, 100, 1000)
+BETA = 0.05  # error rate that the dimension must reach
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    collection, counts = open_counts(settings, console)
+    collection = open_collection(settings.collection, None, console)
+    with refusing():
+        queries = collection.split(settings.split).queries
+        counts = count_terms(collection.corpus, queries, settings.queries, 0)
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
-    problems = {w: Problem.of(*weigh(counts, w), groups) for w in settings.weightings}
-    problem, rank, first = problems[settings.weightings[0]], settings.rank, settings.weightings[0]
+    problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
+    problem, rank, first = problems[WEIGHTINGS[0]], settings.rank, WEIGHTINGS[0]
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
     if rank > most:
         raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
     smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
-    ks = [required_dimension(of, settings.beta) for of in thresholds]
-    claims = stated(smallest, ranked, thresholds, lengths, settings.beta)
+    ks = [required_dimension(of, BETA) for of in thresholds]
+    claims = stated(smallest, ranked, thresholds, lengths)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
         "normalized margin, median over queries": {
@@ -94,8 +86,7 @@ def main(settings: Settings) -> None:
     sections = {
         "claims": verdicts(claims, "Figure 2 is a law of pairs: theory_checks.py judges it."),
         "figure3": Section(
-            f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - settings.beta:.0%}, by "
-            "length",
+            f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - BETA:.0%}, by length",
             "Margins are medians over queries; none where half of the queries have fewer documents below the "
             "best. low, high: 95% interval of the exact k over queries.",
             rows,
@@ -103,25 +94,17 @@ def main(settings: Settings) -> None:
         ),
         "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
     }
-    bounds = bound_ratios(problem, thresholds[-1], settings)
+    bounds = bound_ratios(problem, thresholds[-1], rank)
     asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
-        f"{rank} for {1 - settings.beta:.0%} of the queries (exact law; 95% interval over queries). For one "
+        f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). For one "
         f"query, in the median: {'; '.join(asked)}. {len(counts.lengths):,} documents, "
         f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
     title = f"Random projections of {collection.name}"
-    publish(settings, title, summary, sections, accelerator, told=1)
+    publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
-
-
-def open_counts(settings: Settings, console: Console) -> tuple[Collection, Counts]:
-    """The collection and its counts."""
-    collection = open_collection(settings.collection, None, console)
-    with refusing():
-        queries = collection.split(settings.split).queries
-        return collection, count_terms(collection.corpus, queries, settings.queries, 0)
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
@@ -154,14 +137,14 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
     return rows
 
 
-def bound_ratios(problem: Problem, thresholds: np.ndarray, settings: Settings) -> dict[str, float]:
+def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
     """k of a published bound over the exact k, for recall@r of single queries over all documents: medians."""
     found: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
-        exact, _ = required_dimension_recall_exact(thresholds[query], settings.beta)
+        exact, _ = required_dimension_recall_exact(thresholds[query], BETA)
         for name, bound in BOUNDS.items():
-            k = required_dimension_recall(margins, settings.rank, settings.beta, bound)
+            k = required_dimension_recall(margins, rank, BETA, bound)
             found[name].append(k / exact)
     return {name: float(np.median(ratios)) for name, ratios in found.items() if ratios}
 
@@ -169,11 +152,11 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, settings: Settings) -
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
     """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
     rows: Rows = []
-    for weighting in settings.weightings:
+    for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
             found = exact_thresholds(problem, [settings.rank], settings.samples, 0)
-            k = required_dimension(found[0, 0], settings.beta)
+            k = required_dimension(found[0, 0], BETA)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 
@@ -185,11 +168,7 @@ def named(k: Dimension) -> dict[str, float | None]:
 
 
 def stated(
-    smallest: dict[str, np.ndarray],
-    ranked: np.ndarray,
-    thresholds: np.ndarray,
-    lengths: np.ndarray,
-    beta: float,
+    smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> list[Claim]:
     """What §2.1.3 says of margins, dimensions and length, query by query.
 
@@ -199,7 +178,7 @@ def stated(
     if len(lengths) > 2:
         ks = np.full(thresholds.shape[:2], np.nan)
         for cell in np.argwhere(~np.isnan(thresholds[:-1, :, 0])):
-            ks[*cell] = required_dimension_recall_exact(thresholds[*cell], beta)[0]
+            ks[*cell] = required_dimension_recall_exact(thresholds[*cell], BETA)[0]
         values = {f"the {rank}th smallest margin": of for rank, of in zip(MARGIN_RANKS, ranked, strict=True)}
         for name, of in (values | {"the required dimension": ks[:-1]}).items():
             x = np.log(lengths[:-1]) - np.log(lengths[:-1]).mean()
@@ -211,13 +190,12 @@ def stated(
                 sentence, figure, sign = "normalized margins decrease with document length", "3a", "−"
             place, quantity = f"{LUAN}, Figure {figure}", f"{sign}a of {name} ∝ length^a"
             claims.append(Claim(place, sentence, quantity, -exponents if sign else exponents))
-    if {"bm25", "boolean"} <= smallest.keys():
-        sentence = (
-            "the observed minimum normalized margin for a collection of documents and queries is found to be "
-            "much lower for BM25 compared to Boolean inner product"
-        )
-        found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
-        least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
-        quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
-        claims.append(Claim(LUAN, sentence, quantity, found, printed="log10(.0169 / 6.8e-06) = 3.4, of all"))
-    return claims
+    sentence = (
+        "the observed minimum normalized margin for a collection of documents and queries is found to be "
+        "much lower for BM25 compared to Boolean inner product"
+    )
+    found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
+    least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
+    quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
+    printed = "log10(.0169 / 6.8e-06) = 3.4, of all"
+    return [*claims, Claim(LUAN, sentence, quantity, found, printed=printed)]

@@ -46,8 +46,6 @@ class Settings(OneCollection):
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """of encoding; fp16 on a GPU alone"""
-    seed: int = 0
-    """of the intervals and tests"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1, passages=0)
@@ -62,7 +60,7 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from encode import open_encoded
 
 from paradigms import Generative, Paradigm, load
-from paradigms.data import Collection, Corpus, Run, read_run, write_run
+from paradigms.data import Collection, Run, best_first, read_run, write_run
 from paradigms.data.by_document import Passages
 from paradigms.data.identical import own_documents, told, without_own
 from paradigms.encoder.cut import count_cut
@@ -79,6 +77,7 @@ from paradigms.evaluate import (
 from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank as rerank_texts
 from paradigms.index import ExactIndex
+from paradigms.index.base import TokenIndex
 from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
@@ -102,25 +101,11 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
     pools = [candidates_of(run, collection, of, console) for of, run in asked]
-    pieces = None
-    if settings.passages:
-        if isinstance(paradigm, Generative):
-            raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
-        pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
-
-    def again(pool: Run, settings: Settings) -> Run:
-        """The candidates with the paradigm's scores, on the main process."""
-        corpus, asked = (pieces.corpus, pieces.passages(pool)) if pieces else (collection.corpus, pool)
-        queries, precision = collection.split(settings.split).queries, settings.precision
-        if isinstance(paradigm, Paradigm):
-            found = rerank_encoded(paradigm, collection, corpus, asked, settings, state, console)
-        elif not state.is_main_process:
-            return {}
-        else:
-            found = rerank_texts(paradigm, queries, corpus, asked, precision=precision, progress=True)
-        return pieces.documents(found) if pieces else found
-
-    scored = [again(pool, of) for pool, (of, _) in zip(pools, asked, strict=True)]
+    if settings.passages and isinstance(paradigm, Generative):
+        raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
+    pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
+    where = pieces, collection, state, console
+    scored = [rescored(paradigm, pool, of, *where) for pool, (of, _) in zip(pools, asked, strict=True)]
     if not state.is_main_process:
         return
     pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
@@ -138,7 +123,7 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
         write_run(output / "fused.run", fused, tag="fused")
     measured = {of: on_split(run, split, measures) for of, run in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
-    table = result_table(title, measured, baseline=before, primary=measures[:1], seed=settings.seed)
+    table = result_table(title, measured, baseline=before, primary=measures[:1])
     write_run(output / "reranked.run", reranked, tag=name)
     write_text(output / "table.md", markdown_table(table))
     write_text(output / "table.csv", csv_table(table))
@@ -148,36 +133,35 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     console.print(f"Reranked run: {output / 'reranked.run'}")
 
 
-def rerank_encoded(
-    paradigm: Paradigm,
-    collection: Collection,
-    corpus: Corpus,
+def rescored(
+    paradigm: Any,
     pool: Run,
     settings: Settings,
+    pieces: Passages,
+    collection: Collection,
     state: PartialState,
     console: Terminal,
 ) -> Run:
-    """The pool with scores of a paradigm that encodes documents, on the main process; none on the others.
-
-    corpus: the documents of the pool, or passages of them.
-    """
-    queries = collection.split(settings.split).queries
-    if settings.index:
-        index = open_encoded(settings.index, paradigm, collection, settings.passages)
-        return index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
-    ids = sorted({d for scores in pool.values() for d in scores}, key=corpus.position)
-    texts = [corpus[corpus.position(d)] for d in ids]
-    cut = count_cut(paradigm.encoder, texts)
-    if cut.cut:
-        console.print(cut.told)
+    """The pool with the paradigm's scores, on the main process; none on the others."""
+    queries, corpus, run = collection.split(settings.split).queries, pieces.corpus, pieces.passages(pool)
+    main, given = state.is_main_process, {"precision": settings.precision, "progress": state.is_main_process}
+    if not isinstance(paradigm, Paradigm):
+        return pieces.documents(rerank_texts(paradigm, queries, corpus, run, **given)) if main else {}
+    index: TokenIndex
     with tempfile.TemporaryDirectory() as folder:
-        [shared] = broadcast_object_list([folder])
-        given: dict[str, Any] = {"progress": state.is_main_process, "launch": state}
-        given |= {"precision": settings.precision}
-        index = ExactIndex.build(paradigm, ids, texts, f"{shared}/index", **given)
-        reranked = index.rerank(paradigm, queries, pool, progress=True) if state.is_main_process else {}
+        if settings.index:
+            index = open_encoded(settings.index, paradigm, collection, settings.passages)
+        else:
+            ids = sorted({d for scores in run.values() for d in scores}, key=corpus.position)
+            texts = [corpus[corpus.position(d)] for d in ids]
+            cut = count_cut(paradigm.encoder, texts)
+            if cut.cut:
+                console.print(cut.told)
+            [shared] = broadcast_object_list([folder])
+            index = ExactIndex.build(paradigm, ids, texts, f"{shared}/index", launch=state, **given)
+        found = index.rerank(paradigm, queries, run, progress=True) if main else {}
         state.wait_for_everyone()  # whoever reads the folder is done when it goes
-    return reranked
+    return pieces.documents(found)
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
@@ -193,11 +177,10 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
         console.print(told(own))
     pool: Run = {}
     for query, scores in without_own(known, own).items():
-        best = sorted(scores, key=lambda d: (-scores[d], d))[: settings.depth]
-        for document in best:
+        pool[query] = best_first(scores, settings.depth)
+        for document in pool[query]:
             try:
                 collection.corpus.position(document)
             except KeyError as error:
                 raise ValueError(f"{settings.run}, query {query!r}: {error.args[0]}") from error
-        pool[query] = {document: scores[document] for document in best}
     return pool

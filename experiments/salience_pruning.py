@@ -23,13 +23,9 @@ class Settings(EncoderStudy, OneCollection):
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
     eps: float | None = None
     """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
-    l1: float = 1.0
-    """coefficient of the mean salience in the loss of method l1"""
     depth: int = 100
     """documents that the pruned search finds for each query, and that are refined"""
     query_length: int = 48
-
-    experiment = "salience-pruning"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,8 +48,9 @@ from studies.salience_report import SALIENT_IN, Found, describe
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
-from paradigms.data import Run, Split
+from paradigms.data import Run
 from paradigms.encoder.text import Side
+from paradigms.evaluate.hybrid import union
 from paradigms.index import ExactIndex
 from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
@@ -63,7 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "relu": {"salience": "relu"},
     "hard": {"salience": "hard"},
-    "l1": {"salience": "relu"},  # with the coefficient of the settings
+    "l1": {"salience": "relu", "salience_l1": 1.0},  # coefficient of the mean salience in the loss
     "none": {"salience": "none"},  # pruned, texts are cut off: the control
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
@@ -107,17 +104,11 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 
     def make() -> Paradigm:
         how = lengths_of(settings) | RATIOS | METHODS[method]
-        l1 = settings.l1 if method == "l1" else 0.0
-        return aligner(settings.backbone, eps=settings.eps or EPS, salience_l1=l1, **how)
+        return aligner(settings.backbone, eps=settings.eps or EPS, **how)
 
     def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
-        keys: Measured = {"method": method, "seed": seed}
-        queries = paradigm.encode_queries(list(bench.test.queries.values()))
-        if "salience" in index.fields:
-            keys["content words"] = content_words(paradigm, index, bench, queries)
-        else:
-            keys["retrieved"] = retrieved_share(index, queries)
-        return keys | measure(paradigm, index, bench.test, queries, settings, folder, method == "entropic")
+        keys = {"method": method, "seed": seed}
+        return keys | measure(paradigm, index, bench, settings.depth, folder, method == "entropic")
 
     folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
@@ -176,19 +167,15 @@ def retrieved_share(index: ExactIndex, queries: Tokens) -> float:
 
 
 def measure(
-    paradigm: Paradigm,
-    index: ExactIndex,
-    test: Split,
-    queries: Tokens,
-    settings: Settings,
-    folder: Path,
-    strategies: bool,
+    paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int, folder: Path, strategies: bool
 ) -> Measured:
-    """Each pair's costs, and its measures of every query, before and after refinement.
+    """Each pair's costs, and its measures of every query, before and after refinement; what is salient, or
+    without salience what is retrieved.
 
-    queries: the encoded ones. strategies: whether Figure 7's pair is also refined with every alignment.
+    strategies: whether Figure 7's pair is also refined with every alignment.
     """
-    asked, dim = max(1, len(test.queries)), paradigm.encoder.dim
+    test, dim = bench.test, paradigm.encoder.dim
+    asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
     pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
     searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
@@ -196,7 +183,7 @@ def measure(
     runs: list[Run] = []
     for q, d in PAIRS:
         began = time.perf_counter()
-        found = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
+        found = pruned[d].search_tokens(paradigm.recipe, searching[q], depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
@@ -208,8 +195,7 @@ def measure(
         points.append(cost)
         runs.append(dict(zip(test.queries, found, strict=True)))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
-    union = {name: {d: 0.0 for run in runs for d in run[name]} for name in test.queries}
-    scores = index.rerank(paradigm, test.queries, union)
+    scores = index.rerank(paradigm, test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
@@ -217,4 +203,8 @@ def measure(
     if strategies:
         found = rerank_strategies(index, paradigm, test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
-    return {"strategies": adapted, "points": points}
+    if "salience" in index.fields:
+        more: Measured = {"content words": content_words(paradigm, index, bench, queries)}
+    else:
+        more = {"retrieved": retrieved_share(index, queries)}
+    return more | {"strategies": adapted, "points": points}

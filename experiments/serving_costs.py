@@ -7,8 +7,6 @@ paradigms/index/README.md has the formulas that extend bytes and seconds to othe
 """
 
 import os
-import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -66,6 +64,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
+from benchmarks.parts.shared import processor
 from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
@@ -122,7 +121,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
     base = ExactIndex.build(model, texts.keys(), texts.values(), work / "encoded", progress=True)
     queries = model.encode_queries(asked).to("cpu")
     wanted = base.search_tokens(model.recipe, queries, settings.k)
-    indexed = partial(measure_index, base, model, queries, work=work, settings=settings)
+    indexed = partial(measure_index, base, model, queries, work, settings)
     jobs: dict[str, Callable[[], Costs]] = {
         "exact": partial(indexed, ExactIndex),
         "FAISS": partial(indexed, FaissIndex),
@@ -191,23 +190,22 @@ def measure_index(
     base: ExactIndex,
     model: Paradigm,
     queries: Tokens,
-    kind: type[TokenIndex],
-    *,
     work: Path,
     settings: Settings,
+    kind: type[TokenIndex],
     **options: Any,
 ) -> Costs:
-    """An index of the vectors of `base`."""
+    """An index of this kind, of the vectors of `base`."""
     began = time.perf_counter()
     index = kind.of(base, work / "index", **options)
     seconds = time.perf_counter() - began
     if isinstance(index, CompressedIndex):
         index.probes = settings.probes
-    each = [queries[n : n + 1] for n in range(len(queries.mask))]
-    ms, answers = timed(
-        lambda n: index.search_tokens(model.recipe, each[n], settings.k)[0], len(each), settings.rounds
-    )
-    return folder_bytes(index.folder), seconds, ms, answers
+
+    def find(n: int) -> dict[str, float]:
+        return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
+
+    return folder_bytes(index.folder), seconds, *timed(find, len(queries.mask), settings.rounds)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -251,24 +249,14 @@ def measure_engine(
             engine.approximate()
         seconds = time.perf_counter() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        ms, answers = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
-        size = table_bytes(engine) if isinstance(engine, PgvectorEngine) else folder_bytes(folder)
-    return size, seconds, ms, answers
+        found = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+        if isinstance(engine, PgvectorEngine):
+            [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
+        else:
+            size = folder_bytes(folder)
+    return size, seconds, *found
 
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def table_bytes(engine: PgvectorEngine) -> int:
-    """Bytes of the table and its indexes."""
-    [row] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
-    return row[0]
-
-
-def processor() -> str:
-    """The CPU's name."""
-    info = Path("/proc/cpuinfo")
-    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
-    return names[1] if names else platform.processor() or platform.machine()

@@ -28,8 +28,6 @@ class Settings(PairSettings):
     fewest: int = 50
     """tokens that a bin needs for a claim to rest on it"""
 
-    experiment = "term-matching"
-
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 

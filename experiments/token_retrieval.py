@@ -29,8 +29,6 @@ class Settings(EncoderStudy, OneCollection):
     table_tokens: int = 100
     """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
 
-    experiment = "token-retrieval"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backbone == "small":

@@ -97,8 +97,11 @@ class Settings(OneCollection, Results):
             raise SystemExit("filter_margin and filter_share are of scores: say whose with --filter")
         if self.paradigm in RERANKERS and not self.negatives:
             raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
-        self.experiment = f"train-{self.paradigm}"
         super().__post_init__()
+
+    @property
+    def experiment(self) -> str:
+        return f"train-{self.paradigm}"
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds

@@ -13,7 +13,7 @@ from paradigms import CrossAttention, Paradigm, load
 from paradigms.data import Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample
-from paradigms.evaluate.explain import explain, explain_bm25, explain_generative
+from paradigms.evaluate.explain import explain_bm25, explain_found, explain_generative
 from paradigms.generative.model import Generative
 from paradigms.index import open_index
 
@@ -33,7 +33,7 @@ def align_query(
     its checkpoint, and where its index is if it has one.
     """
     query, judged = test.queries[query_id], test.judgements[query_id]
-    corpus, pieces = data.collection.corpus, data.pieces
+    corpus = data.collection.corpus
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
     wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
     examples = []
@@ -48,14 +48,9 @@ def align_query(
                 found = explain_generative(model, query, corpus.position(document))
                 views += [replace(view, system=name) for view in found]
                 continue
-            others, read = [d for d in sorted(pool) if d != document], text
-            if pieces:  # the best passage of the document, among all of the others
-                run = {query_id: dict.fromkeys(pieces.of(document), 0.0)}
-                best = next(iter(index.rerank(model, {query_id: query}, run)[query_id]))
-                read = pieces.corpus[pieces.corpus.position(best)]
-                others = [passage for other in others for passage in pieces.of(other)]
-            rest = index.tokens_of(others, model.encoder.device) if "pool" in model.reads else None
-            views.append(replace(explain(model, query, read, rest), system=name))
+            others = [d for d in sorted(pool) if d != document]
+            view = explain_found(index, model, query, document, others, data.pieces)
+            views.append(replace(view, system=name))
         examples.append(AlignmentExample(query_id, document, query, text, document in relevant, views))
     return examples
 

@@ -1,6 +1,7 @@
 """Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, what the paper says, and the page of capacity.py."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,28 +26,25 @@ TABLE_A1, SAID = PRINTED["table a1"], PRINTED["capacity"]
 Terms = list[tuple[float, str, int]]  # weight, system, length
 
 
+@dataclass
 class Found:
     """What was measured at every length, and what theory predicts, with what the paper says of it."""
 
-    def __init__(
-        self,
-        task: str,
-        lengths: list[int],
-        results: Sequence[Any],
-        predictions: Any,
-        sizes: Mapping[str, int],
-    ) -> None:
-        """predictions: length -> what capacity_tasks.predict found. sizes: system -> numbers of a passage, of
-        those that encode it."""
-        self.task, self.lengths, self.predictions, self.sizes = task, lengths, predictions, sizes
+    task: str
+    lengths: list[int]
+    results: Sequence[Any]
+    predictions: Any  # length -> what capacity_tasks.predict found
+    sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
+
+    def __post_init__(self) -> None:
         # stage -> system -> length -> [seeds, queries]: all seeds have the same queries
         self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
-        for result in results:
+        for result in self.results:
             for system, stages in result["stages"].items():
                 for stage, row in stages.items():
                     of = self.values[stage].setdefault(system, {})
                     of[result["length"]] = np.vstack([*of.get(result["length"], ()), row])
-        if task == "containing":  # one passage is relevant, and first where RR@10 is 1
+        if self.task == "containing":  # one passage is relevant, and first where RR@10 is 1
             self.values[FIRST] = {
                 system: {length: np.where(values == 1, 1.0, 0.0) for length, values in of.items()}
                 for system, of in self.values["retrieve"].items()

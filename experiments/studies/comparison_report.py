@@ -10,7 +10,6 @@ from typing import Any
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.model_runs import read_json
 from studies.systems import STAGES, Data, reranks, training_runs, training_settings
 
 from paradigms import GENERATIVE, evaluate
@@ -20,6 +19,7 @@ from paradigms.data.within import learned_share
 from paradigms.evaluate import MEASURES, Report
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.io.typed import read_json
 from paradigms.train.loop import kept_step
 
 ALIGNED = 6  # test queries in the report's alignment view

@@ -1,6 +1,5 @@
 """The models and measurements of a study: each trained where it is missing, and measured once."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.reranking import candidates
 from paradigms.index import ExactIndex
 from paradigms.io.files import write_json
+from paradigms.io.typed import read_json
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
@@ -156,10 +156,6 @@ def trained_once(
         by_main(keep, accelerator)
         accelerator.free_memory()
     return read(checkpoint).to(accelerator.device).eval()
-
-
-def read_json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,11 @@ def publish(
     summary: str,
     sections: Mapping[str, Section],
     accelerator: "Accelerator | None" = None,
-    told: int | None = None,
 ) -> None:
     """The files of `write_sections`, all on one page, and the verdicts of claims in verdicts.md, one a line.
     Sections without rows are left out.
 
-    settings: a dataclass with an output folder; a `division` of queries is said in each heading. told:
-    sections that the terminal shows, by default all.
+    settings: a dataclass with an output folder; a `division` of queries is said in each heading.
     """
     from paradigms.train.job import environment
 
@@ -162,7 +160,7 @@ def publish(
         write_json(folder / "environment.json", where)
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
-    print_sections(list(sections.values())[:told])
+    print_sections(sections.values())
     Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
     if accelerator and accelerator.trackers:
         import wandb

@@ -90,18 +90,21 @@ class Results:
     """Where results go. Experiments add fields of their own."""
 
     output: str = ""
-    """results folder; empty: one named after the experiment and the collection"""
+    """results folder; empty: one named after the script and the collection"""
     precision: Precision = "auto"
     """auto: bf16 where the hardware has it"""
     tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
-    experiment = "study"  # of results folders
-
     def __post_init__(self) -> None:
         collection = getattr(self, "collection", "")
         of = f"-{folder_name(collection)}" if collection else ""
         self.output = self.output or f"results/{self.experiment}{of}"
+
+    @property
+    def experiment(self) -> str:
+        """The script, in the names of results folders."""
+        return type(self).__module__.replace("_", "-")
 
 
 def lengths_of(settings: Any) -> dict[str, int]:
@@ -207,8 +210,6 @@ class PairSettings(Results, OneCollection):
     """BM25 candidates of each query, to which the relevant documents are added"""
     models: str = ""
     """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
-
-    experiment = "pairs"  # of results folders
 
     def __post_init__(self) -> None:
         at_least(

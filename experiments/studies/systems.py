@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from studies.model_runs import Bench, read_json
+from studies.model_runs import Bench
 from studies.settings import System, training_fields
 
 from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
@@ -30,7 +30,7 @@ from paradigms.generative.settings import TRAINING, GenerativeSettings
 from paradigms.index import INDEXES, open_index
 from paradigms.index.base import TokenIndex
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_known
+from paradigms.io.typed import check_known, read_json
 from paradigms.model import autocast
 from paradigms.recipe import Recipe
 from paradigms.train.generative import fit_generative, t5_folder
@@ -52,7 +52,7 @@ class Data(Bench):
     others: dict[str, Split] = field(default_factory=dict)  # more queries, of other splits
     bm25_seconds: float = 0.0  # to build
     own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
-    pieces: Passages | None = None  # of the documents, where these are split
+    pieces: Passages = field(kw_only=True)  # of the documents, which are split or whole
 
 
 def training_settings(system: System, settings: Any) -> TrainingSettings | None:
@@ -112,15 +112,15 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     bm25 = BM25.build(corpus, corpus.ids, progress=progress)
     seconds = time.perf_counter() - began
     asked = (own_documents(corpus, of, settings.identical_ids) for of in (splits[-1], *others.values()))
-    pieces = Passages(corpus, settings.passages, settings.best_passages) if settings.passages else None
+    pieces = Passages(corpus, settings.passages, settings.best_passages)
     own = frozenset().union(*asked)
     more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own, "pieces": pieces}
     return Data(collection, *splits, bm25, progress, **more)
 
 
 def index_of(paradigm: Paradigm, data: Data, settings: Any, folder: Path, launch: Accelerator) -> TokenIndex:
-    """The documents, or `data.pieces` of them, which all processes together encode into the folder."""
-    read, kind, options = data.pieces.corpus if data.pieces else data.collection.corpus, settings.index, {}
+    """`data.pieces`, which all processes together encode into the folder."""
+    read, kind, options = data.pieces.corpus, settings.index, {}
     if kind == "exact" and paradigm.encoder.dim == 1 and "ids" in paradigm.reads:
         kind, options = "inverted", {"bits": 16}  # as exact, and of weights of terms faster
     how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
@@ -132,9 +132,8 @@ def searcher(
 ) -> tuple[Callable[..., Run], Callable[..., Run], float]:
     """(search, rerank, bytes per document) over the corpus; a reranker orders what BM25 finds.
 
-    index: of what encodes documents, which all processes of the launch search together; where it holds
-    `data.pieces`, documents are found by these. ValueError for a generative paradigm that names the documents
-    of another corpus.
+    index: of `data.pieces`, where the model encodes these; all processes of the launch search it together.
+    ValueError for a generative paradigm that names the documents of another corpus.
     """
     corpus, pieces = data.collection.corpus, data.pieces
     if isinstance(model, CrossAttention):
@@ -159,8 +158,6 @@ def searcher(
     find, again = partial(index.search, model), partial(index.rerank, model)
     if launch is not None and launch.num_processes > 1:
         find, again = together(index, model, launch)
-    if pieces is None:
-        return find, again, index.bytes_per_document
     size = index.bytes_per_document * len(pieces.corpus) / len(corpus)
     return pieces.searching(find, again), pieces.reranking(again), size
 

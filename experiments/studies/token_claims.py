@@ -46,25 +46,23 @@ def label(kind: Kind) -> str:
     return "ColBERT" if kind[0] is None else f"XTR, k_train = {kind[0]}"
 
 
+@dataclass
 class Found:
     """What was measured of every kind of model of a collection, once for each seed, on the same queries.
 
-    search_tokens: the k', ascending; table_tokens: the k' of Tables 1 and 5, one of them. SystemExit where
-    the results are not of BM25's queries.
+    SystemExit where the results are not of BM25's queries.
     """
 
-    def __init__(
-        self,
-        name: str,
-        results: Sequence[dict[str, Any]],
-        search_tokens: list[int],
-        table_tokens: int,
-        bm25: PerQuery,
-    ) -> None:
-        same_queries([*results, {"queries": bm25.queries}])
-        self.name, self.search_tokens, self.table_tokens, self.bm25 = name, search_tokens, table_tokens, bm25
+    name: str
+    results: Sequence[dict[str, Any]]
+    search_tokens: list[int]  # the k', ascending
+    table_tokens: int  # the k' of Tables 1 and 5, one of them
+    bm25: PerQuery
+
+    def __post_init__(self) -> None:
+        same_queries([*self.results, {"queries": self.bm25.queries}])
         self.models: dict[Kind, list[dict[str, Any]]] = {}
-        for result in results:
+        for result in self.results:
             self.models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
         self.colbert = next(kind for kind in self.models if kind[0] is None)
         # The XTRs trained on ColBERT's batches, by k_train; of these the best on the dev queries, over all

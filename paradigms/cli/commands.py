@@ -27,7 +27,7 @@ from paradigms.evaluate import (
     rich_table,
     with_judgements,
 )
-from paradigms.evaluate.explain import explain
+from paradigms.evaluate.explain import explain_found
 from paradigms.evaluate.fusion import fuse, tune_weights
 from paradigms.evaluate.reranking import rerank
 from paradigms.formats.card import model_card, results_of
@@ -49,7 +49,7 @@ def run_index(settings: argparse.Namespace) -> None:
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
     made, problems = make(settings, output, precision_of(settings))
     tell_cuts(settings, made.made.words, problems)
-    cut = count_cut(made.model.encoder, (made.pieces or made).corpus)
+    cut = count_cut(made.model.encoder, made.pieces.corpus)
     if cut.cut:
         show.tell(cut.told + ("" if made.made.words else " (--passages)"))
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
@@ -114,10 +114,9 @@ def run_rerank(settings: argparse.Namespace) -> None:
     known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
-    pieces = Passages(corpus, words, settings.best_passages) if split else None
-    of, asked = (pieces.corpus, pieces.passages(known)) if pieces else (corpus, known)
-    found = rerank(model, queries, of, asked, precision=precision_of(settings), progress=True)
-    found = pieces.documents(found) if pieces else found
+    pieces = Passages(corpus, words if split else 0, settings.best_passages)
+    asked = pieces.corpus, pieces.passages(known)
+    found = pieces.documents(rerank(model, queries, *asked, precision=precision_of(settings), progress=True))
     best = {query: best_first(scores, settings.k) for query, scores in found.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
@@ -130,18 +129,9 @@ def run_explain(settings: argparse.Namespace) -> None:
     document = settings.document or next(iter(run), None)
     if document is None:
         raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
-    text = opened.corpus[opened.corpus.position(document)]
     others = [other for other in run if other != document]
-    if opened.pieces:  # the best passage of the document, among all of the others
-        best = opened.index.rerank(
-            opened.model, {"1": settings.query}, opened.pieces.passages({"1": {document: 0.0}})
-        )
-        text = opened.pieces.corpus[opened.pieces.corpus.position(next(iter(best["1"])))]
-        others = [passage for other in others for passage in opened.pieces.of(other)]
-    pool = None
-    if others and opened.model.recipe.reads_pool:
-        pool = opened.index.tokens_of(others, opened.model.encoder.device)
-    show.alignment(explain(opened.model, settings.query, text, pool), settings.query, document)
+    found = explain_found(opened.index, opened.model, settings.query, document, others, opened.pieces)
+    show.alignment(found, settings.query, document)
     described = opened.model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":
         show.tell(

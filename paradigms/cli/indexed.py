@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -97,7 +97,7 @@ class Indexed:
     corpus: Corpus
     index: TokenIndex
     model: Paradigm
-    pieces: Passages | None = None  # of the documents, where the index holds these
+    pieces: Passages  # of the documents, which the index holds
 
     @property
     def name(self) -> str:
@@ -105,18 +105,15 @@ class Indexed:
 
     def only(self, ids: Iterable[str]) -> Indexed:
         """With these documents alone (`TokenIndex.only`). KeyError names an unknown one."""
-        ids = list(ids)
-        held = [piece for id in ids for piece in self.pieces.of(id)] if self.pieces else ids
+        held = [piece for id in ids for piece in self.pieces.of(id)]
         return replace(self, index=self.index.only(held))
 
     def search(self, queries: Mapping[str, str], k: int, *, progress: bool = False) -> Run:
         """The k best documents of every query, best first; none of a query without a token."""
         tokenize = self.model.encoder.tokenize
         known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
-        search: Callable[..., Run] = partial(self.index.search, self.model)
-        if self.pieces:
-            search = self.pieces.searching(search, partial(self.index.rerank, self.model))
-        found = search(known, k, progress=progress)
+        both = partial(self.index.search, self.model), partial(self.index.rerank, self.model)
+        found = self.pieces.searching(*both)(known, k, progress=progress)
         return {id: found.get(id, {}) for id in queries}
 
 
@@ -155,8 +152,7 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
             return open_folder(folder, paradigm), problems
         write_text(begun, "")
         write_corpus(chain([first], found), folder / CORPUS)
-        corpus = read_corpus(folder / CORPUS)
-        corpus = Passages(corpus, words).corpus if passages else corpus
+        corpus = Passages(read_corpus(folder / CORPUS), words if passages else 0).corpus
         INDEXES[settings.kind].build(
             paradigm, corpus.ids, corpus, folder / INDEX, precision=precision, progress=True
         )
@@ -182,8 +178,8 @@ def open_folder(
         )
     made, digest = read_settings(Made, file), Digest()
     index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
-    pieces = Passages(corpus, made.words, best) if made.passages else None
-    if digest.hexdigest() != made.fingerprint or (pieces.corpus if pieces else corpus).ids != index.ids:
+    pieces = Passages(corpus, made.words if made.passages else 0, best)
+    if digest.hexdigest() != made.fingerprint or pieces.corpus.ids != index.ids:
         raise ValueError(f"{folder / CORPUS} has other documents than were indexed: index the source again")
     paradigm = paradigm or made.open(pickled=pickled)
     index.check(paradigm)

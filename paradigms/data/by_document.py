@@ -26,16 +26,19 @@ class Passages:
     """The passages of a corpus, as a corpus of their own, and the way back to documents.
 
     words: of a passage at most, its title included; cuts as in `texts.passages`. Passage n of the document d
-    is "d:n" and begins with d's title. A document without text is one passage without text. best: m above.
-    ValueError where words or best are below 1.
+    is "d:n" and begins with d's title. A document without text is one passage without text. 0: nothing is
+    split, and each document is its own passage. best: m above. ValueError where best is below 1.
     """
 
     def __init__(self, corpus: Corpus, words: int, best: int = 1):
-        for name, value in (("words", words), ("best", best)):
-            if value < 1:
-                raise ValueError(f"{name} of passages must be at least 1, got {value}")
-        self.best = best
+        for name, value, least in (("words", words, 0), ("best", best, 1)):
+            if value < least:
+                raise ValueError(f"{name} of passages must be at least {least}, got {value}")
         self._documents = corpus
+        if not words:
+            self.best, self.corpus, self._owners = 1, corpus, np.arange(len(corpus))
+            return
+        self.best = best
         ids: list[str] = []
         rows: list[tuple[int, int, int]] = []
         for of, (id, title, text) in enumerate(zip(corpus.ids, corpus.titles, corpus, strict=True)):

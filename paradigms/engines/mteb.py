@@ -30,7 +30,7 @@ class MTEBModel:
     """A paradigm that searches and reranks in MTEB, or a cross-attention reranker for its reranking tasks.
 
     name: "organisation/model" under which results are kept. kind: of `INDEXES`. precision: of encoding, "no",
-    "bf16" or "fp16". ImportError says how to install mteb.
+    "bf16" or "fp16".
     """
 
     def __init__(
@@ -78,10 +78,8 @@ class MTEBModel:
     @property
     def mteb_model_meta(self) -> ModelMeta:
         """What mteb writes beside the results."""
-        try:
-            from mteb.models import ModelMeta
-        except ImportError as error:
-            raise ImportError("mteb is not installed: pip install 'retrieval-paradigms[mteb]'") from error
+        from mteb.models import ModelMeta
+
         kind = "cross-encoder" if isinstance(self.model, CrossAttention) else "late-interaction"
         return ModelMeta.create_empty(
             {

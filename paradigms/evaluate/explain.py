@@ -1,5 +1,6 @@
 """Which tokens made the score: S, A, Z of one query and one document, with readable tokens."""
 
+from collections.abc import Sequence
 from itertools import compress
 
 import torch
@@ -7,10 +8,12 @@ from torch import Tensor
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, join_documents
+from paradigms.data.by_document import Passages
 from paradigms.encoder.text import Side
 from paradigms.evaluate.report import SystemAlignment
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
+from paradigms.index.base import TokenIndex
 from paradigms.model import Paradigm
 
 READS = {
@@ -44,6 +47,29 @@ def explain(paradigm: Paradigm, query: str, document: str, pool: Tokens | None =
         query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
         document_salience=None if documents.salience is None else documents.salience[0, 0][d_mask].tolist(),
     )
+
+
+def explain_found(
+    index: TokenIndex,
+    paradigm: Paradigm,
+    query: str,
+    document: str,
+    others: Sequence[str],
+    pieces: Passages,
+) -> SystemAlignment:
+    """`explain` of a document by its best passage, with the tokens of `others` for an A that reads them.
+
+    pieces: what the index holds of the documents.
+    """
+    corpus, [best, *more] = pieces.corpus, pieces.of(document)
+    if more:
+        run = {"": dict.fromkeys([best, *more], 0.0)}
+        best = next(iter(index.rerank(paradigm, {"": query}, run)[""]))
+    pool = None
+    if others and "pool" in paradigm.reads:
+        rest = [piece for other in others for piece in pieces.of(other)]
+        pool = index.tokens_of(rest, paradigm.encoder.device)
+    return explain(paradigm, query, corpus[corpus.position(best)], pool)
 
 
 def explain_generative(model: Generative, query: str, position: int) -> list[SystemAlignment]:

@@ -50,7 +50,18 @@ def test_search_and_rerank_are_sums_of_the_best_passages(best: int):
             assert list(found[q]) == wanted
 
 
-@pytest.mark.parametrize(("words", "best", "named"), [(0, 1, "words"), (5, 0, "best")])
-def test_counts_below_one_are_refused(words: int, best: int, named: str):
-    with pytest.raises(ValueError, match=f"{named} of passages must be at least 1, got 0"):
+def test_documents_that_are_not_split_are_their_own_passages():
+    pieces = Passages(CORPUS, words=0, best=2)
+    assert pieces.corpus is CORPUS
+    assert pieces.of("c") == ["c"]
+    bm25, queries = BM25.build(CORPUS, CORPUS.ids), {"q": "cat night", "none": "zebra"}
+    for k in (1, 3):
+        assert pieces.searching(bm25.search, bm25.rerank)(queries, k) == bm25.search(queries, k)
+    run = {q: dict.fromkeys(TEXTS, 0.0) for q in queries}
+    assert pieces.reranking(bm25.rerank)(queries, run) == bm25.rerank(queries, run)
+
+
+@pytest.mark.parametrize(("words", "best", "said"), [(-1, 1, "words.* 0, got -1"), (5, 0, "best.* 1, got 0")])
+def test_counts_that_are_too_small_are_refused(words: int, best: int, said: str):
+    with pytest.raises(ValueError, match=said):
         Passages(CORPUS, words, best)

@@ -110,5 +110,4 @@ def test_run_writes_everything(folder, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "A random projection to k = " in printed
     assert "the paper's Eq. 3 asks for" in printed
-    assert "Figure 3, bm25" not in printed  # on the page
     assert str(tmp_path / "out/report.html") in printed
