@@ -155,7 +155,7 @@ class TokenIndex(GrowingStore, ABC):
         living[self.positions(ids)] = True
         part = copy.copy(self)
         part._live(living)
-        part._made = {name: made for name, made in self._made.items() if name in ("order", "scannable")}
+        part._made = {name: made for name, made in self._made.items() if name in ("order", "scanned")}
         return part
 
     @abstractmethod
@@ -240,17 +240,12 @@ class TokenIndex(GrowingStore, ABC):
         """`stored.score` with each recipe, of one query and documents by row: from one S in the kernels, or
         one read of the tokens. packed: the query as the kernels read it, where that is known."""
         scores = torch.empty((len(recipes), len(rows)), device=query.mask.device)
-        scanned = [n for n, recipe in enumerate(recipes) if self._scanned(recipe, query.mask.device)]
-        others = [n for n in range(len(recipes)) if n not in scanned]
-        if scanned:
-            packed = self._packed(query) if packed is None else packed
-            gathered = [n for n in scanned if recipes[n].search == "gather"]
-            if gathered:
-                read = self._scannable.relevances([recipes[n] for n in gathered], packed, rows)
-                scores[gathered] = read[:, 0]
-            for n in set(scanned) - set(gathered):
-                tokens = int((self.offsets[rows + 1] - self.offsets[rows]).sum())
-                scores[n] = self._scannable.imputed(recipes[n], packed, rows, tokens)[0]
+        scanned = self._scanned(query.mask.device)
+        known = [n for n, recipe in enumerate(recipes) if scanned and compiled(recipe)]
+        others = [n for n in range(len(recipes)) if n not in known]
+        if scanned and known:
+            packed = scanned.packed(query) if packed is None else packed
+            scores[known] = scanned.relevances([recipes[n] for n in known], packed, rows)[:, 0]
         if others:
             whole, query = any(recipes[n].reads_pool for n in others) or not len(rows), _trimmed(query)
             found = []
@@ -260,28 +255,17 @@ class TokenIndex(GrowingStore, ABC):
             scores[others] = torch.cat(found, 1)
         return scores
 
-    def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
-        """What the kernels read, where they know the recipe and the tokens lie in their reach."""
-        if device.type != "cpu" or not compiled(recipe) or self._width % VECTOR:
-            return None
-        return self._scannable
+    def _scanned(self, device: torch.device) -> Scanned | None:
+        """What the kernels read, where they can."""
+        return self._kept_once("scanned", self._scan) if device.type == "cpu" else None
 
-    @property
-    def _scannable(self) -> Scanned:
-        return self._kept_once("scannable", self._scan)
-
-    def _scan(self) -> Scanned:
+    def _scan(self) -> Scanned | None:
         from paradigms.scoring import kernels
 
+        if self.manifest["dim"] % VECTOR:
+            return None
         vectors = kernels.halves(np.asarray(self.fields["vectors"]))
         return Scanned(vectors, self.offsets, self.fields)
-
-    def _packed(self, query: Tokens) -> Packed:
-        return Packed(query)
-
-    @property
-    def _width(self) -> int:
-        return self.manifest["dim"]
 
     def _owners(self, tokens: Tensor) -> np.ndarray:
         """The rows of the documents that hold tokens; −1 of −1."""

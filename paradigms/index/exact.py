@@ -12,7 +12,7 @@ from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, Found, TokenIndex
 from paradigms.index.grow import Advance
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import Packed, score, slices
+from paradigms.scoring.stored import compiled, score, slices
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
@@ -48,8 +48,8 @@ class ExactIndex(TokenIndex):
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, of all documents."""
         device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
-        scanned = self._scanned(recipe, device)
-        packed = [Packed(some) for queries in parts for some in slices(queries)] if scanned else []
+        scanned = self._scanned(device) if compiled(recipe) else None
+        packed = [scanned.packed(some) for queries in parts for some in slices(queries)] if scanned else []
         limit, _ = base.SIZES.get(device.type, LARGE_SIZES)
         best: list[Tensor] = []
         for block in self._in_place() if scanned else self.blocks(limit):
@@ -66,12 +66,12 @@ class ExactIndex(TokenIndex):
 
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, in one pass over the stored vectors for a slice of the queries."""
-        scanned = self._scanned(recipe, parts[0].mask.device)
+        scanned = self._scanned(parts[0].mask.device) if compiled(recipe) else None
         if not scanned:
             return super()._impute(recipe, parts, k, advance)
         rows, found = np.flatnonzero(self.living), []
         for some in (some for queries in parts for some in slices(queries)):
-            scores, owns = scanned.imputed(recipe, Packed(some), rows, self.living_tokens)
+            scores, owns = scanned.imputed(recipe, scanned.packed(some), rows, self.living_tokens)
             for row, own in zip(scores, owns, strict=True):
                 found.append(self._best(row[torch.from_numpy(own)], rows[own], k))
             advance(len(owns))
