@@ -19,7 +19,7 @@ Both miss what no probed list holds.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -113,21 +113,18 @@ class CompressedIndex(TokenIndex):
             raise self._table.damaged("centroids.bin", f"not numbers of {lists} centroids")
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
-        self._count()
-
-    def only(self, ids: Iterable[str]) -> "CompressedIndex":
-        part = super().only(ids)
-        part._lists = part._lists._replace(alive=part.living)
-        part._count()
-        return part
-
-    def _count(self) -> None:
-        """How many tokens of documents that count are in each list."""
         self._marks = threading.local()
-        self._sizes = np.diff(self._begins)
-        if not self.living.all():
-            there = np.repeat(self.living, np.diff(self.offsets))
-            self._sizes = np.bincount(self.fields["centroids"][there], minlength=len(self._sizes))
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        """How many tokens of documents that count are in each list."""
+
+        def sizes() -> np.ndarray:
+            if self.dead is None:
+                return np.diff(self._begins)
+            return np.bincount(self.fields["centroids"][~self.dead], minlength=len(self._begins) - 1)
+
+        return self._kept_once("sizes", sizes)
 
     @property
     def _coded(self) -> Scanned:
@@ -221,7 +218,7 @@ class CompressedIndex(TokenIndex):
         missing = np.empty(count, np.float32)
         chosen = np.zeros(len(self._sizes), np.bool_)
         loops.select(query.near, self._sizes, self.probes, k, chosen, missing)
-        lists = np.flatnonzero(chosen)
+        lists, living = np.flatnonzero(chosen), self._lists._replace(alive=self.living)
         begins, ends = self._begins[lists], self._begins[lists + 1]
         threads = worth(4 * int((ends - begins).sum()))  # scattered ones, with their lists: slower
         # Documents are divided among the threads, so that no two of them meet the same.
@@ -232,12 +229,12 @@ class CompressedIndex(TokenIndex):
 
         def probe(n: int) -> tuple[np.ndarray, np.ndarray]:
             most = min(len(self.ids), int((cuts[n + 1] - cuts[n]).sum()))
-            rows, f = np.empty(most, np.int64), np.empty(most, np.float32)
+            rows = np.empty(most, np.int64)
             best = np.empty((most, query.near.shape[1]), np.float32)
-            given = self._coded.tokens, query, self._lists, lists, cuts[n], cuts[n + 1]
+            given = self._coded.tokens, query, living, lists, cuts[n], cuts[n + 1]
             met = kernels.probe(*given, len(self._codec.spread), self._slots(), rows, best)
-            loops.sums(best, missing, query.weights, f[:met])
-            return rows[:met], f[:met]
+            filled = np.maximum(best[:met, :count], missing)
+            return rows[:met], np.einsum("nj, j -> n", filled, query.weights[:count])
 
         found: list[tuple[np.ndarray, np.ndarray]] = shared(probe, range(threads), threads)
         return np.concatenate([rows for rows, _ in found]), np.concatenate([f for _, f in found])
