@@ -19,31 +19,34 @@ TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
 
 
+def exact_token_search(index: TokenIndex, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    stored, wanted = index.fields["vectors"], min(k, index.living_tokens)
+    dead = None if index.dead is None else torch.from_numpy(index.dead)
+    _, cells = base.SIZES.get(vectors.device.type, LARGE_SIZES)
+    slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
+    best = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
+    for start in range(0, len(stored), TOKEN_BLOCK):
+        block = torch.from_numpy(np.array(stored[start : start + TOKEN_BLOCK])).to(vectors)
+        for n, (part, (scores, tokens)) in enumerate(zip(slices, best, strict=True)):
+            S = part @ block.T
+            if dead is not None:
+                S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
+            new, places = _largest(S, min(wanted, len(block)))
+            scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
+            scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
+            best[n] = scores, tokens.gather(1, kept)
+    return torch.cat([s for s, _ in best]), torch.cat([t for _, t in best])
+
+
 class ExactIndex(TokenIndex):
     """Search and reranking that miss nothing: every document, or every token, is looked at."""
 
     kind = "exact"
 
-    def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        stored, wanted = self.fields["vectors"], min(k, self.living_tokens)
-        dead = None if self.dead is None else torch.from_numpy(self.dead)
-        _, cells = base.SIZES.get(vectors.device.type, LARGE_SIZES)
-        slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
-        best = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
-        for start in range(0, len(stored), TOKEN_BLOCK):
-            block = torch.from_numpy(np.array(stored[start : start + TOKEN_BLOCK])).to(vectors)
-            for n, (part, (scores, tokens)) in enumerate(zip(slices, best, strict=True)):
-                S = part @ block.T
-                if dead is not None:
-                    S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
-                new, places = _largest(S, min(wanted, len(block)))
-                scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
-                scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
-                best[n] = scores, tokens.gather(1, kept)
-        return torch.cat([s for s, _ in best]), torch.cat([t for _, t in best])
+    token_search = exact_token_search
 
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, of all documents."""
