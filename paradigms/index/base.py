@@ -14,9 +14,9 @@ find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
 
 Index = TypeVar("Index", bound="TokenIndex")
-Made = TypeVar("Made")
 Found = list[dict[str, float]]  # of each query its documents and scores, best first
 
 
@@ -300,23 +299,6 @@ class TokenIndex(GrowingStore, ABC):
             return by_id, np.argsort(by_id)
 
         return self._kept_once("order", order)
-
-    def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made once for this state of the folder."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-    def _map(self, manifest: Mapping[str, Any]) -> None:
-        super()._map(manifest)
-        self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
-
-    def _live(self, living: np.ndarray) -> None:
-        super()._live(living)
-        lengths = np.diff(self.offsets)
-        self.living_tokens = int(lengths[living].sum())
-        # Which tokens belong to deleted documents; None where no document is deleted.
-        self.dead = None if living.all() else np.repeat(~living, lengths)
 
     def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         """Queries as documents are scored, in float32. ValueError where these are none for this index."""

@@ -77,9 +77,9 @@ def write_lists(writer: Writer, bits: int) -> None:
     for first in range(0, len(centroids), SORTED):
         sizes += np.bincount(centroids[first : first + SORTED], minlength=len(sizes))
     begins = np.concatenate([[0], np.cumsum(sizes)])
-    writer.restart(BEGINS)
+    writer.remove(BEGINS)
     writer.append(BEGINS, begins)
-    writer.restart(ENTRIES)
+    writer.remove(ENTRIES)
     low, width = 0, number_bytes(len(centroids))
     while low < len(sizes):  # as many lists at a time as fit, one at least
         high = max(low + 1, int(np.searchsorted(begins, begins[low] + SORTED, side="right")) - 1)

@@ -182,13 +182,8 @@ class Writer(Files):
         entry["bytes"] += len(data)
         entry["crc32"] = zlib.crc32(data, entry["crc32"])
 
-    def restart(self, name: str) -> None:
-        """Begin a file anew: readers keep the old one."""
-        self.remove(name)
-        (self.folder / self._anew(name)["file"]).write_bytes(b"")
-
     def remove(self, name: str) -> None:
-        """Drop this file at the next commit."""
+        """Drop this file at the next commit; what is appended from now on begins it anew."""
         if name in self._streams:
             self._streams.pop(name).close()
         self.entries.pop(name, None)
