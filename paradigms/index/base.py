@@ -14,9 +14,9 @@ find nothing. Threads are those that the caller set (`torch.set_num_threads`).
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
 
 Index = TypeVar("Index", bound="TokenIndex")
-Made = TypeVar("Made")
 Found = list[dict[str, float]]  # of each query its documents and scores, best first
 
 
@@ -155,7 +154,7 @@ class TokenIndex(GrowingStore, ABC):
         living[self.positions(ids)] = True
         part = copy.copy(self)
         part._live(living)
-        part._made = {name: made for name, made in self._made.items() if name in ("order", "scannable")}
+        part._made = {name: made for name, made in self._made.items() if name in ("order", "scanned")}
         return part
 
     @abstractmethod
@@ -240,17 +239,12 @@ class TokenIndex(GrowingStore, ABC):
         """`stored.score` with each recipe, of one query and documents by row: from one S in the kernels, or
         one read of the tokens. packed: the query as the kernels read it, where that is known."""
         scores = torch.empty((len(recipes), len(rows)), device=query.mask.device)
-        scanned = [n for n, recipe in enumerate(recipes) if self._scanned(recipe, query.mask.device)]
-        others = [n for n in range(len(recipes)) if n not in scanned]
-        if scanned:
-            packed = self._packed(query) if packed is None else packed
-            gathered = [n for n in scanned if recipes[n].search == "gather"]
-            if gathered:
-                read = self._scannable.relevances([recipes[n] for n in gathered], packed, rows)
-                scores[gathered] = read[:, 0]
-            for n in set(scanned) - set(gathered):
-                tokens = int((self.offsets[rows + 1] - self.offsets[rows]).sum())
-                scores[n] = self._scannable.imputed(recipes[n], packed, rows, tokens)[0]
+        scanned = self._scanned(query.mask.device)
+        known = [n for n, recipe in enumerate(recipes) if scanned and compiled(recipe)]
+        others = [n for n in range(len(recipes)) if n not in known]
+        if scanned and known:
+            packed = scanned.packed(query) if packed is None else packed
+            scores[known] = scanned.relevances([recipes[n] for n in known], packed, rows)[:, 0]
         if others:
             whole, query = any(recipes[n].reads_pool for n in others) or not len(rows), _trimmed(query)
             found = []
@@ -260,28 +254,17 @@ class TokenIndex(GrowingStore, ABC):
             scores[others] = torch.cat(found, 1)
         return scores
 
-    def _scanned(self, recipe: Recipe, device: torch.device) -> Scanned | None:
-        """What the kernels read, where they know the recipe and the tokens lie in their reach."""
-        if device.type != "cpu" or not compiled(recipe) or self._width % VECTOR:
-            return None
-        return self._scannable
+    def _scanned(self, device: torch.device) -> Scanned | None:
+        """What the kernels read, where they can."""
+        return self._kept_once("scanned", self._scan) if device.type == "cpu" else None
 
-    @property
-    def _scannable(self) -> Scanned:
-        return self._kept_once("scannable", self._scan)
-
-    def _scan(self) -> Scanned:
+    def _scan(self) -> Scanned | None:
         from paradigms.scoring import kernels
 
+        if self.manifest["dim"] % VECTOR:
+            return None
         vectors = kernels.halves(np.asarray(self.fields["vectors"]))
         return Scanned(vectors, self.offsets, self.fields)
-
-    def _packed(self, query: Tokens) -> Packed:
-        return Packed(query)
-
-    @property
-    def _width(self) -> int:
-        return self.manifest["dim"]
 
     def _owners(self, tokens: Tensor) -> np.ndarray:
         """The rows of the documents that hold tokens; −1 of −1."""
@@ -316,23 +299,6 @@ class TokenIndex(GrowingStore, ABC):
             return by_id, np.argsort(by_id)
 
         return self._kept_once("order", order)
-
-    def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made once for this state of the folder."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-    def _map(self, manifest: Mapping[str, Any]) -> None:
-        super()._map(manifest)
-        self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
-
-    def _live(self, living: np.ndarray) -> None:
-        super()._live(living)
-        lengths = np.diff(self.offsets)
-        self.living_tokens = int(lengths[living].sum())
-        # Which tokens belong to deleted documents; None where no document is deleted.
-        self.dead = None if living.all() else np.repeat(~living, lengths)
 
     def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         """Queries as documents are scored, in float32. ValueError where these are none for this index."""

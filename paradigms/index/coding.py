@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from paradigms.index.codes import PER_CENTROID, STEPS, Codec, centroids_for, padded_width
-from paradigms.index.columns import ColumnFolder, Writer
+from paradigms.index.columns import Files, Writer
 from paradigms.index.store import DTYPES, LENGTHS, Rows
 from paradigms.io.typed import naming
 
@@ -77,9 +77,9 @@ def write_lists(writer: Writer, bits: int) -> None:
     for first in range(0, len(centroids), SORTED):
         sizes += np.bincount(centroids[first : first + SORTED], minlength=len(sizes))
     begins = np.concatenate([[0], np.cumsum(sizes)])
-    writer.restart(BEGINS)
+    writer.remove(BEGINS)
     writer.append(BEGINS, begins)
-    writer.restart(ENTRIES)
+    writer.remove(ENTRIES)
     low, width = 0, number_bytes(len(centroids))
     while low < len(sizes):  # as many lists at a time as fit, one at least
         high = max(low + 1, int(np.searchsorted(begins, begins[low] + SORTED, side="right")) - 1)
@@ -93,7 +93,7 @@ def write_lists(writer: Writer, bits: int) -> None:
         low = high
 
 
-def read_codec(files: Writer | ColumnFolder, bits: int) -> Codec:
+def read_codec(files: Files, bits: int) -> Codec:
     """The codec that a folder, or what is written to it, has. ValueError where there is none."""
     path = files.path(CODEC)
     if path is None:

@@ -30,11 +30,37 @@ GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # of "vectors.3.bin"
 DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-class ColumnFolder:
+class Files:
+    """Files of a folder by name. entries: of each its file there, and how many bytes count."""
+
+    def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
+        self.folder, self.entries = folder, entries
+
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
+        """A column, mapped into memory for reading. ValueError where its bytes are not whole rows."""
+        entry = self.entries.get(name)
+        if not entry or not entry["bytes"]:
+            return np.zeros(0, column)
+        count, left = divmod(entry["bytes"], size := np.dtype(column).itemsize)
+        if left:
+            raise self.damaged(entry["file"], f"{entry['bytes']} bytes are not rows of {size}")
+        return np.memmap(self.folder / entry["file"], column, "r", shape=(count,))
+
+    def path(self, name: str) -> Path | None:
+        """Where the file of this name is now; None where there is none."""
+        return self.folder / self.entries[name]["file"] if name in self.entries else None
+
+    def damaged(self, file: str, what: object) -> ValueError:
+        """The error that names a damaged file."""
+        return ValueError(f"{self.folder / file} is damaged ({what}): build the index again")
+
+
+class ColumnFolder(Files):
     """Such a folder of one kind of index: `read` its state, map its `array`s, write in `writing`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
+        super().__init__(folder, {})
+        self.kind = kind
         self.manifest: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
@@ -49,27 +75,14 @@ class ColumnFolder:
             size = file.stat().st_size if file.is_file() else 0
             if size < entry["bytes"] or not file.is_file():
                 raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
-        self.manifest = manifest
+        self._take(manifest)
         return manifest
 
     def verify(self) -> None:
         """Compare the checksum of every file, in small pieces. ValueError names the one that is damaged."""
-        for entry in self.manifest["files"].values():
+        for entry in self.entries.values():
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
                 raise self.damaged(entry["file"], "its checksum differs")
-
-    def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """A column, mapped into memory for reading."""
-        return _mapped(self.folder, self.manifest["files"].get(name), column)
-
-    def path(self, name: str) -> Path | None:
-        """Where the file of this name is now; None where there is none."""
-        entry = self.manifest["files"].get(name)
-        return None if entry is None else self.folder / entry["file"]
-
-    def damaged(self, file: str, what: object) -> ValueError:
-        """The error that names a damaged file."""
-        return _damaged(self.folder / file, what)
 
     def standing(self) -> dict[str, Any]:
         """The manifest, unchecked; empty if none can be read."""
@@ -110,8 +123,8 @@ class ColumnFolder:
 
     def sweep(self, also: Collection[str] = ()) -> None:
         """Remove what no commit has recorded, of files of the manifest's names and `also`."""
-        names = self.manifest["files"].keys() | set(also)
-        lengths = {entry["file"]: entry["bytes"] for entry in self.manifest["files"].values()}
+        names = self.entries.keys() | set(also)
+        lengths = {entry["file"]: entry["bytes"] for entry in self.entries.values()}
         for file in self.folder.glob("*"):
             if file.name in lengths:
                 if file.stat().st_size > lengths[file.name]:
@@ -122,7 +135,10 @@ class ColumnFolder:
     def write(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest."""
         write_json(self.folder / MANIFEST, manifest, durable=True)
-        self.manifest = manifest
+        self._take(manifest)
+
+    def _take(self, manifest: dict[str, Any]) -> None:
+        self.manifest, self.entries = manifest, manifest["files"]
 
     def _manifest(self) -> dict[str, Any]:
         file = self.folder / MANIFEST
@@ -145,44 +161,38 @@ class ColumnFolder:
         return manifest
 
 
-class Writer:
-    """Changes of a `ColumnFolder` that count from the next `commit` on."""
+class Writer(Files):
+    """Changes of a `ColumnFolder` that count from the next `commit` on; files as they will be then."""
 
     def __init__(self, table: ColumnFolder) -> None:
+        super().__init__(table.folder, {name: dict(entry) for name, entry in table.entries.items()})
         self.table = table
-        self._files: dict[str, dict[str, Any]] = {k: dict(v) for k, v in table.manifest["files"].items()}
         self._streams: dict[str, BinaryIO] = {}
-        self.names = set(self._files)  # of all that was ever written here
+        self.names = set(self.entries)  # of all that was ever written here
         self._generation: int = table.manifest["generation"]
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
         """Write at the end of a file, which begins here where it is not there yet."""
         data = rows if isinstance(rows, bytes) else rows.tobytes()
-        entry = self._files.get(name) or self._anew(name)
+        entry = self.entries.get(name) or self._anew(name)
         if name not in self._streams:
             mode: Literal["ab", "wb"] = "ab" if entry["bytes"] else "wb"  # a new file holds nothing of others
-            self._streams[name] = (self.table.folder / entry["file"]).open(mode)
+            self._streams[name] = (self.folder / entry["file"]).open(mode)
         self._streams[name].write(data)
         entry["bytes"] += len(data)
         entry["crc32"] = zlib.crc32(data, entry["crc32"])
 
-    def restart(self, name: str) -> None:
-        """Begin a file anew: readers keep the old one."""
-        if name in self._streams:
-            self._streams.pop(name).close()
-        (self.table.folder / self._anew(name)["file"]).write_bytes(b"")
-
     def remove(self, name: str) -> None:
-        """Drop this file at the next commit."""
+        """Drop this file at the next commit; what is appended from now on begins it anew."""
         if name in self._streams:
             self._streams.pop(name).close()
-        self._files.pop(name, None)
+        self.entries.pop(name, None)
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
         """Where to write a whole file that takes the place of the one of this name."""
         entry = self._anew(name)
-        file = self.table.folder / entry["file"]
+        file = self.folder / entry["file"]
         yield file
         with file.open("rb+") as stream:
             os.fsync(stream.fileno())
@@ -193,12 +203,7 @@ class Writer:
         """A column with the rows that are not committed yet, mapped into memory for reading."""
         if name in self._streams:
             self._streams[name].flush()
-        return _mapped(self.table.folder, self._files.get(name), column)
-
-    def path(self, name: str) -> Path | None:
-        """Where the file of this name, committed or not, is; None where there is none."""
-        entry = self._files.get(name)
-        return None if entry is None else self.table.folder / entry["file"]
+        return super().array(name, column)
 
     def commit(self, **state: Any) -> None:
         """Make all that was written visible to readers, with `state` in the manifest; None drops an entry."""
@@ -206,7 +211,7 @@ class Writer:
             stream.flush()
             os.fsync(stream.fileno())
         manifest = self.table.manifest | state | {"generation": self._generation}
-        manifest |= {"files": {name: dict(self._files[name]) for name in sorted(self._files)}}
+        manifest |= {"files": {name: dict(self.entries[name]) for name in sorted(self.entries)}}
         self.table.write({key: manifest[key] for key in sorted(manifest) if manifest[key] is not None})
         self.table.sweep(self.names)
 
@@ -217,13 +222,13 @@ class Writer:
 
     def _anew(self, name: str) -> dict[str, Any]:
         """An empty entry, under a file name that no commit has used."""
-        if name in self._files:
+        if name in self.names:
             self._generation = self.table.manifest["generation"] + 1
         self.names.add(name)
         path = Path(name)
         file = f"{path.stem}.{self._generation}{path.suffix}" if self._generation else name
-        self._files[name] = {"file": file, "bytes": 0, "crc32": 0}
-        return self._files[name]
+        self.entries[name] = {"file": file, "bytes": 0, "crc32": 0}
+        return self.entries[name]
 
 
 def _checksum(file: Path, size: int) -> int:
@@ -233,17 +238,3 @@ def _checksum(file: Path, size: int) -> int:
         while size and (data := stream.read(min(size, CHUNK))):
             checksum, size = zlib.crc32(data, checksum), size - len(data)
     return checksum
-
-
-def _mapped(folder: Path, entry: Mapping[str, Any] | None, column: DTypeLike) -> np.ndarray:
-    """The rows of a column; ValueError where its bytes are not whole rows."""
-    if not entry or not entry["bytes"]:
-        return np.zeros(0, column)
-    count, left = divmod(entry["bytes"], size := np.dtype(column).itemsize)
-    if left:
-        raise _damaged(folder / entry["file"], f"{entry['bytes']} bytes are not rows of {size}")
-    return np.memmap(folder / entry["file"], column, "r", shape=(count,))
-
-
-def _damaged(file: Path, what: object) -> ValueError:
-    return ValueError(f"{file} is damaged ({what}): build the index again")

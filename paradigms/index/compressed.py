@@ -19,7 +19,7 @@ Both miss what no probed list holds.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ from paradigms.index.grow import Advance
 from paradigms.index.store import Rows
 from paradigms.recipe import Recipe
 from paradigms.scoring.machine import shared, worth
-from paradigms.scoring.stored import Packed, Scanned
+from paradigms.scoring.stored import Codes, Packed, Scanned
 
 SMALL = 100  # k' up to which it is a list of tokens
 
@@ -113,36 +113,31 @@ class CompressedIndex(TokenIndex):
             raise self._table.damaged("centroids.bin", f"not numbers of {lists} centroids")
         owners = np.searchsorted(self.offsets, np.arange(0, total, kernels.STRIDE), side="right") - 1
         self._lists = kernels.Lists(entries, self.offsets, owners.astype(np.uint32), self.living)
-        self._count()
-
-    def only(self, ids: Iterable[str]) -> "CompressedIndex":
-        part = super().only(ids)
-        part._lists = part._lists._replace(alive=part.living)
-        part._count()
-        return part
-
-    def _count(self) -> None:
-        """How many tokens of documents that count are in each list."""
         self._marks = threading.local()
-        self._sizes = np.diff(self._begins)
-        if not self.living.all():
-            there = np.repeat(self.living, np.diff(self.offsets))
-            self._sizes = np.bincount(self.fields["centroids"][there], minlength=len(self._sizes))
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        """How many tokens of documents that count are in each list."""
+
+        def sizes() -> np.ndarray:
+            if self.dead is None:
+                return np.diff(self._begins)
+            return np.bincount(self.fields["centroids"][~self.dead], minlength=len(self._begins) - 1)
+
+        return self._kept_once("sizes", sizes)
+
+    @property
+    def _coded(self) -> Scanned:
+        return self._kept_once("scanned", self._scan)
 
     def _scan(self) -> Scanned:
         from paradigms.scoring import kernels
 
         codes, scales, centroids = (self.fields[name] for name in ("codes", "scales", "centroids"))
-        coded = kernels.Stored(codes, self.settings.bits, scales, self._codec.levels, centroids)
-        return Scanned(coded, self.offsets, self.fields)
-
-    def _packed(self, query: Tokens) -> Packed:
-        packed = Packed(query, self._codec.spread, self._codec.middle)
-        return packed.compare(self._codec.centroids.numpy())
-
-    @property
-    def _width(self) -> int:
-        return len(self._codec.spread)
+        codec = self._codec
+        coded = kernels.Stored(codes, codec.bits, scales, codec.levels, centroids)
+        all = Codes(codec.spread, codec.middle, codec.centroids.numpy())
+        return Scanned(coded, self.offsets, self.fields, all)
 
     def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """As of `TokenIndex`, among the tokens of the lists that each query token probes."""
@@ -168,7 +163,7 @@ class CompressedIndex(TokenIndex):
         wanted = max(k, self.candidates or max(64, 4 * k))
 
         def find(query: Tokens) -> dict[str, float]:
-            packed = self._packed(query)
+            packed = self._coded.packed(query)
             rows = _largest(*self._near(packed, recipe.search_tokens), wanted)
             return self._best(self._scores([recipe], query, rows, packed)[0], rows, k)
 
@@ -186,7 +181,7 @@ class CompressedIndex(TokenIndex):
 
         def find(query: Tokens) -> dict[str, float]:
             query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
-            near, f = self._near(self._packed(query), recipe.search_tokens)
+            near, f = self._near(self._coded.packed(query), recipe.search_tokens)
             return self._best(torch.from_numpy(f / query.mask.shape[-1]), near, k)
 
         return self._each(parts, advance, find)
@@ -223,7 +218,7 @@ class CompressedIndex(TokenIndex):
         missing = np.empty(count, np.float32)
         chosen = np.zeros(len(self._sizes), np.bool_)
         loops.select(query.near, self._sizes, self.probes, k, chosen, missing)
-        lists = np.flatnonzero(chosen)
+        lists, living = np.flatnonzero(chosen), self._lists._replace(alive=self.living)
         begins, ends = self._begins[lists], self._begins[lists + 1]
         threads = worth(4 * int((ends - begins).sum()))  # scattered ones, with their lists: slower
         # Documents are divided among the threads, so that no two of them meet the same.
@@ -231,16 +226,15 @@ class CompressedIndex(TokenIndex):
         cuts = np.empty((threads + 1, len(lists)), np.int64)
         for n, token in enumerate(bounds):
             kernels.cut(self._lists, begins, ends, token, cuts[n])
-        tokens = self._scannable.tokens
 
         def probe(n: int) -> tuple[np.ndarray, np.ndarray]:
             most = min(len(self.ids), int((cuts[n + 1] - cuts[n]).sum()))
-            rows, f = np.empty(most, np.int64), np.empty(most, np.float32)
+            rows = np.empty(most, np.int64)
             best = np.empty((most, query.near.shape[1]), np.float32)
-            given = tokens, query, self._lists, lists, cuts[n], cuts[n + 1]
-            met = kernels.probe(*given, self._width, self._slots(), rows, best)
-            loops.sums(best, missing, query.weights, f[:met])
-            return rows[:met], f[:met]
+            given = self._coded.tokens, query, living, lists, cuts[n], cuts[n + 1]
+            met = kernels.probe(*given, len(self._codec.spread), self._slots(), rows, best)
+            filled = np.maximum(best[:met, :count], missing)
+            return rows[:met], np.einsum("nj, j -> n", filled, query.weights[:count])
 
         found: list[tuple[np.ndarray, np.ndarray]] = shared(probe, range(threads), threads)
         return np.concatenate([rows for rows, _ in found]), np.concatenate([f for _, f in found])

@@ -12,11 +12,33 @@ from paradigms.index import base
 from paradigms.index.base import LARGE_SIZES, Found, TokenIndex
 from paradigms.index.grow import Advance
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import Packed, score, slices
+from paradigms.scoring.stored import compiled, score, slices
 
 IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 GROUP = 8  # similarities that a token search first takes the largest of
+
+
+def exact_token_search(index: TokenIndex, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    stored, wanted = index.fields["vectors"], min(k, index.living_tokens)
+    dead = None if index.dead is None else torch.from_numpy(index.dead)
+    _, cells = base.SIZES.get(vectors.device.type, LARGE_SIZES)
+    slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
+    best = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
+    for start in range(0, len(stored), TOKEN_BLOCK):
+        block = torch.from_numpy(np.array(stored[start : start + TOKEN_BLOCK])).to(vectors)
+        for n, (part, (scores, tokens)) in enumerate(zip(slices, best, strict=True)):
+            S = part @ block.T
+            if dead is not None:
+                S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
+            new, places = _largest(S, min(wanted, len(block)))
+            scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
+            scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
+            best[n] = scores, tokens.gather(1, kept)
+    return torch.cat([s for s, _ in best]), torch.cat([t for _, t in best])
 
 
 class ExactIndex(TokenIndex):
@@ -24,32 +46,13 @@ class ExactIndex(TokenIndex):
 
     kind = "exact"
 
-    def token_search(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        stored, wanted = self.fields["vectors"], min(k, self.living_tokens)
-        dead = None if self.dead is None else torch.from_numpy(self.dead)
-        _, cells = base.SIZES.get(vectors.device.type, LARGE_SIZES)
-        slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
-        best = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
-        for start in range(0, len(stored), TOKEN_BLOCK):
-            block = torch.from_numpy(np.array(stored[start : start + TOKEN_BLOCK])).to(vectors)
-            for n, (part, (scores, tokens)) in enumerate(zip(slices, best, strict=True)):
-                S = part @ block.T
-                if dead is not None:
-                    S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
-                new, places = _largest(S, min(wanted, len(block)))
-                scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
-                scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
-                best[n] = scores, tokens.gather(1, kept)
-        return torch.cat([s for s, _ in best]), torch.cat([t for _, t in best])
+    token_search = exact_token_search
 
     def _gather(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, of all documents."""
         device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
-        scanned = self._scanned(recipe, device)
-        packed = [Packed(some) for queries in parts for some in slices(queries)] if scanned else []
+        scanned = self._scanned(device) if compiled(recipe) else None
+        packed = [scanned.packed(some) for queries in parts for some in slices(queries)] if scanned else []
         limit, _ = base.SIZES.get(device.type, LARGE_SIZES)
         best: list[Tensor] = []
         for block in self._in_place() if scanned else self.blocks(limit):
@@ -66,12 +69,12 @@ class ExactIndex(TokenIndex):
 
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, in one pass over the stored vectors for a slice of the queries."""
-        scanned = self._scanned(recipe, parts[0].mask.device)
+        scanned = self._scanned(parts[0].mask.device) if compiled(recipe) else None
         if not scanned:
             return super()._impute(recipe, parts, k, advance)
         rows, found = np.flatnonzero(self.living), []
         for some in (some for queries in parts for some in slices(queries)):
-            scores, owns = scanned.imputed(recipe, Packed(some), rows, self.living_tokens)
+            scores, owns = scanned.imputed(recipe, scanned.packed(some), rows, self.living_tokens)
             for row, own in zip(scores, owns, strict=True):
                 found.append(self._best(row[torch.from_numpy(own)], rows[own], k))
             advance(len(owns))

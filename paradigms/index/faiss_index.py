@@ -7,10 +7,10 @@ retrieved similarities (Lee et al. 2023, Eq. 4). Both are exact for "Flat" and k
 its file in native code: open only files that you trust.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,18 +149,11 @@ class FaissIndex(TokenIndex):
         if file is None:
             raise self._table.damaged(FILE, "not in the manifest")
         faiss, name = _faiss(), Path(file.name).name
-        place = 0
-
-        def read(count: int) -> bytes:
-            nonlocal place
-            data = os.pread(file.fileno(), count, place)
-            place += len(data)
-            return data
-
         try:
-            index = faiss.read_index(faiss.PyCallbackIOReader(read, READ))
-        except RuntimeError as error:
-            raise self._table.damaged(name, str(error)) from error
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                index = faiss.read_index(faiss.PyCallbackIOReader(content.read, READ))
+        except (RuntimeError, ValueError) as error:
+            raise self._table.damaged(name, error) from error
         if (index.ntotal, index.d) != self._entry_shape:
             raise self._table.damaged(name, f"{index.ntotal} vectors of {index.d}, not {self._entry_shape}")
         return index

@@ -19,7 +19,7 @@ from paradigms.core import Tokens
 from paradigms.fixed import FixedEncoding
 from paradigms.index.base import Found
 from paradigms.index.columns import Writer
-from paradigms.index.exact import ExactIndex
+from paradigms.index.exact import exact_token_search
 from paradigms.index.faiss_index import Entries, FaissIndex, FaissSettings
 from paradigms.index.grow import Advance
 from paradigms.index.store import LENGTHS
@@ -39,14 +39,14 @@ class FixedSettings(FaissSettings, FixedEncoding):
     centre: bool = True
 
 
-class FixedIndex(FaissIndex, ExactIndex):
+class FixedIndex(FaissIndex):
     """`probes` and `candidates` may be set at any time, and trade speed for recall."""
 
     kind = "fixed"
     Settings = FixedSettings
     candidates: int = 0
     """documents that are scored in full, but no fewer than are asked for; 0: 64, or 4 for each of these"""
-    token_search = ExactIndex.token_search  # FAISS holds no tokens
+    token_search = exact_token_search  # FAISS holds no tokens
 
     @classmethod
     def _check_settings(cls, settings: Any, dim: int) -> None:

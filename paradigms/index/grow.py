@@ -158,7 +158,7 @@ class GrowingStore(TokenStore):
                 norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
                 longest = torch.maximum(*norms).clamp(min=1)[:, None]
                 errors[rows] = directed_distances(*parts) + ROUNDING * longest
-            writer.restart(ERRORS)
+            writer.remove(ERRORS)
             writer.append(ERRORS, errors)
             writer.commit()
 
@@ -203,14 +203,14 @@ class GrowingStore(TokenStore):
                 return
             kept = np.repeat(self.living, np.diff(self.offsets))
             for name, column in self._columns().items():
-                writer.restart(f"{name}.bin")
+                writer.remove(f"{name}.bin")
                 step = max(1, CHUNK // np.dtype(column).itemsize)
                 for part in (slice(first, first + step) for first in range(0, len(kept), step)):
                     writer.append(f"{name}.bin", self.fields[name][part][kept[part]])
             rows = np.flatnonzero(self.living)
-            writer.restart(LENGTHS)
+            writer.remove(LENGTHS)
             writer.append(LENGTHS, np.diff(self.offsets)[rows].astype(np.int32))
-            writer.restart(DOCUMENTS)
+            writer.remove(DOCUMENTS)
             writer.append(DOCUMENTS, _lines(self.names(rows)))
             writer.remove(DELETED)
             writer.remove(ERRORS)

@@ -1,4 +1,4 @@
-"""The loops of the compressed index around `kernels`, in plain numba: lists, sums, codes."""
+"""The loops of the compressed index around `kernels`, in plain numba: lists and codes."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from typing import no_type_check
@@ -46,17 +46,6 @@ def _place(histogram, wanted):
         bin -= 1
         found += histogram[bin]
     return bin
-
-
-@no_type_check
-@njit(nogil=True, cache=True)
-def sums(best, missing, weights, out):
-    """out[n] = Σ_j weights[j] · max(best[n, j], missing[j])."""
-    for n in range(out.shape[0]):
-        total = np.float32(0)
-        for j in range(missing.shape[0]):
-            total += weights[j] * max(best[n, j], missing[j])
-        out[n] = total
 
 
 @no_type_check

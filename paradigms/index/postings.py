@@ -11,6 +11,7 @@ from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numba import njit
+from scipy.sparse import csr_array
 
 from paradigms.scoring.kernels import replace_least
 
@@ -39,14 +40,12 @@ def inverted(
     table: the weight of each code, which rises with it. Of an id that a document has more than once the
     largest code counts, and none that is 0.
     """
-    terms = int(ids.max(initial=-1)) + 1
-    starts = np.zeros(terms + 1, np.int64)
-    by_term, weights = _by_term(ids, codes, offsets, living, starts)
+    starts, by_term, weights = _by_term(ids, codes, offsets, living)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
     rows = np.where(frequent, np.cumsum(frequent) - 1, -1)
     number = -(-len(living) // BLOCK)
     dense = np.zeros((int(frequent.sum()), number * BLOCK), np.float32)
-    cells, count = np.zeros(terms + 1, np.int64), len(by_term)
+    cells, count = np.zeros_like(starts), len(by_term)
     # What is not written takes no memory.
     blocks, largest = np.empty(count, np.int32), np.zeros(count, codes.dtype)
     first = np.empty(count + 1, np.int64)
@@ -56,27 +55,15 @@ def inverted(
     return Postings(cells, blocks, largest, first, packed[:used], rows, dense, number)
 
 
-@no_type_check
-@njit(nogil=True, cache=True)
-def _by_term(ids, codes, offsets, living, starts):
-    """Documents and codes in the order of terms, then documents; starts [v + 1] is filled."""
-    for n in range(living.shape[0]):
-        if living[n]:
-            for t in range(offsets[n], offsets[n + 1]):
-                if codes[t] > 0:
-                    starts[ids[t] + 1] += 1
-    for v in range(1, starts.shape[0]):
-        starts[v] += starts[v - 1]
-    next_place = starts[:-1].copy()
-    documents, weights = np.empty(starts[-1], np.int32), np.empty(starts[-1], codes.dtype)
-    for n in range(living.shape[0]):
-        if living[n]:
-            for t in range(offsets[n], offsets[n + 1]):
-                if codes[t] > 0:
-                    place = next_place[ids[t]]
-                    next_place[ids[t]] = place + 1
-                    documents[place], weights[place] = n, codes[t]
-    return documents, weights
+def _by_term(
+    ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where each term begins, [v + 1], and documents and codes in the order of terms, then documents."""
+    starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
+    counting = codes * np.repeat(living, np.diff(offsets))
+    matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
+    matrix.eliminate_zeros()
+    return matrix.indptr.astype(np.int64), matrix.indices, matrix.data
 
 
 @no_type_check

@@ -5,7 +5,7 @@ row, changes only in `compact`; its id never does.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +28,7 @@ ERRORS = "errors.bin"  # of each document, how far its tokens are from those of 
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
 Rows = slice | np.ndarray
 Store = TypeVar("Store", bound="TokenStore")
+Made = TypeVar("Made")
 WIDEST = 1 << 16  # dimensions of a vector
 
 
@@ -268,25 +269,31 @@ class TokenStore:
 
     def _live(self, living: np.ndarray) -> None:
         """Take these rows to be the documents that count, [documents]."""
-        self.living = living
+        lengths, self.living = np.diff(self.offsets), living
         self._positions = {self.ids[n]: n for n in np.flatnonzero(living).tolist()}
+        self.living_tokens = int(lengths[living].sum())
+        # Which tokens belong to deleted documents; None where no document is deleted.
+        self.dead = None if living.all() else np.repeat(~living, lengths)
+        self._made: dict[str, Any] = {}  # of this state, when first needed: copies share it
+
+    def _kept_once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, made once for this state of the folder."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def _with_tokens(self) -> np.ndarray:
         """Rows of the documents that a search may find: not deleted, and with a token."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def _read_ids(self) -> list[str]:
-        file = self._table.path(DOCUMENTS)
-        if file is None:
-            return []
-        with file.open("rb") as stream:
-            lines = stream.read(self.manifest["files"][DOCUMENTS]["bytes"])
+        lines = self._table.array(DOCUMENTS, "uint8").tobytes()
         try:
             ids = parse_json(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
         except ValueError as error:
-            raise self._table.damaged(file.name, error) from error
+            raise self._table.damaged(DOCUMENTS, error) from error
         if not all(isinstance(id, str) for id in ids):
-            raise self._table.damaged(file.name, "an id is no string")
+            raise self._table.damaged(DOCUMENTS, "an id is no string")
         return ids
 
 

@@ -4,9 +4,9 @@
 or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` scores all others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,19 +48,27 @@ def slices(queries: Tokens) -> list[Tokens]:
     return [queries[low:high] for low, high in pairwise(cuts)]
 
 
+class Codes(NamedTuple):
+    """What codes stand for beside their scales: `kernels.Stored`."""
+
+    spread: np.ndarray  # float32 [h]
+    middle: float  # (2^bits − 1) / 2
+    centroids: np.ndarray  # C, float32 [K, h]
+
+
 class Packed:
     """Queries of axes [b, 1, j, h] as the kernels read them: the real tokens of all, one after the other."""
 
-    def __init__(self, queries: Tokens, spread: np.ndarray | None = None, middle: float = 0.0) -> None:
-        """spread, middle: what codes are multiplied and centred by; the vectors then have its width."""
+    def __init__(self, queries: Tokens, codes: Codes | None = None) -> None:
+        """codes: those that queries meet; the vectors then have their width."""
         from paradigms.scoring import kernels, tiles
 
         there = queries.mask.numpy()[:, 0]
-        self.plain: np.ndarray = queries.vectors.numpy()[:, 0][there]
+        plain = queries.vectors.numpy()[:, 0][there]
         self.ids = None if queries.ids is None else queries.ids.numpy()[:, 0][there]
-        if spread is not None and len(spread) > self.plain.shape[1]:
-            self.plain = np.pad(self.plain, ((0, 0), (0, len(spread) - self.plain.shape[1])))
-        self.vectors = self.plain if spread is None else self.plain * spread
+        if codes is not None:
+            plain = np.pad(plain, ((0, 0), (0, len(codes.spread) - plain.shape[1])))
+        self.vectors: np.ndarray = plain if codes is None else plain * codes.spread
         packed = tiles.pack(self.vectors)
         spans = np.zeros(len(there) + 1, np.int64)
         there.sum(1).cumsum(out=spans[1:])
@@ -68,20 +76,13 @@ class Packed:
         if queries.salience is not None:
             weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][there]
         near, centre = NOTHING, NOTHING[0]
-        if spread is not None:
+        if codes is not None:
             centre = np.zeros(packed.lanes, np.float32)
-            centre[: spans[-1]] = self.vectors.sum(1) * np.float32(middle)
+            centre[: spans[-1]] = self.vectors.sum(1) * np.float32(codes.middle)
+            C, Q = codes.centroids, tiles.pack(plain)
+            near = np.empty((len(C), packed.lanes), np.float32)
+            divided(lambda part: kernels.products(C[part], Q, near[part]), len(C), len(C))
         self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
-
-    def compare(self, centroids: np.ndarray) -> "Packed":
-        """The same, with the similarities of all centroids, float32 [K, h]."""
-        from paradigms.scoring import kernels, tiles
-
-        plain = tiles.pack(self.plain)
-        near = np.empty((len(centroids), plain.lanes), np.float32)
-        divided(lambda s: kernels.products(centroids[s], plain, near[s]), len(centroids), len(centroids))
-        self.query = self.query._replace(near=near)
-        return self
 
     def __len__(self) -> int:
         return len(self.query.spans) - 1
@@ -98,27 +99,39 @@ def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
 class Scanned:
     """The tokens of an index, and what lies beside them."""
 
-    def __init__(self, tokens: "kernels.Stored", offsets: np.ndarray, fields: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        tokens: "kernels.Stored",
+        offsets: np.ndarray,
+        fields: Mapping[str, np.ndarray],
+        codes: Codes | None = None,
+    ) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
-        self.tokens, self.offsets = tokens, offsets
+        self.tokens, self.offsets, self.codes = tokens, offsets, codes
         self.salience = np.asarray(fields.get("salience", none))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
+    def packed(self, queries: Tokens) -> Packed:
+        """Queries as the kernels read them to meet these tokens."""
+        return Packed(queries, self.codes)
+
     def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """rel(d, q) of the documents at `rows`; the recipe gathers and is `compiled`."""
+        """rel(d, q) of the documents at `rows`, as `score` has it; the recipe is `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(
         self, recipes: Sequence[Recipe], packed: Packed, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """rel(d, q) with each recipe: from one S, but for alignments that read ids."""
-        if len(recipes) > 1 and any("ids" in recipe.alignment.reads for recipe in recipes):
+        """rel(d, q) with each recipe: from one S, but for those that impute or read ids."""
+        if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.alignment.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
 
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width = stops - starts, packed.vectors.shape[1]
+        if recipes[0].search == "impute":
+            return self.imputed(recipes[0], packed, rows, int(lengths.sum()))[0][None]
         kept = np.empty((len(rows), len(recipes)), np.int64)
         for column, recipe in zip(kept.T, recipes, strict=True):
             assert recipe.alignment.kept is not None

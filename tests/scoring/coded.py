@@ -7,7 +7,7 @@ import torch
 
 from paradigms.core import Tokens
 from paradigms.scoring import kernels
-from paradigms.scoring.stored import Packed
+from paradigms.scoring.stored import Codes, Packed
 
 QUERIES = (1, 16, 17, 33)
 LENGTHS = (3, 0, 1, 8, 9, 0, 16, 23, 7, 0)
@@ -72,9 +72,9 @@ class Corpus:
         middle = ((1 << bits) - 1) / 2
         tokens = centroids[nearest] + LEVELS[scales][:, None] * spread * (unpacked(codes, bits) - middle)
         self.similarities = tokens.astype(np.float64) @ queries.T.astype(np.float64)
-        self.packed = Packed(texts([queries]), spread, middle).compare(centroids)
+        self.queries, self.codes = queries, Codes(spread, middle, centroids)
+        self.packed = Packed(texts([queries]), self.codes)
         self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
-        self.centroids, self.spread, self.middle = centroids, spread, middle
         self.coded = kernels.Stored(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
         self.order = np.argsort(nearest, kind="stable")
         self.begins = offsets_of(np.bincount(nearest, minlength=lists))

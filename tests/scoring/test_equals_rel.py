@@ -105,9 +105,9 @@ def stored_cases(folder: Path, width: int, salience: bool) -> list[tuple[Scanned
     cases = [(Scanned(kernels.halves(mapped), offsets, fields), Packed(queries), queries, halves)]
     for bits in BITS if width == 128 else ():
         corpus = Corpus(bits, width, 33, lengths)
-        one = stored_texts([corpus.packed.plain], ids=True, salience=salience)
-        packed = Packed(one, corpus.spread, corpus.middle).compare(corpus.centroids)
-        cases.append((Scanned(corpus.coded, offsets, fields), packed, one, corpus.x))
+        one = stored_texts([corpus.queries], ids=True, salience=salience)
+        scanned = Scanned(corpus.coded, offsets, fields, corpus.codes)
+        cases.append((scanned, scanned.packed(one), one, corpus.x))
     rows = np.arange(len(lengths))
     return [
         (scanned, packed, q, stored_tokens(vectors.astype(np.float32), offsets, fields, rows))

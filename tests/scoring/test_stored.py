@@ -15,7 +15,7 @@ import pytest
 from paradigms.index import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
-from paradigms.scoring.stored import Packed, Scanned
+from paradigms.scoring.stored import Codes, Packed, Scanned
 from tests.scoring.coded import BITS, LENGTHS, LEVELS, QUERIES, Corpus, frozen, normal, texts, unpacked
 
 
@@ -120,7 +120,7 @@ def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
     codes[numbers] = np.random.default_rng(0).integers(0, 256, (len(numbers), 64))
     scales[numbers] = 255
     queries = normal(2, 128)
-    packed = Packed(texts([queries]), np.ones(128, np.float32), 7.5).compare(np.zeros((1, 128), np.float32))
+    packed = Packed(texts([queries]), Codes(np.ones(128, np.float32), 7.5, np.zeros((1, 128), np.float32)))
     coded = kernels.Stored(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
     entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
     owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1

@@ -7,7 +7,7 @@ import torch
 from accelerate import PartialState
 
 from paradigms import PARADIGMS
-from paradigms.index import INDEXES, open_index
+from paradigms.index import INDEXES, FixedIndex, open_index
 from paradigms.train.together import together
 from tests.forks import fork_group
 from tests.tiny import WORDS
@@ -16,7 +16,13 @@ TEXTS = [" ".join(WORDS.split()[(5 * n + w) % 200] for w in range(4 + n % 5)) fo
 IDS = [f"d{n:02}" for n in range(30)]
 QUERIES = {"a": "bird over the sea", "b": "fire and wood", "none": "", "c": "city cold color"}
 POOL = {query: dict.fromkeys(IDS[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
-SYSTEMS = [("colbert", "exact"), ("xtr", "exact"), ("dpr", "exact"), ("colbert", "compressed")]
+SYSTEMS = [
+    ("colbert", "exact"),
+    ("xtr", "exact"),
+    ("dpr", "exact"),
+    ("colbert", "compressed"),
+    ("colbert", "fixed"),
+]
 
 
 def search(backbone: Path, folder: Path, answers: str) -> None:
@@ -27,6 +33,8 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
         torch.manual_seed(0)
         paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
         index = open_index(folder / f"{name}-{kind}")
+        if isinstance(index, FixedIndex):
+            index.candidates = 7  # the half of the documents would bring as many again
         for method, asked in zip(together(index, paradigm, state), (7, POOL), strict=True):
             found[f"{name} {kind} {method.__name__}"] = method(QUERIES, asked)
     Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))

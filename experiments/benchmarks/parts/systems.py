@@ -122,7 +122,7 @@ class Ours(System):
             read = lengths[self.vectors.candidates[n]] if "rerank" in self.settings else lengths
             tokens, size, once = int(read.sum()), 2 * dim, 0
             if self.settings["kind"] == "CompressedIndex":
-                packed = self.index._packed(self._tokens([query]))
+                packed = self.index._coded.packed(self._tokens([query]))
                 near, centroids = packed.query.near, self.index._codec.centroids
                 chosen, missing = np.zeros(len(near), bool), np.empty(len(query), np.float32)
                 probes, k = self.index.probes, self.settings["search_tokens"]
