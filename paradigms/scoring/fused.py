@@ -57,13 +57,11 @@ def best_tokens(
 
     equal_ids: over the tokens with the id of j (COIL). Of equal similarities the first wins; NaN always does.
     Where none can win, the maximum is 0 and the place −1. Documents have x = 1; neither side is empty.
-    Vectors are float32, which are multiplied as TF32, float16 or bfloat16, of one type.
+    Vectors are float32, float16 or bfloat16, of one type; float32 follows
+    `torch.set_float32_matmul_precision`.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
-    vectors = [documents.vectors[0], queries.vectors[:, 0]]
-    if INTERPRETED and vectors[0].dtype == torch.bfloat16:  # whose bits it would multiply as integers
-        vectors = [side.float() for side in vectors]
-    sides = (*vectors, documents.mask[0], queries.mask, *ids)
+    sides = (documents.vectors[0], queries.vectors[:, 0], documents.mask[0], queries.mask, *ids)
     best, place = _BestTokens.apply(*(None if t is None else t.contiguous() for t in sides))
     return best.transpose(0, 1), place.transpose(0, 1)
 
@@ -81,18 +79,13 @@ class _BestTokens(torch.autograd.Function):
         d_ids: Tensor | None,
         q_ids: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        (n, i, h), rows = D.shape, Q.shape[:2].numel()
+        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
         order = torch.arange(1, i + 1, dtype=torch.int32, device=D.device)
         lengths = (d_mask * order).amax(-1)  # up to the last real token; those before it may be masked
         best = torch.empty((n, *Q.shape[:2]), dtype=torch.float32, device=D.device)
         place = torch.empty_like(best, dtype=torch.int16 if i < 1 << 15 else torch.int32)
         group = min(DOCUMENTS, max(1, n * triton.cdiv(rows, 128) // PROGRAMS))
-        ctx.common = {  # what every kernel is told beside its tensors and their sizes
-            "near_tokens": triton.next_power_of_2(i),
-            "near_rows": triton.next_power_of_2(rows),
-            "FEATURES": h,
-            "BLOCK": min(FEATURES_HELD, max(16, triton.next_power_of_2(h))),
-        }
+        ctx.common = _common(D, i, rows)
         with torch.cuda.device_of(D):
             _best[lambda tuned: (triton.cdiv(rows, tuned["ROWS"]), triton.cdiv(n, group))](
                 *(D, Q, d_mask.view(torch.uint8), q_mask.view(torch.uint8)),
@@ -109,8 +102,8 @@ class _BestTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor):
         D, Q, lengths, place = ctx.saved_tensors
-        (n, i, h), rows = D.shape, Q.shape[:2].numel()
-        g, blocks = gradient.contiguous(), triton.cdiv(h, ctx.common["BLOCK"])
+        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
+        g, blocks = gradient.contiguous(), ctx.common["BLOCKS"]
         to_D = to_Q = None
         with torch.cuda.device_of(D):
             if ctx.needs_input_grad[0]:
@@ -126,25 +119,44 @@ class _BestTokens(torch.autograd.Function):
         return to_D, to_Q, None, None, None, None
 
 
+def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
+    """What every kernel is told beside its tensors and their sizes."""
+    features = D.shape[-1]
+    block = min(FEATURES_HELD, max(16, triton.next_power_of_2(features)))
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return {
+        "near_tokens": triton.next_power_of_2(tokens),
+        "near_rows": triton.next_power_of_2(rows),
+        "FEATURES": features,
+        "BLOCK": block,
+        "BLOCKS": triton.cdiv(features, block),
+        "PRECISION": "ieee" if exact else "tf32",
+        "WIDEN": INTERPRETED and D.dtype == torch.bfloat16,  # it would multiply the bits as integers
+    }
+
+
 def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
     """A kernel by its tiles, warps, stages and registers, timed once for each kind of batch."""
     tried = [
         triton.Config(tiles, num_warps=warps, num_stages=stages, maxnreg=registers)
         for tiles, warps, stages, registers in configurations
     ]
-    kinds = ["near_tokens", "near_rows", "FEATURES"]
+    kinds = ["near_tokens", "near_rows", "FEATURES", "PRECISION"]
     return triton.autotune(tried[:1] if INTERPRETED else tried, key=kinds)
 
 
 @triton.jit
 @no_type_check
-def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
     """Features of some rows of [·, FEATURES], 0 where a row is not wanted or a feature beyond the last."""
     at = base + rows.to(tl.int64)[:, None] * FEATURES + features[None, :]
     mask = wanted[:, None]
     if FEATURES % BLOCK != 0:
         mask = mask & (features < FEATURES)[None, :]
-    return tl.load(at, mask=mask, other=0.0)
+    vectors = tl.load(at, mask=mask, other=0.0)
+    if WIDEN:
+        vectors = vectors.to(tl.float32)
+    return vectors
 
 
 @_tuned(
@@ -175,6 +187,9 @@ def _best(
     EQUAL_IDS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -184,8 +199,8 @@ def _best(
     real = tl.load(q_mask + row, mask=inside, other=0) != 0
     if EQUAL_IDS:
         q_id = tl.load(q_ids + row, mask=inside, other=0)
-    if FEATURES <= BLOCK:
-        q = _vectors(Q, row, inside, feature, FEATURES, BLOCK)
+    if BLOCKS == 1:
+        q = _vectors(Q, row, inside, feature, FEATURES, BLOCK, WIDEN)
     first = tl.program_id(1) * group
     for n in range(first, tl.minimum(first + group, documents)):
         length = tl.load(lengths + n)
@@ -201,12 +216,12 @@ def _best(
                 d_id = tl.load(d_ids + begin + i, mask=within, other=0)
                 may_win = may_win & (q_id[:, None] == d_id[None, :])
             S = tl.zeros([ROWS, TOKENS], tl.float32)
-            for block in range(tl.cdiv(FEATURES, BLOCK)):
+            for block in range(BLOCKS):
                 features = block * BLOCK + feature
-                if FEATURES > BLOCK:
-                    q = _vectors(Q, row, inside, features, FEATURES, BLOCK)
-                d = _vectors(D, begin + i, within, features, FEATURES, BLOCK)
-                S = tl.dot(q, tl.trans(d), S, input_precision="tf32")
+                if BLOCKS > 1:
+                    q = _vectors(Q, row, inside, features, FEATURES, BLOCK, WIDEN)
+                d = _vectors(D, begin + i, within, features, FEATURES, BLOCK, WIDEN)
+                S = tl.dot(q, tl.trans(d), S, input_precision=PRECISION)
             wins = may_win & ((top < S) | (S != S))  # NaN stays
             top = tl.where(wins, S, top)
             at = tl.where(wins, i[None, :], at)
@@ -239,6 +254,9 @@ def _to_queries(
     near_rows,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -249,7 +267,7 @@ def _to_queries(
         pair = tl.cast(n, tl.int64) * rows + row
         i = tl.load(place + pair, mask=inside, other=-1).to(tl.int64)
         weight = tl.load(g + pair, mask=inside & (i >= 0), other=0.0)
-        d = _vectors(D, tl.cast(n, tl.int64) * tokens + i, i >= 0, features, FEATURES, BLOCK)
+        d = _vectors(D, tl.cast(n, tl.int64) * tokens + i, i >= 0, features, FEATURES, BLOCK, WIDEN)
         total += weight[:, None] * d.to(tl.float32)
     at = out + row.to(tl.int64)[:, None] * FEATURES + features[None, :]
     kept = inside[:, None] & (features < FEATURES)[None, :]
@@ -275,6 +293,9 @@ def _to_documents(
     near_rows,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -291,7 +312,7 @@ def _to_documents(
         at = tl.load(place + n * rows + row, mask=inside, other=-1).to(tl.int32)
         weight = tl.load(g + n * rows + row, mask=inside, other=0.0)
         W = tl.where(i[:, None] == at[None, :], weight[None, :], 0.0)
-        q = _vectors(Q, row, inside, features, FEATURES, BLOCK)
-        total = tl.dot(W.to(q.dtype), q, total, input_precision="tf32")
+        q = _vectors(Q, row, inside, features, FEATURES, BLOCK, WIDEN)
+        total = tl.dot(W.to(q.dtype), q, total, input_precision=PRECISION)
     to = out + (n * tokens + i)[:, None] * FEATURES + features[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=(i < tokens)[:, None] & (features < FEATURES)[None, :])

@@ -144,7 +144,7 @@ def test_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     types = {"lengths": "*i32", "best": "*fp32", "place": "*i16", "g": "*fp32"}
     types |= dict.fromkeys(("d_mask", "q_mask"), "*u8") | dict.fromkeys(("d_ids", "q_ids"), "*i64")
     types |= dict.fromkeys(("D", "Q", "out"), "*bf16")
-    constants = {"FEATURES": 128, "BLOCK": 128}
+    constants = {"FEATURES": 128, "BLOCK": 128, "BLOCKS": 1, "PRECISION": "ieee", "WIDEN": False}
     with imported(interpret=False) as fused:
         import triton
         from triton.backends.compiler import GPUTarget
