@@ -64,7 +64,7 @@ def main(settings: Settings) -> None:
         Terminal().print(rich_table(tables[-1]))
     output = held(settings.output)
     write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")
-    write_text(output / "table.csv", "".join(map(csv_table, tables)))
+    write_text(output / "table.csv", csv_table(*tables))
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:

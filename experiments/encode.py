@@ -65,6 +65,8 @@ from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:
+    with refusing("options: ", options=True):
+        INDEXES[settings.index].Settings(**settings.options)
     with refusing():
         paradigm = load(settings.checkpoint)
     if not isinstance(paradigm, Paradigm):

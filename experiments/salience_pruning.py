@@ -56,11 +56,12 @@ from paradigms.index.pruning import most_salient
 from paradigms.index.strategies import rerank_strategies
 from paradigms.train.job import begin
 
+L1 = 1.0  # coefficient of the mean salience in the loss
 METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "relu": {"salience": "relu"},
     "hard": {"salience": "hard"},
-    "l1": {"salience": "relu", "salience_l1": 1.0},  # coefficient of the mean salience in the loss
+    "l1": {"salience": "relu", "salience_l1": L1},
     "none": {"salience": "none"},  # pruned, texts are cut off: the control
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
 }
@@ -78,7 +79,7 @@ MOST = 2000  # documents that are retrieved most, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bench, eps = open_bench(settings, console), settings.eps or EPS
-    bound = RATIOS | {"fingerprint": bench.collection.fingerprint, "eps": eps}
+    bound = RATIOS | {"l1": L1, "fingerprint": bench.collection.fingerprint, "eps": eps}
     bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
     jobs = [
         job(method, seed, bench, settings, accelerator)

@@ -7,6 +7,7 @@ ask for these documents (Wu et al. 2024, §6.1); other collections divide by art
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 from paradigms.data import near
@@ -47,7 +48,7 @@ def within_documents(collection: Collection) -> Collection:
     train = [query for query in queries if query not in held]
     texts = [queries[q] for q in (*train, *held)]
     copies = near.near_copies(texts, NEAR, originals=len(train))[len(train) :]
-    problems = replace(collection.problems, counts={**collection.problems.counts})
+    problems = deepcopy(collection.problems)
     chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
     learned = {near.phrase(queries[query]) for query in train}  # some are too short for triples
     for (query, name), copy in zip(held.items(), copies, strict=True):

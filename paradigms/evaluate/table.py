@@ -164,15 +164,17 @@ def markdown_table(table: ResultTable) -> str:
     return "\n".join(lines)
 
 
-def csv_table(table: ResultTable) -> str:
-    """The table in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
-    tests = {(row.system, row.measure): row for row in table.comparisons}
+def csv_table(*tables: ResultTable) -> str:
+    """The tables in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
     lines: list[list[object]] = []
-    for system, row in table.rows.items():
-        for measure, cell in row.items():
-            test = tests.get((system, measure))
-            tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
-            lines.append([table.title, system, measure, cell.mean, cell.low, cell.high, cell.mark, *tested])
+    for table in tables:
+        tests = {(row.system, row.measure): row for row in table.comparisons}
+        for system, row in table.rows.items():
+            for measure, cell in row.items():
+                test = tests.get((system, measure))
+                tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
+                values = [cell.mean, cell.low, cell.high, cell.mark, *tested]
+                lines.append([table.title, system, measure, *values])
     header = ["stage", "system", "measure", "mean", "low", "high", "mark", "difference", "p", "p_adjusted"]
     return _csv(header, lines)
 

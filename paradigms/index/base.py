@@ -239,6 +239,8 @@ class TokenIndex(GrowingStore, ABC):
         """`stored.score` with each recipe, of one query and documents by row: from one S in the kernels, or
         one read of the tokens. packed: the query as the kernels read it, where that is known."""
         scores = torch.empty((len(recipes), len(rows)), device=query.mask.device)
+        if not len(rows):
+            return scores
         scanned = self._scanned(query.mask.device)
         known = [n for n, recipe in enumerate(recipes) if scanned and compiled(recipe)]
         others = [n for n in range(len(recipes)) if n not in known]
@@ -246,7 +248,7 @@ class TokenIndex(GrowingStore, ABC):
             packed = scanned.packed(query) if packed is None else packed
             scores[known] = scanned.relevances([recipes[n] for n in known], packed, rows)[:, 0]
         if others:
-            whole, query = any(recipes[n].reads_pool for n in others) or not len(rows), _trimmed(query)
+            whole, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
             found = []
             for block in [rows] if whole else self.blocks(CANDIDATES, rows):
                 documents = self.tokens(block, query.mask.device)

@@ -3,6 +3,8 @@
 gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,18 +56,21 @@ class ExactIndex(TokenIndex):
         scanned = self._scanned(device) if compiled(recipe) else None
         packed = [scanned.packed(some) for queries in parts for some in slices(queries)] if scanned else []
         limit, _ = base.SIZES.get(device.type, LARGE_SIZES)
-        best: list[Tensor] = []
+        given: list[Any] = packed or parts
+        best: dict[int, Tensor] = {}  # number of a part of the queries -> its k best keys so far
         for block in self._in_place() if scanned else self.blocks(limit):
-            if scanned:
-                scores = [scanned.relevance(recipe, some, block) for some in packed]
-            else:
-                documents = self.tokens(block, device)
-                scores = [score(recipe, documents, queries) for queries in parts]
-            keys = [self._keys(some, block) for some in scores]
-            both = [torch.cat(of, 1) for of in zip(best, keys, strict=True)] if best else keys
-            best = [some.topk(min(k, some.shape[1])).values for some in both]
+            documents = None if scanned else self.tokens(block, device)
+            for n, some in enumerate(given):  # the scores of one part at a time are held
+                if documents is None:
+                    assert scanned
+                    scores = scanned.relevance(recipe, some, block)
+                else:
+                    scores = score(recipe, documents, some)
+                keys = self._keys(scores, block)
+                both = torch.cat([best[n], keys], 1) if n in best else keys
+                best[n] = both.topk(min(k, both.shape[1])).values
             advance(total * len(block) / len(self))
-        return [self._decoded(own) for some in best for own in some]
+        return [self._decoded(own) for some in best.values() for own in some]
 
     def _impute(self, recipe: Recipe, parts: list[Tokens], k: int, advance: Advance) -> Found:
         """As of `TokenIndex`, in one pass over the stored vectors for a slice of the queries."""

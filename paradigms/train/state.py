@@ -84,6 +84,8 @@ class RunState:
             step = checkpoint.newest(self.folder)
             if step is None:
                 history.unlink(missing_ok=True)
+            else:
+                checkpoint.remove(self.folder, self.keep, step)  # damaged ones after it, which count for none
             return step
 
         step = by_main(find, self.accelerator)
