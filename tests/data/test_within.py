@@ -79,9 +79,12 @@ def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_que
     queries = {q: text for split in whole.splits.values() for q, text in split.queries.items()}
     queries[copied] = next(iter(train.queries.values())).upper() + "!"
     queries[quoted] = "Document number " + quoted[1:].split(".")[0]
-    divided = within_documents(with_queries(whole, queries))
+    whole = with_queries(whole, queries)
+    divided = within_documents(whole)
     assert all(copied not in split.queries for split in divided.splits.values())
-    assert "near copy of a training query (left out)" in divided.problems.counts
+    told = "near copy of a training query (left out)"
+    assert told in divided.problems.counts.keys() & divided.problems.examples.keys()
+    assert told not in whole.problems.examples
     assert quoted in divided.split("train").queries
 
 

@@ -15,6 +15,7 @@ def part(folder: Path, values: dict[str, list[float]]) -> str:
         for system, of in values.items()
         for n, value in enumerate(of)
     ]
+    rows += [row.replace("retrieve", "rerank") for row in rows]
     (folder / "per_query.csv").write_text(HEADER + "".join(rows))
     return str(folder)
 
@@ -29,6 +30,7 @@ def test_parts_weigh_the_same_whatever_their_queries(tmp_path: Path):
         rows = (tmp_path / "out" / "table.csv").read_text().splitlines()
         means = {row.split(",")[1]: float(row.split(",")[3]) for row in rows[1:]}
         assert means == {"bm25": 0.25, "dpr": 0.5}
+        assert len(rows) == 5  # a header, two systems in two stages
 
 
 def test_what_a_part_lacks_is_named(tmp_path: Path):

@@ -37,6 +37,13 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"stepz": 3}, "stepz"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
     ],
+    "encode": [
+        (
+            {"checkpoint": HERE, "index": "compressed", "options": '{"bitz": 2}'},
+            "options: TypeError: .*'bitz'",
+        ),
+        ({"checkpoint": HERE, "index": "flat"}, "flat"),
+    ],
     "document_encoding": [
         ({"systems": '["DSI","NCI"]'}, 'systems: unknown "NCI"; there are "DPR", .*, "T5-ColBERT, pairs", ')
     ],

@@ -13,6 +13,7 @@ from paradigms.core import similarity
 from paradigms.impute import imputed_rel
 from paradigms.index import INDEXES, ExactIndex, base, exact
 from paradigms.index.strategies import STRATEGIES, rerank_strategies
+from paradigms.io.progress import progress_bar
 from tests.near import placed, same_run
 from tests.tiny import built
 
@@ -99,6 +100,29 @@ def test_rerank_equals_the_twin_over_the_candidates(made, name):
             assert found[query] == pytest.approx(expected, rel=1e-5, abs=1e-5)
         assert list(found[query]) == ranked(found[query])
     assert found["q2"] == {}
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_a_query_without_candidates_has_none(made, monkeypatch, scanned):
+    paradigm, index = made["xtr"]
+    if not scanned:
+        monkeypatch.setattr(ExactIndex, "_scanned", lambda *_: None)
+    assert index.rerank_tokens(paradigm.recipe, paradigm.encode_queries(["sea"]), [[]]) == [{}]
+
+
+def test_the_scores_of_one_part_of_the_queries_are_held_at_a_time(made, monkeypatch):
+    paradigm, index = made["colbert"]
+    made_of, cut = exact.score, ExactIndex._keys
+    order: list[str] = []
+    monkeypatch.setattr(ExactIndex, "_scanned", lambda *_: None)
+    monkeypatch.setattr(base, "SIZES", {"cpu": (16, 1 << 20)})
+    monkeypatch.setattr(exact, "score", lambda *given: order.append("scores") or made_of(*given))
+    monkeypatch.setattr(ExactIndex, "_keys", lambda *given: order.append("keys") or cut(*given))
+    parts = [paradigm.encode_queries([text]) for text in ("sea", "lion")]
+    with progress_bar(False) as bar:
+        index._search(paradigm.recipe, parts, 3, bar)
+    assert order == ["scores", "keys"] * (len(order) // 2)
+    assert len(order) > 4
 
 
 @pytest.mark.parametrize("name", ["aligner", "colbert"])

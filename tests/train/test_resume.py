@@ -278,6 +278,16 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
     assert history(tmp_path) == expected
 
 
+def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_path: Path) -> None:
+    fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=2, keep=3))
+    for step in (4, 6):
+        truncated(checkpoint.place(tmp_path, step))
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=5, keep=3))
+    assert checkpoint.steps(tmp_path) == [2, 5, 6]
+    assert checkpoint.newest(tmp_path) == 6
+
+
 def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=1, keep=3))
     assert checkpoint.steps(tmp_path) == [4, 5, 6]
