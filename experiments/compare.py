@@ -7,6 +7,7 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 from __future__ import annotations
 
 import time
+from collections.abc import Collection as Names
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,8 +48,8 @@ class Settings(Results, EncoderTraining):
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
     Fields of a system: paradigm (by default its name); options and training, which override those below;
     backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
-    weights); checkpoint, compared as it is, where the options change its alignment: align, align_knobs,
-    normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
+    weights); checkpoint, compared as it is, where the options change its alignment: align, as "TopK(k=2)",
+    and normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
     fuse: '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}' by fusion, rrf (reciprocal
     ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none"""
     options: dict[str, Any] = field(default_factory=dict)
@@ -98,21 +99,21 @@ class Settings(Results, EncoderTraining):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
-from encode import open_encoded
 from rich.console import Console
 from studies import systems
 from studies.comparison_report import make_report, show
+from studies.model_runs import training_cost
 from studies.systems import Data
 
-from paradigms import GENERATIVE, PARADIGMS, Paradigm
-from paradigms.data import Split, read_run, write_run
-from paradigms.data.identical import searching_others, told, without_own
-from paradigms.encoder.cut import count_cut
+from paradigms import GENERATIVE, PARADIGMS
+from paradigms.data import Run, read_run, write_run
+from paradigms.data.identical import told, without_own
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate.reranking import candidates
-from paradigms.index import INDEXES
+from paradigms.evaluate import candidates
+from paradigms.find import INDEXES
 from paradigms.io.files import write_json
 from paradigms.io.plugins import LOADED, plugin_of
+from paradigms.retrieve import WithoutOwn
 from paradigms.train.job import (
     STATES,
     begin,
@@ -122,7 +123,6 @@ from paradigms.train.job import (
     keep_settings,
     open_collection,
 )
-from paradigms.train.loop import training_seconds
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
@@ -138,24 +138,19 @@ def main(settings: Settings) -> None:
     # Before any process can finish one, so that all agree on which are left.
     finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
-    if small:
-        announce(settings, finished, SMALL, SMALL // 6, console)
     collection = open_collection(settings.collection, SMALL if small else None, console)
-    if small:
-        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    else:
-        queries = collection.splits.get(settings.split, Split({}, {})).queries
-        announce(settings, finished, len(collection.corpus), len(queries), console)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    kept |= content(backbone=settings.backbone)
     systems.divided(collection, settings)
     for name, system in settings.chosen.items():
         if name not in finished:
             with refusing(f"system {name}: ", options=True):
-                found = systems.check(system, settings)
-                if found is not None and system.index:
-                    open_encoded(system.index, found, collection, settings.passages)
+                systems.check(system, collection, settings)
+    if small:
+        console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
+    queries = collection.splits[settings.split].queries
+    announce(settings, finished, len(collection.corpus), len(queries), console)
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    kept |= content(backbone=settings.backbone)
     free = {"systems", "seeds", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in systems.training_runs(settings))
@@ -169,6 +164,10 @@ def main(settings: Settings) -> None:
         console.print(
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
         )
+    with refusing():
+        for run in sorted(finished):
+            for stage in (*systems.STAGES, *data.others):
+                systems.read_stage(folder, run, stage)
     if accelerator.is_main_process:
         run_bm25(data, settings)
     accelerator.wait_for_everyone()
@@ -231,24 +230,26 @@ def bound(system: System, settings: Settings) -> dict[str, Any]:
 def run_bm25(data: Data, settings: Settings) -> None:
     """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
     bm25, test, folder = data.bm25, data.test, Path(settings.output)
-    began = time.perf_counter()
-    search = searching_others(bm25.search, data.own)
-    run = search(test.queries, settings.depth, progress=True)
-    seconds = time.perf_counter() - began
+    retriever = WithoutOwn(bm25, data.own)
+    run = retriever.search(test.queries, settings.depth, progress=True)
     pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
     write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
-    found = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
+    runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
     for split, other in data.others.items():
-        found[split] = search(other.queries, settings.depth, progress=True)
-    for stage, of_stage in found.items():
-        write_run(folder / "runs" / f"bm25.{stage}.run", of_stage, tag="bm25")
-    matrix = bm25.matrix()
-    size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
+        runs[split] = retriever.search(other.queries, settings.depth, progress=True)
+    written = systems.write_runs(folder, "bm25", runs, asked_of(data, pool))
     cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds}
-    cost |= {"search ms/query": 1000 * seconds / max(1, len(test.queries))}
-    cost |= {"bytes/document": size / max(1, len(data.collection.corpus))}
+    cost |= systems.search_costs(retriever, None, test.queries, settings.depth)
+    cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
     cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
-    write_json(folder / "bm25" / "costs.json", cost)
+    write_json(folder / "bm25" / "costs.json", cost | {"rows": written})
+
+
+def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
+    """Stage -> the queries that a system is asked; pool: the candidates of rerank mode."""
+    return {"retrieve": data.test.queries, "rerank": pool} | {
+        name: split.queries for name, split in data.others.items()
+    }
 
 
 def run_system(
@@ -256,39 +257,32 @@ def run_system(
 ) -> None:
     """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
     own, runs = Path(settings.output, name), Path(settings.output, "runs")
-    model = systems.trained(system, data, settings, own / "training", accelerator)
-    progress, began = accelerator.is_main_process, time.perf_counter()
-    index = cut = None
-    if isinstance(model, Paradigm):
-        cut = count_cut(model.encoder, data.pieces.corpus)
-        if cut and cut.cut:
-            console.print(f"{name}: {cut.told}")
-        began = time.perf_counter()
-        if system.index:
-            index = open_encoded(system.index, model, data.collection, settings.passages)
-        else:
-            index = systems.index_of(model, data, settings, own / "index", accelerator)
-    if accelerator.is_main_process or index is not None:
-        search, rerank, size = systems.searcher(model, data, index, accelerator)
-        search = searching_others(search, data.own)
-        encoded = time.perf_counter()
-        found = {"retrieve": search(data.test.queries, settings.depth, progress=progress)}
-        searched = time.perf_counter()
-        found["rerank"] = rerank(data.test.queries, read_run(runs / "candidates.run"), progress=progress)
-        for split, other in data.others.items():
-            found[split] = search(other.queries, settings.depth, progress=progress)
+    model = systems.trained(system, data, settings, own, accelerator)
+    progress, cut = accelerator.is_main_process, model.count_cut(data.pieces.corpus)
+    if cut and cut.cut:
+        console.print(f"{name}: {cut.summary}")
+    began = time.perf_counter()
+    retriever = systems.retriever(model, system, data, settings, own / "index", accelerator)
+    others = WithoutOwn(retriever, data.own)
+    encoded = time.perf_counter()
+    found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
+    pool = read_run(runs / "candidates.run")
+    found["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
+    for split, other in data.others.items():
+        found[split] = others.search(other.queries, settings.depth, progress=progress)
     if accelerator.is_main_process:
-        for stage, run in found.items():
-            write_run(runs / f"{name}.{stage}.run", run, tag=name)
-        model.save_pretrained(own / "checkpoint")
+        written = systems.write_runs(Path(settings.output), name, found, asked_of(data, pool))
+        if not (own / "checkpoint").is_dir():  # of a model that was not trained
+            model.save_pretrained(own / "checkpoint")
         cost = {
-            "train s": training_seconds(own / "training") if (own / "training").is_dir() else None,
+            "train s": training_cost(own).get("seconds"),
             "encode s": None if system.index else encoded - began,
-            "search ms/query": 1000 * (searched - encoded) / max(1, len(data.test.queries)),
-            "bytes/document": size,
+            **systems.search_costs(others, model, data.test.queries, settings.depth),
+            "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
             "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,
             "% of tokens cut": cut and 100 * cut.share,
+            "rows": written,
         }
         write_json(own / "costs.json", cost)
     accelerator.wait_for_everyone()

@@ -10,7 +10,6 @@ model" has the query's own n-grams, each of probability ½. Decoding token by to
 scoring all documents.
 """
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
@@ -65,18 +64,18 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
+from papers.wu2024.trained_pairs import Found, sample, study
 from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned, values_of
-from studies.pages import PRINTED, Measured, Section, verdicts
-from studies.trained_pairs import Found, sample, study
+from studies.pages import Measured, Section, printed, verdicts
 
-from paradigms import Generative
+from paradigms import GENERATIVE, Generative
 from paradigms.data import Run
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
-from paradigms.index import ExactIndex
+from paradigms.retrieve import retriever_of
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
@@ -87,6 +86,7 @@ RECALLS = ("R@1", "R@10")
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
 MARGIN = 0.02  # of R@1: "similar results"; the paper's own differences are -0.009 and +0.011
 COLBERT = "T5-ColBERT"
+PRINTED = printed("wu2024")
 NQ320K, MS_MARCO = PRINTED["nq320k"], PRINTED["ms marco"]
 # Encoded system, and what the paper compares it with.
 ENCODED = (("DSI-PAWA", "DSI"), ("GENRE-NP-BASE", "GENRE"), ("GENRE-NP-ASYNC", "GENRE"))
@@ -108,12 +108,10 @@ def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[
         runs = {"retrieve": bench.bm25.search(queries, 10)}
     elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
-    elif isinstance(models[0], Generative):
+    elif SYSTEMS[system].partition("-")[0] in GENERATIVE:
         runs = generative_runs(models[0], bench, settings)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            index = ExactIndex.build(models[0], corpus.ids, corpus, f"{folder}/index", precision="no")
-            runs = {"retrieve": index.search(models[0], queries, 10)}
+        runs = {"retrieve": retriever_of(models[0], corpus).search(queries, 10)}
     found: Measured = {
         stage: values_of(run, bench.test if stage == "retrieve" else bench.test.only(run), MEASURES)
         for stage, run in runs.items()
@@ -166,7 +164,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
     found: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
     def claim(
-        table: str, place: str, sentence: str, a: str, b: str, measures: Iterable[str], **how: Any
+        table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
     ) -> None:
         """mean(a) > mean(b) − margin. printed: of each of RECALLS."""
         for measure in measures if {a, b} <= values.keys() else ():
@@ -174,17 +172,17 @@ def claims(values: Values) -> dict[str, list[Claim]]:
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
             more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
             where = place and f"Wu et al. 2024, {place}"
-            found[table].append(Claim(where, sentence, quantity, contrast, printed=printed, **more))
+            found[table].append(Claim(where, statement, quantity, contrast, printed=printed, **more))
 
-    improve = "both PAWA and NP-decoding can greatly improve the performance"
-    similar = "and achieve similar results compared with T5-ColBERT on Recall@1"
-    gap = "there is still a large gap in terms of Recall@10"
+    improve = "PAWA and NP-decoding both “greatly improve” the performance"
+    similar = "Recall@1 has “similar results” to T5-ColBERT's"
+    gap = "“a large gap” to T5-ColBERT remains in Recall@10"
     for encoded, base in ENCODED:
         claim("table6", "§7.3", improve, encoded, base, RECALLS, printed=gains(encoded, base))
         near = {"printed": gains(encoded, COLBERT), "margin": MARGIN}
         claim("table6", "§7.3", similar, encoded, COLBERT, ["R@1"], **near)
         claim("table6", "§7.3", gap, COLBERT, encoded, ["R@10"], printed=gains(COLBERT, encoded))
-    batch = "without decreasing the performance much"
+    batch = "in-batch negatives do not decrease the performance “much”"
     for name in ("ColBERT", COLBERT):
         near = {"printed": gains(name, f"{name}, pairs"), "margin": MARGIN}
         claim("table7", "Appendix D", batch, name, f"{name}, pairs", RECALLS, **near)
@@ -208,8 +206,8 @@ def gains(a: str, b: str) -> list[str]:
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     """What it costs to decode token by token (Eq. 22), against scoring every document."""
-    usable = "efficient approximate algorithms such as greedy search or beam search can be used"
-    costly = "may decrease the performance of the trained retrievers"
+    usable = "greedy search or beam search “can be used” to approximate"
+    costly = "decoding token by token “may decrease the performance”"
     found = []
     for system, best in values["exhaustive"].items():
         poor, count = unlearned_of(values["retrieve"], [system]), best["R@10"].shape[1]

@@ -54,23 +54,20 @@ from rich.console import Console
 
 from paradigms import Paradigm, load
 from paradigms.data import Collection
-from paradigms.data.by_document import Passages
-from paradigms.encoder.cut import count_cut
-from paradigms.index import INDEXES, open_index
-from paradigms.index.base import TokenIndex
-from paradigms.index.checksum import weights_checksum
+from paradigms.data.pieces import Pieces
+from paradigms.find import INDEXES, Index, Store, open_index
 from paradigms.io.files import write_json
+from paradigms.registry import as_paradigm
+from paradigms.store.checksum import weights_checksum
 from paradigms.train.job import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:
     with refusing("options: ", options=True):
-        INDEXES[settings.index].Settings(**settings.options)
+        INDEXES[settings.index](**settings.options)
     with refusing():
-        paradigm = load(settings.checkpoint)
-    if not isinstance(paradigm, Paradigm):
-        raise SystemExit(f"{settings.checkpoint} holds {paradigm.name}, which encodes no documents")
+        paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
     settings = replace(settings, output=settings.output or named)
     folder, (accelerator, console) = Path(settings.output), begin(settings)
@@ -95,39 +92,37 @@ def encode(
     folder = Path(settings.output)
     if (folder / "index").is_dir():
         index = open_encoded(folder, paradigm, collection, settings.passages)
-        console.print(f"Encoded before: {len(index):,} documents in {index.folder}")
+        console.print(f"Encoded before: {len(index):,} documents in {index.store.folder}")
         return
-    corpus = Passages(collection.corpus, settings.passages).corpus
-    cut = count_cut(paradigm.encoder, corpus)
+    corpus = Pieces(collection.corpus, settings.passages).corpus
+    cut = paradigm.count_cut(corpus)
     if cut.cut:
-        console.print(cut.told + ("" if settings.passages else ". --passages splits them"))
+        console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     given = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
     given |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
-    build = INDEXES[settings.index].build
-    index = build(paradigm, corpus.ids, corpus, folder / "index", **given, **settings.options)
+    kind = INDEXES[settings.index](**settings.options)
+    store = Store.build(kind, paradigm, corpus.ids, corpus, folder / "index", **given)
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
         console.print(
-            f"{len(index):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
-            f"{index.bytes_per_document:,.0f} bytes each. Index: {index.folder}"
+            f"{len(store):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
+            f"{store.bytes_per_document:,.0f} bytes each. Index: {store.folder}"
         )
 
 
-def open_encoded(
-    folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
-) -> TokenIndex:
+def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0) -> Index:
     """The index that this script made in a folder.
 
-    ValueError where other weights or documents made it, or passages of another length. FileNotFoundError
+    Raises ValueError if other weights or documents made it, or passages of another length. FileNotFoundError
     where it made none, or has not ended.
     """
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
     index = open_index(Path(folder) / "index")
-    index.check(paradigm)
+    index.store.check(paradigm)
     kept = json.loads(file.read_text(encoding="utf-8"))
     if (words := kept.get("passages", 0)) != passages:
         told = f"{words} words, not {passages} (0: whole documents): give both the same --passages"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from studies.settings import at_least, launch
+from studies.settings import at_least, launch, refusing
 
 from paradigms.io.command_line import folder_name
 
@@ -56,11 +56,13 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query, seeds_interval
-from paradigms.index import CompressedIndex, ExactIndex, FixedIndex, TokenIndex
+from paradigms.find import Index, Store, kinds, open_index
+from paradigms.find.encodings import NearDocuments
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.io.typed import read_json
 from paradigms.recipe import Recipe
+from paradigms.registry import as_paradigm
 from paradigms.train.job import open_collection
 
 BLOCK = 1 << 16  # padded tokens that are read at once
@@ -71,16 +73,17 @@ ROUNDS = 3  # of timed searches: the fastest counts
 def main(settings: Settings) -> None:
     console, folder = Terminal(), Path(settings.output)
     torch.set_num_threads(1)
-    model = opened(settings)
+    with refusing():
+        model = opened(settings)
     results: dict[str, Rows] = {}
     for name in settings.collections:
         own = folder / folder_name(name)
-        index, split = encoded(model, name, settings, console)
+        store, split = encoded(model, name, settings, console)
         queries = model.encode_queries(list(split.queries.values()))
         parts: dict[str, Callable[[], Rows]] = {
-            "fewer": partial(fewer, index, model.recipe, split, queries, own),
-            "fixed": partial(fixed, index, model.recipe, queries, own),
-            "law": partial(law, index, queries, settings),
+            "fewer": partial(fewer, store, model.recipe, split, queries),
+            "fixed": partial(fixed, store, model.recipe, queries),
+            "law": partial(law, store, queries, settings),
         }
         for part, measure in parts.items():
             file = own / f"{part}.json"
@@ -116,66 +119,67 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
 
 def opened(settings: Settings) -> Paradigm:
     if settings.model:
-        found = load(settings.model)
-        if not isinstance(found, Paradigm) or not found.recipe.is_maxsim():
+        model = as_paradigm(load(settings.model), settings.model)
+        if not model.recipe.align.is_maxsim():
             raise SystemExit(f"{settings.model} is no ColBERT: errors of sums of maxima are bounded here")
-        return found.eval()
+        return model.eval()
     torch.manual_seed(0)  # of the projection
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
 
 
-def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[ExactIndex, Split]:
-    """The index of a collection's sample, built once, and its queries."""
+def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:
+    """The store of a collection's sample, built once, and its queries."""
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
     ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
     if not folder.is_dir():
-        return ExactIndex.build(model, ids, texts, folder, progress=True), split
-    index = ExactIndex.open(folder)
-    index.check(model)
-    if index.ids != ids:
+        return Store.build(kinds.exact(), model, ids, texts, folder, progress=True), split
+    store = open_index(folder).store
+    store.check(model)
+    if store.ids != ids:
         raise SystemExit(f"{folder} holds another sample of {name}: choose another --output")
-    return index, split
+    return store, split
 
 
-def made(exact: ExactIndex, folder: Path) -> Iterator[tuple[str, str, TokenIndex, float]]:
-    """Each way to store less: kind, name, index, and bytes a document."""
-    ways: list[tuple[str, type[TokenIndex], list[dict[str, Any]]]] = [
-        ("pooled, ward", ExactIndex, [{"pool": 2}, {"pool": 4}]),
-        ("pooled, sequential", ExactIndex, [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
-        ("pruned", ExactIndex, [{"keep": 0.5}, {"keep": 0.25}]),
-        ("bits", CompressedIndex, [{"bits": bits} for bits in (8, 4, 2, 1)]),
-        ("pooled and bits", CompressedIndex, [{"pool": 2, "bits": 4}, {"pool": 2, "bits": 2}]),
+def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
+    """Each way to store less: kind, name, store, and bytes a document."""
+    ways: list[tuple[str, list[dict[str, Any]]]] = [
+        ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
+        ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
+        ("pruned", [{"keep": 0.5}, {"keep": 0.25}]),
+        ("bits", [{"bits": bits} for bits in (8, 4, 2, 1)]),
+        ("pooled and bits", [{"pool": 2, "bits": 4}, {"pool": 2, "bits": 2}]),
     ]
     yield "all tokens", "float16", exact, exact.bytes_per_document
-    for kind, index_type, settings in ways:
-        for given in settings:
-            told = ", ".join(f"{name}={value}" for name, value in given.items() if name != "pooling")
-            own = given | ({"lists": LISTS} if index_type is CompressedIndex else {})
-            index = index_type.of(exact, folder / f"{kind}, {told}", **own)
-            yield kind, told, index, index.bytes_per_document
-    for dim in (dim for dim in (64, 32) if dim < exact.manifest["dim"]):
+    for name, settings in ways:
+        for fewer in settings:
+            way = ", ".join(f"{key}={value}" for key, value in fewer.items() if key != "pooling")
+            bits = fewer.pop("bits", None)
+            kind = kinds.compressed(bits, LISTS) if bits else kinds.exact()
+            store = exact.copy(kind, **fewer)
+            yield name, way, store, store.bytes_per_document
+    for dim in (dim for dim in (64, 32) if dim < exact.dim):
         same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
-        index = ExactIndex.build_from(projected(exact, dim), folder / f"dim-{dim}", **same)
-        yield "dimensions", f"dim={dim}", index, exact.bytes_per_document * dim / exact.manifest["dim"]
+        store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
+        yield "dimensions", f"dim={dim}", store, exact.bytes_per_document * dim / exact.dim
 
 
-def projected(exact: ExactIndex, dim: int) -> Iterator[tuple[list[str], Tokens]]:
+def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
     """Token vectors on their first `dim` principal axes: as good, for inner products, as `dim` numbers."""
-    tokens = np.asarray(exact.fields["vectors"], np.float32)
+    tokens = np.asarray(exact.columns["vectors"], np.float32)
     axes = torch.from_numpy(np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy())
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)
         yield exact.names(rows), replace(some, vectors=some.vectors @ axes @ axes.T)
 
 
-def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, folder: Path) -> Rows:
+def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     """Bytes, nDCG@10 and certificates of each way to store less."""
     rows: Rows = []
     wanted: list[set[str]] = []
-    for kind, name, index, size in made(exact, folder):
-        index.certify(exact)
+    for kind, name, store, size in made(exact):
+        index = Index(store.certify(exact))
         found = index.certified(recipe, queries, FIRST)
         wanted = wanted or [set(run) for run, _ in found]
         same = [set(run) == best for (run, _), best in zip(found, wanted, strict=True)]
@@ -184,15 +188,15 @@ def fewer(exact: ExactIndex, recipe: Recipe, split: Split, queries: Tokens, fold
         sure = [certified for _, certified in found]
         row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(found)}
         row |= {"bytes/document": size, "nDCG@10": values.tolist()}
-        row |= {"error": float(index.errors.mean(0)[0]), "certified": sum(sure), "unchanged": sum(same)}
+        row |= {"error": float(index.store.errors.mean(0)[0]), "certified": sum(sure), "unchanged": sum(same)}
         violations = sum(c and not s for c, s in zip(sure, same, strict=True))
         rows.append(row | {"violations": violations})
     return rows
 
 
-def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> Rows:
+def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
     """Recall of the exact first ten, bytes, milliseconds: codes of tokens, encodings of as many bytes."""
-    wanted = exact.search_tokens(recipe, queries, FIRST)
+    wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
     def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
@@ -201,25 +205,26 @@ def fixed(exact: ExactIndex, recipe: Recipe, queries: Tokens, folder: Path) -> R
         values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
         rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
 
-    def first(index: TokenIndex) -> Callable[[Tokens], dict[str, float]]:
+    def first(index: Index) -> Callable[[Tokens], dict[str, float]]:
         return lambda query: index.search_tokens(recipe, query, FIRST)[0]
 
-    add("exact", exact.bytes_per_document, first(exact))
+    add("exact", exact.bytes_per_document, first(Index(exact)))
     for bits in (4, 2, 1):
-        coded = CompressedIndex.of(exact, folder / f"bits, bits={bits}", bits=bits, lists=LISTS)
-        add(f"compressed, {bits} bits", coded.bytes_per_document, first(coded))
+        coded = exact.copy(kinds.compressed(bits, LISTS))
+        add(f"compressed, {bits} bits", coded.bytes_per_document, first(Index(coded)))
         size = int(coded.bytes_per_document) // 2  # float16 numbers
         for centre in (True, False):
             settings = {"planes": 4, "inner": 32, "final": size, "factory": "SQfp16", "centre": centre}
-            index = FixedIndex.of(exact, folder / f"fixed-{size}-{centre}", **settings)
-            own = index.manifest["files"]["tokens.faiss"]["bytes"] / len(index)
+            store = exact.copy(kinds.fixed(**settings))
+            index = Index(store)
+            own = store.files.entries["tokens.faiss"]["bytes"] / len(store)
             name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
 
-            def alone(query: Tokens, index: FixedIndex = index) -> dict[str, float]:
-                return dict.fromkeys(index.names(index.nearest(query, FIRST)[1][0]), 0.0)
+            def alone(query: Tokens, store: Store = store) -> dict[str, float]:
+                return dict.fromkeys(store.names(NearDocuments().nearest(store, query, FIRST)[1][0]), 0.0)
 
             add(f"{name}, alone", own, alone)
-            add(f"{name}, 64 reranked", index.bytes_per_document, first(index))
+            add(f"{name}, 64 reranked", store.bytes_per_document, first(index))
     return rows
 
 

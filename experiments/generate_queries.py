@@ -66,6 +66,7 @@ from paradigms import load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
+from paradigms.io.device import chosen_device
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
@@ -115,7 +116,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
         lines.pop()
         write_text(file, "".join(lines))
     done = [json.loads(line) for line in lines]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = chosen_device()
     tokenizer = load_tokenizer(settings.model)
     model = load_model(AutoModelForSeq2SeqLM, settings.model).to(device).eval()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +146,7 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
         return pairs
     split = as_split(pairs)
     if settings.retriever == "bm25":
-        run = BM25.build(corpus, corpus.ids).search(split.queries, settings.rank, progress=True)
+        run = BM25(corpus).search(split.queries, settings.rank, progress=True)
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
     return [pair for name, pair in zip(split.queries, pairs, strict=True) if pair[0] in run.get(name, {})]

@@ -5,7 +5,6 @@ hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, 
 the round of training, BM25's terms and λ. Seeds may be added to a results folder.
 """
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,7 +66,7 @@ class Settings(OneCollection, Results):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
-from studies.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
+from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
 from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once, values_of
 from studies.pages import Measured, publish
 
@@ -76,8 +75,8 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import per_query
-from paradigms.evaluate.hybrid import System, candidate_scores, combine, tune, union
-from paradigms.index import ExactIndex
+from paradigms.evaluate.tuning import tune_raw
+from paradigms.retrieve import Fused, Indexed, Reranking, Retriever, fuse, union
 from paradigms.train.job import NEGATIVES_DEPTH, begin, fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
@@ -175,30 +174,28 @@ def measure(
     """What a seed's systems do for the test queries, and what the dev queries choose among them."""
     test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
     dev = some_queries(bench.dev, settings.dev_queries)
-    sparse = dict(zip(SPARSE, (bench.bm25, BM25.build(corpus, corpus.ids, ngrams=2)), strict=True))
-    with tempfile.TemporaryDirectory(dir=settings.output) as temporary:
-        dense: dict[str, dict[str, System]] = {system: {} for system in DENSE.values()}
-        found: dict[str, dict[str, Run]] = {system: {} for system in dense}
-        on_dev: dict[str, Any] = {name: rr(of.search(dev.queries, depth), dev) for name, of in sparse.items()}
-        on_dev |= {system: {} for system in dense}
-        for (name, round), model in models.items():
-            if name != RERANKER:
-                own, precision = f"{temporary}/{name}-{round}", accelerator.mixed_precision
-                index = ExactIndex.build(model, corpus.ids, corpus, own, precision=precision)
-                of = System(partial(index.search, model), partial(index.rerank, model))
-                dense[DENSE[name]][round] = of
-                found[DENSE[name]][round] = of.search(test.queries, depth)
-                on_dev[DENSE[name]][round] = rr(of.search(dev.queries, depth), dev)
-        chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
-        runs = {name: of.search(test.queries, depth) for name, of in sparse.items()}
-        runs |= {system: found[system][round] for system, round in chosen.items()}
-        weights = {}
-        for system, round in chosen.items():
-            for name, lexical in sparse.items():
-                both, hybrid = (dense[system][round], lexical), hybrid_name(system, name)
-                λ = tune(*candidate_scores(*both, dev.queries, depth), dev, measure=RR)
-                runs[hybrid] = combine(*candidate_scores(*both, test.queries, depth), λ)
-                weights[hybrid] = {"round": round, "λ": λ}
+    sparse = dict(zip(SPARSE, (bench.bm25, BM25(corpus, ngrams=2)), strict=True))
+    dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
+    found: dict[str, dict[str, Run]] = {system: {} for system in dense}
+    on_dev: dict[str, Any] = {name: rr(of.search(dev.queries, depth), dev) for name, of in sparse.items()}
+    on_dev |= {system: {} for system in dense}
+    for (name, round), model in models.items():
+        if name != RERANKER:
+            of = Indexed.build(model, corpus, precision=accelerator.mixed_precision)
+            dense[DENSE[name]][round] = of
+            found[DENSE[name]][round] = of.search(test.queries, depth)
+            on_dev[DENSE[name]][round] = rr(of.search(dev.queries, depth), dev)
+    chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
+    runs = {name: of.search(test.queries, depth) for name, of in sparse.items()}
+    runs |= {system: found[system][round] for system, round in chosen.items()}
+    weights = {}
+    for system, round in chosen.items():
+        for name, lexical in sparse.items():
+            both, hybrid = [dense[system][round], lexical], hybrid_name(system, name)
+            fused = Fused(both, method="raw", depth=depth)
+            λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
+            runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
+            weights[hybrid] = {"round": round, "λ": λ}
     told: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
     told["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
     told["rounds"] = {
@@ -218,7 +215,8 @@ def rerank(
         system: {q: best_first(of, max(depths)) for q, of in run.items()} for system, run in runs.items()
     }
     # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
-    scores = reranker.rerank(queries, corpus, union(*heads.values()), precision=precision, progress=True)
+    reranking = Reranking(reranker, corpus, precision=precision)
+    scores = reranking.rerank(queries, union(*heads.values()), progress=True)
 
     def anew(run: Run, depth: int) -> Run:
         return {q: {d: scores[q][d] for d in best_first(of, depth)} for q, of in run.items()}

@@ -33,14 +33,14 @@ class Settings(OneCollection):
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
-import torch
 from studies.alignment_view import chosen_queries, words
 
 from paradigms import Paradigm
+from paradigms.align import TopK
 from paradigms.cli.show import alignment
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample, Report, write_report
-from paradigms.evaluate.explain import explain
+from paradigms.io.device import chosen_device
 from paradigms.io.terminal import Terminal
 from paradigms.train.job import open_collection
 
@@ -52,7 +52,7 @@ def main(settings: Settings) -> None:
     console = Terminal()
     with refusing("--checkpoint: "):
         paradigm = Paradigm.from_pretrained(settings.checkpoint)
-    paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
+    paradigm.to(chosen_device())
     subset = settings.documents or None if settings.collection == "pydocs" else None
     collection = open_collection(settings.collection, subset, console)
     split = collection.split(settings.split)
@@ -64,7 +64,7 @@ def main(settings: Settings) -> None:
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
         found = [
-            replace(explain(paradigm.with_alignment("top_k", k=k), asked, text), system=f"k = {k}")
+            replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}")
             for k in settings.k
         ]
         for view in found:

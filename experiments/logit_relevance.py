@@ -7,7 +7,6 @@ the logit, the logit less its mean over the vocabulary, and log p order each que
 """
 
 import os
-import shutil
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -36,12 +35,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from papers.wu2024 import trained_pairs
+from papers.wu2024.trained_pairs import Found, sample, study
 from scipy.stats import spearmanr
-from studies import trained_pairs
 from studies.curves import Curves
 from studies.model_runs import Bench
 from studies.pages import Measured, Section, verdicts
-from studies.trained_pairs import Found, sample, study
 
 from paradigms import Generative
 from paradigms.data import Problems
@@ -49,6 +48,8 @@ from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.io.files import remove_folder
+from paradigms.train.checkpoint import TRAINED
 from paradigms.train.generative import fit_pairs
 
 SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
@@ -73,7 +74,7 @@ def main(settings: Settings) -> None:
 def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) -> Measured:
     """`state` before a training of the seed's model, and at evenly spaced steps of it."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its states are lost
+    remove_folder(folder, TRAINED)  # of an interrupted run, whose states are lost
     torch.manual_seed(seed)
     accelerator = Accelerator()
     model = trained_pairs.build(settings.paradigm, seed, bench, settings).to(accelerator.device)
@@ -120,17 +121,17 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
 
 
 def claims(values: Values, unlearned: str = "") -> list[Claim]:
-    """The statements of appendix A, of the first trained state and of the last."""
+    """Claims of appendix A, for the first trained state and for the last."""
     logit, p = values["logit"], values["p"]
     lost = values[f"{MEASURE}, logit"] - values[f"{MEASURE}, log_probability"]
     proportional = "log p(d | q) ∝ Σ_i e_{d_i}ᵀh_i"
-    indicates = "the dot-product can effectively indicate the relevance between document d and query q"
-    small = "C ≫ exp(e_{d_i}ᵀh_i) at the early stage of the training"
+    indicates = "the dot product “can effectively indicate” the relevance of d to q"
+    small = "C ≫ exp(e_{d_i}ᵀh_i) early in training"
     rank = "rank correlation"
     control = "the logit ranks as log p does early in training, and less so late"
     return [
-        Claim(place, sentence, quantity, contrast, margin, unlearned=unlearned)
-        for place, sentence, quantity, contrast, margin in (
+        Claim(place, statement, quantity, contrast, margin, unlearned=unlearned)
+        for place, statement, quantity, contrast, margin in (
             (PAPER, small, f"{SMALL} − p, early", SMALL - p[:, 1], 0.0),
             (PAPER, proportional, f"{rank} − {PROPORTIONAL}, early", logit[:, 1] - PROPORTIONAL, 0.0),
             (PAPER, proportional, f"{rank} − {PROPORTIONAL}, late", logit[:, -1] - PROPORTIONAL, 0.0),

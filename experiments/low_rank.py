@@ -24,11 +24,11 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from studies.attention import Array, Seen, best_name, seen
+from papers.wu2024.attention import Array, Seen, best_name, seen
+from papers.wu2024.trained_pairs import Found, sample, study, unlearned_models
 from studies.curves import at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Section, verdicts
-from studies.trained_pairs import Found, sample, study, unlearned_models
 
 from paradigms import Generative
 from paradigms.evaluate.claims import Claim
@@ -173,12 +173,12 @@ def parts_of_rel(
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
     h = heads
-    lower = "‖A − R‖ is much lower than ‖W‖"
+    lower = "‖A − R‖ is “much lower” than ‖W‖"
     control = "the low error is evidence of low rank"
     bound = "‖A − R‖ ≤ 4γ‖W‖"
     more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
-    low = "The error is relatively low on average, which indicates the low-rank nature"
-    inherent = "which inherently results in a lowrank matrix"
+    low = "the error is “relatively low on average” and so indicates a low rank"
+    inherent = "attention “inherently” gives a low-rank matrix"
     kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
     small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
     share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
@@ -204,8 +204,8 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [
-        Claim(place and f"{PAPER}, {place}", sentence, quantity, of.mean((2, 3)), unlearned=unlearned)
-        for place, sentence, quantity, of in found
+        Claim(place and f"{PAPER}, {place}", statement, quantity, of.mean((2, 3)), unlearned=unlearned)
+        for place, statement, quantity, of in found
     ]
 
 

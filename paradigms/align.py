@@ -1,141 +1,236 @@
 """A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): every alignment and normaliser that needs no decoder.
 
-Alignments are functions (S, valid, documents, queries, *, knobs) -> A with S, valid and A of shape [b, n, i,
-j]. Hard ones return 0/1 without a gradient; `entropic` is differentiable. Padding is −∞ before any max or
-top-k. Salience is applied by `core.interact`. A new paradigm adds a function and a name to `ALIGNMENTS` or
-`NORMALISERS`; an entry says how many document tokens A keeps, and so whether A is a maximum.
+An alignment, `TopK(k=2)`, is a frozen dataclass whose fields are its knobs. It is called with
+(S, valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard ones return 0/1
+without a gradient; `Entropic` is differentiable. Padding is −∞ before any max or top-k. `core.interact`
+applies salience. `ALIGNMENTS` has every subclass of `Alignment` by its name, and `NORMALISERS` every Z.
 """
 
-from collections.abc import Callable
+import ast
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, dataclass_transform
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.core import Align, Pairs, Tokens, Valid
-from paradigms.fixed import buckets_of, random_planes, shares
-from paradigms.relax import entropic_topk
+from paradigms.core import Pairs, Tokens, Valid
+from paradigms.fixed import MOST_PLANES, buckets_of, random_planes, shares
+from paradigms.io.typed import Range, check_several, check_types, naming
+from paradigms.relax import SMALLEST_EPS, entropic_topk
+
+Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
+
+READABLE = ("similarity", "vectors", "ids", "pool", "lengths")  # pool: the other candidates
+UNBOUNDED = 1 << 40  # tokens: longer than any document
+
+# Name -> class of every alignment. Defining a subclass of `Alignment` adds it.
+ALIGNMENTS: dict[str, type["Alignment"]] = {}
 
 # --- A ----------------------------------------------------------------------------------------------
 
 
-def all_pairs(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+@dataclass_transform(frozen_default=True)
+class Alignment:
+    """A of the formula. A subclass becomes a frozen dataclass of its knobs and an entry of `ALIGNMENTS`.
+
+    reads: what A may read, of `READABLE`; a law perturbs all else and sees A unchanged. Raises ValueError if
+    it names anything else, and for a knob of another type or outside of its `Range`.
+    """
+
+    reads: ClassVar[frozenset[str]]
+    positive: ClassVar[bool] = False  # whether A drops similarities that are not positive, where ids are >= 0
+
+    def __init_subclass__(cls, *, reads: Collection[str]) -> None:
+        check_several(reads, f"{cls.__name__}: what it reads")
+        if unknown := [name for name in reads if name not in READABLE]:
+            raise ValueError(
+                f"{cls.__name__} reads {', '.join(map(repr, unknown))}; there are {', '.join(READABLE)}"
+            )
+        cls.reads = frozenset(reads)
+        ALIGNMENTS[cls.__name__] = dataclass(frozen=True)(cls)
+
+    def __post_init__(self) -> None:
+        with naming(type(self).__name__):
+            check_types(self)
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        raise NotImplementedError
+
+    def kept(self, lengths: Lengths) -> Lengths | None:
+        """How many tokens of documents of these lengths are aligned to each query token; None: another form.
+
+        These are the tokens of largest similarity: of all, or where A reads ids, of those with the query
+        token's id.
+        """
+        return None
+
+    def is_maximum(self, longest: int = UNBOUNDED) -> bool:
+        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
+        kept = self.kept(torch.tensor(longest))
+        return kept is not None and not self.positive and int(kept) <= 1
+
+    def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
+        """`is_maximum`, over all tokens of a document whatever their ids."""
+        return self.is_maximum(longest) and "ids" not in self.reads
+
+
+def as_alignment(align: Alignment | str) -> Alignment:
+    """An alignment, or the one that a text such as "TopK(k=2)" names; "EqualIds" stands for "EqualIds()".
+
+    Raises ValueError for a text of another form, an unknown name, and knobs that the alignment does not have.
+    """
+    if isinstance(align, Alignment):
+        return align
+    text = str(align)
+    try:
+        match ast.parse(text if text.endswith(")") else f"{text}()", mode="eval").body:
+            case ast.Call(ast.Name(name), [], keywords):
+                knobs = {str(knob.arg): ast.literal_eval(knob.value) for knob in keywords}
+            case _:
+                raise ValueError("no call with keywords")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r:.200} is no alignment; write one as TopK(k=2)") from error
+    if name not in ALIGNMENTS:
+        raise ValueError(f"unknown alignment {name!r:.200}; there are {', '.join(ALIGNMENTS)}")
+    kind: Any = ALIGNMENTS[name]
+    try:
+        chosen: Alignment = kind(**knobs)
+    except TypeError as error:
+        raise ValueError(f"alignment {text:.200}: {error}") from error
+    return chosen
+
+
+class AllPairs(Alignment, reads=()):
     """A = 1: with one vector on each side, the inner product of DPR (Karpukhin et al. 2020)."""
-    return valid.to(S.dtype)
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return valid.to(S.dtype)
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        return lengths
 
 
-def query_to_document(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+class QueryToDocument(Alignment, reads={"similarity"}):
     """A_ij = 1 iff i = argmax_i' S_i'j: each query token takes its best document token (MaxSim).
 
     ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) of Wu et al. 2024, Eq. 6.
     """
-    return _argmax(S, valid, axis=-2)
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return _argmax(S, valid, axis=-2)
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        return lengths.clamp(max=1)
 
 
-def document_to_query(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+class DocumentToQuery(Alignment, reads={"similarity"}):
     """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) of Wu et al. 2024, Table 5, for reranking."""
-    return _argmax(S, valid, axis=-1)
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return _argmax(S, valid, axis=-1)
 
 
-def equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+class EqualIds(Alignment, reads={"similarity", "ids"}):
     """A_ij = 1 iff i = argmax_i' S_i'j over id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
-    d, q = ids_of(documents, queries)
-    return _argmax(S, valid & (d[..., :, None] == q[..., None, :]), axis=-2)
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        d, q = ids_of(documents, queries)
+        return _argmax(S, valid & (d[..., :, None] == q[..., None, :]), axis=-2)
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        return lengths.clamp(max=1)
 
 
-def positive_equal_ids(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
-    """`equal_ids` where S_ij > 0: no match counts against a document, as in COIL's own code.
+class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
+    """`EqualIds` where S_ij > 0: no match counts against a document, as in COIL's own code.
 
     Pooled vectors, whose tokens have negative ids, match whatever their sign.
     """
-    A = equal_ids(S, valid, documents, queries)
-    assert documents.ids is not None
-    return A * ((S.detach() > 0) | (documents.ids < 0)[..., :, None])
+
+    positive = True
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        ids, _ = ids_of(documents, queries)
+        return EqualIds()(S, valid, documents, queries) * ((S.detach() > 0) | (ids < 0)[..., :, None])
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        return lengths.clamp(max=1)
 
 
-def pool_top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
+class PoolTopK(Alignment, reads={"similarity", "pool"}):
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
 
-    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates at hand, and ties at
-    the k-th place are all retrieved.
+    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates passed in, and ties
+    at the k-th place are all retrieved.
     """
-    return _argmax(S, retrieved_tokens(S, valid, k), axis=-2)
+
+    k: Annotated[int, Range(1, 1 << 40)]
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return _argmax(S, retrieved_tokens(S, valid, self.k), axis=-2)
 
 
-def top_k(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, k: int) -> Pairs:
+class TopK(Alignment, reads={"similarity"}):
     """A_ij = 1 iff S_ij is among the k largest of column j in its document (Qian et al. 2022, §3.1)."""
-    return _largest(S, valid, at_most(documents.mask.sum(-1), k=k))
+
+    k: Annotated[int, Range(1, 1 << 40)]
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return _largest(S, valid, self.kept(documents.mask.sum(-1)))
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        return lengths.clamp(max=self.k)
 
 
-def top_p(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, p: float) -> Pairs:
-    """top_k with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
-    return _largest(S, valid, share_of(documents.mask.sum(-1), p=p))
+class TopP(Alignment, reads={"similarity", "lengths"}):
+    """`TopK` with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
+
+    p: Annotated[float, Range(0, 1, above=True)]
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        return _largest(S, valid, self.kept(documents.mask.sum(-1)))
+
+    def kept(self, lengths: Lengths) -> Lengths:
+        share = (self.p * lengths.double() + 1e-9).floor().long()  # .29 · 100 is 28.999…
+        return share.clamp(min=1).minimum(lengths)
 
 
-def entropic(
-    S: Pairs,
-    valid: Valid,
-    documents: Tokens,
-    queries: Tokens,
-    *,
-    k: float | int,
-    eps: float,
-    iterations: int | None = None,
-) -> Pairs:
+class Entropic(Alignment, reads={"similarity"}):
     """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
-    columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
-    return entropic_topk(columns, float(k), eps, real, iterations).transpose(-1, -2)
+
+    k: Annotated[int | float, Range(0, 1 << 40, above=True)]
+    eps: Annotated[int | float, Range(SMALLEST_EPS, 1e6)]
+    iterations: Annotated[int | None, Range(1, 1000)] = None  # steps of Eq. 5; None solves exactly
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
+        return entropic_topk(columns, float(self.k), self.eps, real, self.iterations).transpose(-1, -2)
 
 
-def buckets(
-    S: Pairs,
-    valid: Valid,
-    documents: Tokens,
-    queries: Tokens,
-    *,
-    planes: int,
-    repetitions: int,
-    fill: bool = True,
-    seed: int = 0,
-) -> Pairs:
+class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
     The A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `fixed.FixedEncoding` gives the
     same rel as one inner product. fill: where the document has no token in bucket(j), those at the least
     Hamming distance share the 1.
     """
-    A = torch.zeros_like(S)
-    for normals in random_planes(documents.vectors.shape[-1], planes, repetitions, seed):
-        share = shares(buckets_of(documents.vectors, normals), documents.mask, planes, fill, S.dtype)
-        own = buckets_of(queries.vectors, normals)[:, :, None, :]
-        A += share.expand(*S.shape[:3], -1).gather(-1, own.expand_as(S)) / repetitions
-    return A.where(valid, 0)
 
+    planes: Annotated[int, Range(0, MOST_PLANES)]
+    repetitions: Annotated[int, Range(1, 1 << 20)]
+    fill: bool = True
+    seed: int = 0
 
-Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
-
-
-def every(lengths: Lengths) -> Lengths:
-    """m: every token of a document is kept."""
-    return lengths
-
-
-def at_most(lengths: Lengths, *, k: int = 1) -> Lengths:
-    """min(k, m)."""
-    if k < 1:
-        raise ValueError(f"top_k needs k >= 1, got {k}")
-    return lengths.clamp(max=k)
-
-
-def share_of(lengths: Lengths, *, p: float) -> Lengths:
-    """min(max(⌊p·m⌋, 1), m)."""
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p needs 0 < p <= 1, a share of the document's tokens, got {p}")
-    share = (p * lengths.double() + 1e-9).floor().long()  # .29 · 100 is 28.999…
-    return share.clamp(min=1).minimum(lengths)
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        A = torch.zeros_like(S)
+        h = documents.vectors.shape[-1]
+        for normals in random_planes(h, self.planes, self.repetitions, self.seed):
+            buckets = buckets_of(documents.vectors, normals)
+            share = shares(buckets, documents.mask, self.planes, self.fill, S.dtype)
+            wanted = buckets_of(queries.vectors, normals)[:, :, None, :]
+            A += share.expand(*S.shape[:3], -1).gather(-1, wanted.expand_as(S)) / self.repetitions
+        return A.where(valid, 0)
 
 
 def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
@@ -200,48 +295,6 @@ def retrieved(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b 
     return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
 
 
-# --- registries -------------------------------------------------------------------------------------
-
-
-UNBOUNDED = 1 << 40  # tokens: longer than any document
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """An alignment function and what is known about its A."""
-
-    function: Callable[..., Pairs]
-    # What A may read, of: similarity, vectors, ids, pool (the other candidates), lengths. A test perturbs all
-    # else and sees A unchanged.
-    reads: frozenset[str]
-    # (lengths of documents, **knobs) -> how many tokens of each document are aligned to a query token: those
-    # of largest similarity, of all or, where A reads ids, of those with the query token's id. None: A is of
-    # another form.
-    kept: Callable[..., Lengths] | None = None
-    positive: bool = False  # whether of those it drops similarities that are not positive, where ids are >= 0
-
-    def is_maximum(self, longest: int = UNBOUNDED, **knobs: Any) -> bool:
-        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
-        if self.kept is None or self.positive:
-            return False
-        return int(self.kept(torch.tensor(longest), **knobs)) <= 1
-
-
-_SIMILARITY = frozenset({"similarity"})
-
-ALIGNMENTS: dict[str, Alignment] = {
-    "all_pairs": Alignment(all_pairs, frozenset(), every),
-    "query_to_document": Alignment(query_to_document, _SIMILARITY, at_most),
-    "document_to_query": Alignment(document_to_query, _SIMILARITY),
-    "equal_ids": Alignment(equal_ids, _SIMILARITY | {"ids"}, at_most),
-    "positive_equal_ids": Alignment(positive_equal_ids, _SIMILARITY | {"ids"}, at_most, positive=True),
-    "pool_top_k": Alignment(pool_top_k, _SIMILARITY | {"pool"}),
-    "top_k": Alignment(top_k, _SIMILARITY, at_most),
-    "top_p": Alignment(top_p, _SIMILARITY | {"lengths"}, share_of),
-    "entropic": Alignment(entropic, _SIMILARITY),
-    "buckets": Alignment(buckets, frozenset({"vectors", "lengths"})),
-}
-
 NORMALISERS = {
     "one": one,
     "query_tokens": query_tokens,
@@ -249,10 +302,3 @@ NORMALISERS = {
     "total": total,
     "retrieved": retrieved,
 }
-
-
-def as_maximum(align: Align) -> Alignment | None:
-    """The registered alignment that `align` is, if its A is one argmax over i for each j; else None."""
-    function, knobs = (align.func, align.keywords) if isinstance(align, partial) else (align, {})
-    found = (known for known in ALIGNMENTS.values() if known.function is function)
-    return next((known for known in found if known.is_maximum(**knobs)), None)

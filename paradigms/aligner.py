@@ -7,10 +7,14 @@ the gate, the scores of the text's other tokens). The paper trains with top-1 an
 as 0. Another alignment at test time: `Paradigm.with_alignment`; pruning by salience: `index.pruning`.
 """
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from paradigms.model import Paradigm
+from paradigms.align import Alignment, TopK, as_alignment
+from paradigms.encoder.settings import EncoderSettings, Salience
+from paradigms.io.typed import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 # The paper's ε is .002: gradients then have norms of 30 to 90, clipped at 1. After 30 steps on 2,000
 # documents of pydocs, dev nDCG@10 (203 queries, standard error .017) is .825 with it, .835 with .2 and .829
@@ -18,21 +22,20 @@ from paradigms.model import Paradigm
 EPS = 0.2
 
 
-def aligner(
-    backbone: str | Path, align: str = "top_k", align_knobs: dict[str, Any] | None = None, **settings: Any
-) -> Paradigm:
-    """ALIGNER over `backbone`: `align` is top_k (k), top_p (p) or entropic (k, eps), knobs beside it.
+@dataclass(frozen=True, kw_only=True)
+class Aligner(EncoderSettings):
+    """`align` is `TopK`, `TopP` or `Entropic`.
 
-    Of the `EncoderSettings`, `salience` is entropic (Eq. 4; `iterations` steps of Eq. 5 instead), or one of
-    what the paper compares: hard, relu, and relu with `salience_l1`.
+    `salience` is entropic (Eq. 4; `iterations` steps of Eq. 5 instead), or what the paper compares with it:
+    hard, relu, and relu with `salience_l1`.
     """
-    return Paradigm.build(
-        backbone,
-        settings,
-        {"salience": "entropic", "eps": EPS},
-        name="aligner",
-        align=align,
-        align_knobs={"k": 1} if align_knobs is None else align_knobs,
-        normalise="total",
-        temperature=0.02,
-    )
+
+    align: Alignment | str = TopK(k=1)
+    salience: Salience = "entropic"
+    eps: Annotated[float, Range(0, 1e6, above=True)] = EPS
+
+
+@paradigm(Aligner)
+def aligner(settings: Aligner) -> Recipe:
+    """ALIGNER over a backbone."""
+    return Recipe("aligner", as_alignment(settings.align), "total", temperature=0.02)

@@ -7,32 +7,27 @@ The paper pools [CLS] to 768 dimensions, the width of BERT, beside tokens of 32;
 products.
 """
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from paradigms.encoder.published import width
-from paradigms.model import Paradigm
+from paradigms.align import EqualIds
+from paradigms.encoder.settings import EncoderSettings
+from paradigms.io.typed import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
-DIM = 32  # of token vectors
+
+@dataclass(frozen=True, kw_only=True)
+class COIL(EncoderSettings):
+    """Token vectors of 32 dimensions and a pooled vector, by default about as wide as the backbone."""
+
+    dim: Annotated[int | None, Range(1, 1 << 14)] = 32
+    pooled_dim: Annotated[int | None, Range(0, 1 << 14)] = None
+    normalize: bool = False
+    special_tokens: bool = False
 
 
-def coil(backbone: str | Path, **settings: Any) -> Paradigm:
-    """COIL over `backbone`; settings are those of `EncoderSettings`.
-
-    pooled_dim is by default the backbone's width, rounded down to a multiple of dim.
-    """
-    dim = settings.get("dim") or DIM
-    return Paradigm.build(
-        backbone,
-        settings,
-        {
-            "dim": DIM,
-            "pooled_dim": max(1, width(backbone) // dim) * dim,
-            "normalize": False,
-            "special_tokens": False,
-        },
-        name="coil",
-        align="equal_ids",
-        normalise="one",
-        temperature=1.0,
-    )
+@paradigm(COIL)
+def coil(settings: COIL) -> Recipe:
+    """COIL over a backbone."""
+    return Recipe("coil", EqualIds(), "one", temperature=1.0)

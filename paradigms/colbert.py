@@ -6,20 +6,22 @@ every length. Markers, [MASK] augmentation and the punctuation skip list of the 
 """
 
 import string
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from paradigms.model import Paradigm
+from paradigms.align import QueryToDocument
+from paradigms.encoder.settings import EncoderSettings
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 
-def colbert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ColBERT over `backbone`; settings are those of `EncoderSettings`."""
-    return Paradigm.build(
-        backbone,
-        settings,
-        {"skip": string.punctuation},
-        name="colbert",
-        align="query_to_document",
-        normalise="query_tokens",
-        temperature=0.02,
-    )
+@dataclass(frozen=True, kw_only=True)
+class ColBERT(EncoderSettings):
+    """All token vectors; punctuation of documents is skipped."""
+
+    skip: str = string.punctuation
+
+
+@paradigm(ColBERT)
+def colbert(settings: ColBERT) -> Recipe:
+    """ColBERT over a backbone."""
+    return Recipe("colbert", QueryToDocument(), "query_tokens", temperature=0.02)

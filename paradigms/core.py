@@ -20,6 +20,11 @@ Pairs: TypeAlias = Float[Tensor, "b n i j"]
 Valid: TypeAlias = Bool[Tensor, "b n i j"]
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if that is its type."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 @dataclass(frozen=True)
 class Tokens:
     """D or Q of the formula, for many texts at once: token vectors, padded, with their mask.

@@ -9,20 +9,26 @@ a linear projection to k, layer normalisation, the inner product; without a proj
 dpr(backbone, normalize=False).
 """
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from paradigms.model import Paradigm
+from paradigms.align import AllPairs
+from paradigms.encoder.settings import EncoderSettings, Vectors
+from paradigms.io.typed import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 
-def dpr(backbone: str | Path, **settings: Any) -> Paradigm:
-    """DPR over `backbone`; settings are those of `EncoderSettings`. τ is 1 of inner products."""
-    return Paradigm.build(
-        backbone,
-        settings,
-        {"query_vectors": "pooled", "document_vectors": "pooled", "dim": None},
-        name="dpr",
-        align="all_pairs",
-        normalise="one",
-        temperature=0.05 if settings.get("normalize", True) else 1.0,
-    )
+@dataclass(frozen=True, kw_only=True)
+class DPR(EncoderSettings):
+    """One vector of the backbone's width for each text."""
+
+    query_vectors: Vectors = "pooled"
+    document_vectors: Vectors = "pooled"
+    dim: Annotated[int | None, Range(1, 1 << 14)] = None
+
+
+@paradigm(DPR)
+def dpr(settings: DPR) -> Recipe:
+    """DPR over a backbone. τ is 1 of inner products."""
+    return Recipe("dpr", AllPairs(), "one", temperature=0.05 if settings.normalize else 1.0)

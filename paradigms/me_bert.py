@@ -8,23 +8,27 @@ ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False)
 normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projection alone.
 """
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from paradigms.model import Paradigm
+from paradigms.align import QueryToDocument
+from paradigms.encoder.settings import EncoderSettings, Vectors
+from paradigms.io.typed import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 
-def me_bert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ME-BERT over `backbone`; m is the setting `first`, the others are those of `EncoderSettings`.
+@dataclass(frozen=True, kw_only=True)
+class MEBERT(EncoderSettings):
+    """One vector of a query and m of a document, the setting `first`."""
 
-    τ is 1 of inner products.
-    """
-    return Paradigm.build(
-        backbone,
-        settings,
-        {"query_vectors": "pooled", "document_vectors": "first", "first": 8, "dim": None},
-        name="me_bert",
-        align="query_to_document",
-        normalise="one",
-        temperature=0.05 if settings.get("normalize", True) else 1.0,
-    )
+    query_vectors: Vectors = "pooled"
+    document_vectors: Vectors = "first"
+    first: Annotated[int, Range(1, 4096)] = 8
+    dim: Annotated[int | None, Range(1, 1 << 14)] = None
+
+
+@paradigm(MEBERT)
+def me_bert(settings: MEBERT) -> Recipe:
+    """ME-BERT over a backbone. τ is 1 of inner products."""
+    return Recipe("me_bert", QueryToDocument(), "one", temperature=0.05 if settings.normalize else 1.0)

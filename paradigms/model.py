@@ -1,40 +1,47 @@
 """A paradigm = encoder + A + Z, as one trainable, savable module."""
 
-import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
+from functools import wraps
+from inspect import Parameter, signature
+from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
-from paradigms.core import Interaction, Tokens, interact, rel
+from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
+from paradigms.core import Interaction, Tokens, interact, join_documents, rel
 from paradigms.encoder.batches import Batch
+from paradigms.encoder.cut import Cut, count_cut
 from paradigms.encoder.published import as_published
-from paradigms.encoder.settings import SIDES, Side
+from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
 from paradigms.encoder.towers import Encoder, TwoTowers, described
+from paradigms.explanation import Explanation
 from paradigms.impute import IMPUTATIONS
-from paradigms.io.files import atomic_folder, settle, write_json, write_text
+from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
 from paradigms.io.typed import check_known, json_or_empty, read_settings
-from paradigms.recipe import Recipe
+from paradigms.recipe import Recipe, recipe_fields
 
 # accelerate's name -> the type of matrix products under autocast
 PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`
-# What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
-SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
-PICKLED = ("*.bin", "*.pt")
-# What a saved model is made of, in whichever layout.
-FILES = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md")
-FOLDERS = ("backbone", *SIDES, "[0-9]_*")
+# What an alignment may read, in words.
+READS = {
+    "similarity": "the similarities S within the document",
+    "vectors": "the side of random planes on which each token lies",
+    "pool": "the similarities of the whole candidate pool",
+    "ids": "the token ids",
+    "lengths": "the document's length",
+    "salience": "the salience of each token",
+}
 
 
 class Trainable(nn.Module, ABC):
@@ -56,39 +63,23 @@ class Trainable(nn.Module, ABC):
         merged: adapters become part of the weights that they adapt; they cannot be trained on.
         """
 
+    @property
+    def document_length(self) -> int | None:
+        """Tokens of a document that it reads at most; None where its documents are in its weights."""
+        return None
+
+    def count_cut(self, texts: Sequence[str]) -> Cut | None:
+        """How many documents it cuts, and how much of them; None where it encodes none."""
+        return None
+
+    def check_corpus(self, ids: Sequence[str]) -> None:
+        """ValueError if the model can rank only another corpus than that of these documents."""
+
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
-        """Write the whole model, adapters merged; the folder appears complete or not at all.
+        """`saving.save_pretrained` of this model."""
+        from paradigms import saving  # upwards, so that every layout is known
 
-        layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's own. FileExistsError
-        where anything but a model of this layout would be replaced; ValueError for what the layout cannot
-        hold.
-        """
-        if layout not in SAVE_LAYOUTS:
-            raise ValueError(f"unknown layout {layout!r}; there are {', '.join(SAVE_LAYOUTS)}")
-        chosen = SAVE_LAYOUTS[layout]
-        with atomic_folder(folder, chosen.marks) as temporary:
-            check_model(Path(folder))
-            chosen.write(self, temporary)
-            text = chosen.card(self) if card is None else card
-            if text:
-                write_text(temporary / "README.md", text)
-
-    def push_to_hub(
-        self, name: str, layout: str = "paradigms", card: str | None = None, *, private: bool = True
-    ) -> None:
-        """What `save_pretrained` writes as the repository `name`, made where it is not there yet.
-
-        Settings and weights that it held before are taken out, and stay in its history. The hub's own errors.
-        """
-        from huggingface_hub import HfApi
-
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "model"
-            self.save_pretrained(folder, layout, card)
-            api = HfApi()
-            api.create_repo(name, private=private, exist_ok=True)
-            old = [*SETTINGS_AND_WEIGHTS, *PICKLED]
-            api.upload_folder(repo_id=name, folder_path=str(folder), delete_patterns=old)
+        saving.save_pretrained(self, folder, layout, card)
 
     @classmethod
     @abstractmethod
@@ -118,33 +109,6 @@ class Trainable(nn.Module, ABC):
                 self.train(training)
 
 
-class Layout(NamedTuple):
-    """How a model lies in a folder."""
-
-    write: Callable[[Any, Path], None]  # every file, into a folder that exists; ValueError: it cannot hold it
-    marks: Collection[str]  # files that only such folders have, each one of them
-    card: Callable[[Any], str] = lambda model: ""  # README.md where none is given
-
-
-# File -> the kind of model whose own folders have it. `registry` knows the kinds that are no `Paradigm`.
-KINDS: dict[str, type[Trainable]] = {}
-
-# Name -> layout; `formats` adds those of other libraries.
-SAVE_LAYOUTS: dict[str, Layout] = {
-    "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS)
-}
-
-
-def check_model(folder: Path) -> None:
-    """FileExistsError where a folder holds what no saved model has, and would lose it."""
-    for entry in sorted(folder.rglob("*")):
-        if not any(entry.match(form) for form in (FOLDERS if entry.is_dir() else FILES)):
-            raise FileExistsError(
-                f"{folder} would be replaced, and is more than a saved model: it holds "
-                f"{entry.relative_to(folder)}. Choose another folder"
-            )
-
-
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """A context that computes as `precision` says: "no", "bf16", or "fp16" on a GPU; else ValueError."""
     if precision not in PRECISIONS:
@@ -162,51 +126,37 @@ class Paradigm(Trainable):
         super().__init__()
         self.recipe = recipe
         self.encoder = encoder
-        self.align, self.normalise = recipe.align_function, recipe.normalise_function
-
-    @classmethod
-    def build(
-        cls,
-        backbone: str | Path,
-        settings: Mapping[str, Any],
-        defaults: Mapping[str, Any] | None = None,
-        **recipe: Any,
-    ) -> "Paradigm":
-        """From a backbone's name or folder, the encoder's settings as a mapping, and a `Recipe`'s fields.
-
-        defaults: of the paradigm. What the backbone's folder says of its own use beats them (`as_published`),
-        and `settings` beat both.
-        """
-        chosen = {**(defaults or {}), **settings}
-        kind = encoder_class(chosen.get("encoder", "text"))
-        check_known(kind.Settings, settings)
-        whole = kind.Settings(**chosen)
-        return cls(Recipe(**recipe), kind(backbone, as_published(backbone, whole, settings.keys())))
+        self.align, self.normalise = recipe.align, recipe.normalise_function
 
     @property
     def name(self) -> str:
         return self.recipe.name
 
     def description(self) -> dict[str, Any]:
-        return asdict(self.recipe) | described(self.encoder)
+        return self.recipe.described() | described(self.encoder)
+
+    @property
+    def document_length(self) -> int:
+        return self.encoder.settings.document_length
 
     @property
     def reads(self) -> frozenset[str]:
         """What A may read: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
-        return self.recipe.alignment.reads | salience
+        return self.recipe.align.reads | salience
 
-    def with_alignment(self, align: str, normalise: str | None = None, **knobs: Any) -> "Paradigm":
-        """The same encoder under another A, and `normalise` if given: ALIGNER's test-time alignments, MVDR
-        (q←d).
+    def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
+        """The same encoder under another A, `TopK(k=2)`, and `normalise` if given.
 
-        Imputation stands for the alignment it was made for, and goes with it.
+        ALIGNER's alignments at test time; MVDR (q←d). Another class of A is searched without imputation.
         """
-        same = self.recipe
-        search = same.search if align == same.align else "gather"
-        Z = same.normalise if normalise is None else normalise
-        recipe = replace(same, align=align, align_knobs=knobs, normalise=Z, search=search)
-        return Paradigm(recipe, self.encoder)
+        align, recipe = as_alignment(align), self.recipe
+        search = recipe.search if type(align) is type(recipe.align) else "gather"
+        Z = recipe.normalise if normalise is None else normalise
+        return Paradigm(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
+
+    def count_cut(self, texts: Sequence[str]) -> Cut:
+        return count_cut(self.encoder, texts)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
         """(Q, D) of tokenised texts in one call, as DistributedDataParallel wants it. chunk: see
@@ -235,14 +185,43 @@ class Paradigm(Trainable):
         """rel of every query against every candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
+    def explain(self, query: str, document: str, pool: Tokens | None = None) -> Explanation:
+        """S, A and Z of one pair of texts, by token.
+
+        pool: tokens of the query's other candidates, axes [1, n, i, h], for an A that reads them (XTR).
+        """
+        documents, queries = self.encode_documents([document]), self.encode_queries([query])
+        joined = documents if pool is None else join_documents([documents, pool])
+        with torch.inference_mode():
+            interaction = self.interact(joined, queries)
+        d_mask, q_mask = documents.mask[0, 0], queries.mask[0, 0]
+        whole = interaction.similarity, interaction.alignment
+        S, A = (x[0, 0, : len(d_mask)][d_mask][:, q_mask] for x in whole)
+        reads = sorted(READS[name] for name in self.reads)
+        return Explanation(
+            system=self.name,
+            reads=" and ".join(reads) if reads else "nothing: there is one pair",
+            query_tokens=list(compress(self.encoder.labels(query, "query"), q_mask.tolist())),
+            document_tokens=list(compress(self.encoder.labels(document, "document"), d_mask.tolist())),
+            links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in A.nonzero().tolist()],
+            Z=float(interaction.normaliser[0, 0]),
+            rel=float(interaction.rel[0, 0]),
+            query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
+            document_salience=None
+            if documents.salience is None
+            else documents.salience[0, 0][d_mask].tolist(),
+        )
+
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
-        write_json(folder / "paradigm.json", asdict(self.recipe))
+        write_json(folder / "paradigm.json", self.recipe.described())
         if plugins := self._plugins():
             write_json(folder / "plugins.json", plugins)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Paradigm":
+        from paradigms import saving  # noqa: F401  upwards, so that every encoder is known
+
         folder = Path(folder)
         settle(folder)
         for needed, file in json_or_empty(folder / "plugins.json").items():
@@ -253,7 +232,7 @@ class Paradigm(Trainable):
                     f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
                     f"in Python load(..., plugin={file!r})"
                 )
-        recipe = read_settings(Recipe, folder / "paradigm.json")
+        recipe = read_settings(Recipe, folder / "paradigm.json", recipe_fields)
         kind = TwoTowers if (folder / "query").is_dir() else TextEncoder
         return cls(recipe, kind.load(folder))
 
@@ -261,9 +240,51 @@ class Paradigm(Trainable):
         """What of this paradigm is not built in -> the file that registered it: plugins.json."""
         r, own = self.recipe, described(self.encoder)
         encoders = {own["encoder"], own.get("query_tower", own)["encoder"]}
-        parts = [("alignment", r.align), ("normaliser", r.normalise), ("imputation", r.imputation)]
+        parts = [
+            ("alignment", type(r.align).__name__),
+            ("normaliser", r.normalise),
+            ("imputation", r.imputation),
+        ]
         parts += [("encoder", name) for name in sorted(encoders)]
         return {f"{part} {name}": file for part, name in parts if (file := plugin_of(REGISTERED[part][name]))}
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=EncoderSettings)
+
+
+def paradigm(
+    kind: Callable[P, S],
+) -> Callable[[Callable[[S], Recipe]], Callable[Concatenate[str | Path, P], Paradigm]]:
+    """Make a builder, (backbone, **settings) -> Paradigm, of a function from settings to a recipe.
+
+    kind: the dataclass of the settings; its fields are the builder's keywords. What the backbone's folder
+    says of its own use beats their defaults (`as_published`), and what the caller sets beats both. A class
+    of `ENCODERS` may have more settings. The builder raises ValueError for unknown ones.
+    """
+    made: Any = kind
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(made)}
+
+    def decorate(recipe: Callable[[S], Recipe]) -> Callable[Concatenate[str | Path, P], Paradigm]:
+        @wraps(recipe)
+        def build(backbone: Any, **settings: Any) -> Paradigm:
+            chosen = defaults | settings
+            encoder = encoder_class(chosen["encoder"])
+            known = {field.name for field in fields(encoder.Settings)}
+            if unknown := settings.keys() - known - defaults.keys():
+                check_known(made, unknown)
+            whole = encoder.Settings(**{name: value for name, value in chosen.items() if name in known})
+            of_recipe = recipe(made(**{name: chosen[name] for name in defaults}))
+            return Paradigm(of_recipe, encoder(backbone, as_published(backbone, whole, settings.keys())))
+
+        first = Parameter("backbone", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)
+        keywords = signature(made).replace(return_annotation=Paradigm)
+        build.__signature__ = keywords.replace(  # type: ignore[attr-defined]
+            parameters=[first, *keywords.parameters.values()]
+        )
+        return cast(Callable[Concatenate[str | Path, P], Paradigm], build)
+
+    return decorate
 
 
 # Everything that a plug-in may register and a saved `Paradigm` names.
@@ -273,4 +294,3 @@ REGISTERED: dict[str, Mapping[str, Any]] = {
     "imputation": IMPUTATIONS,
     "encoder": ENCODERS,
 }
-KINDS["paradigm.json"] = Paradigm

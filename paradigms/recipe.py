@@ -1,66 +1,47 @@
 """What makes a paradigm besides its encoder, as plain data: A, Z, how an index scores, τ."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from inspect import signature
-from typing import Any, Literal, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from paradigms.align import ALIGNMENTS, NORMALISERS, UNBOUNDED, Alignment
-from paradigms.core import Align, Normalise
+from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, as_alignment
+from paradigms.core import Normalise
 from paradigms.impute import IMPUTATIONS
-from paradigms.io.typed import check_type, check_types
+from paradigms.io.typed import OneLine, Range, check_types
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a paradigm besides its encoder: plain data, saved beside the weights."""
+    """What makes a paradigm besides its encoder, saved beside the weights as `described` has it."""
 
-    name: str
-    align: str  # a key of align.ALIGNMENTS
+    name: Annotated[str, OneLine()]
+    align: Alignment
     normalise: str  # a key of align.NORMALISERS
-    align_knobs: Mapping[str, Any] = field(default_factory=dict)
     # How an index scores: "gather" loads every token of a candidate and computes rel; "impute" has only
     # the tokens that a token search retrieved and fills in the missing similarities (XTR).
     search: Literal["gather", "impute"] = "gather"
-    search_tokens: int = 1000  # k': corpus tokens retrieved per query token, to impute or for candidates
+    # k': corpus tokens retrieved per query token, to impute or for candidates
+    search_tokens: Annotated[int, Range(1, 1 << 31)] = 1000
     imputation: str = "kth"  # a key of impute.IMPUTATIONS, where search = "impute"
     temperature: float = 0.05  # of the softmax over rel in training
 
     def __post_init__(self) -> None:
         check_types(self)
         for kind, name, known in (
-            ("alignment", self.align, ALIGNMENTS),
             ("normaliser", self.normalise, NORMALISERS),
             ("imputation", self.imputation, IMPUTATIONS),
         ):
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(known)}")
-        if self.search_tokens < 1:
-            raise ValueError(f"search_tokens of {self.name} must be at least 1, got {self.search_tokens}")
-        if self.search == "impute" and self.align not in ("pool_top_k", "query_to_document"):
+        if self.search == "impute" and not isinstance(self.align, PoolTopK | QueryToDocument):
             raise ValueError(
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
                 f"alignment {self.align} takes none: set search to 'gather'"
             )
-        function = self.alignment.function
-        try:
-            signature(function).bind(*[None] * 4, **self.align_knobs)
-        except TypeError as error:
-            raise ValueError(f"align_knobs of {self.name}, alignment {self.align}: {error}") from error
-        kinds = get_type_hints(function)
-        for knob, value in self.align_knobs.items():
-            check_type(f"{self.align}'s {knob}", value, kinds[knob])
 
-    @property
-    def alignment(self) -> Alignment:
-        """The entry of `align.ALIGNMENTS`."""
-        return ALIGNMENTS[self.align]
-
-    @property
-    def align_function(self) -> Align:
-        """A, with its knobs."""
-        return partial(self.alignment.function, **self.align_knobs)
+    def described(self) -> dict[str, Any]:
+        """Every field as JSON holds it."""
+        return vars(self) | {"align": str(self.align)}
 
     @property
     def normalise_function(self) -> Normalise:
@@ -70,12 +51,13 @@ class Recipe:
     @property
     def reads_pool(self) -> bool:
         """Whether the score of a document depends on which other candidates there are."""
-        return self.search == "impute" or "pool" in self.alignment.reads
+        return self.search == "impute" or "pool" in self.align.reads
 
-    def is_maximum(self, longest: int = UNBOUNDED) -> bool:
-        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
-        return self.alignment.is_maximum(longest, **self.align_knobs)
 
-    def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
-        """`is_maximum`, over all tokens of a document whatever their ids."""
-        return self.is_maximum(longest) and "ids" not in self.alignment.reads
+def recipe_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe of what `described` wrote; formerly "top_k" and {"k": 1} were "TopK(k=1)"."""
+    read = dict(values)
+    if "align_knobs" in read:
+        knobs = ", ".join(f"{name}={value!r}" for name, value in read.pop("align_knobs").items())
+        read["align"] = f"{str(read['align']).title().replace('_', '')}({knobs})"
+    return read | ({"align": as_alignment(read["align"])} if "align" in read else {})

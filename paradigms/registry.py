@@ -1,31 +1,29 @@
 """Every paradigm by its name, and whatever one of them saved, by its folder."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paradigms.aligner import aligner
-from paradigms.baselines.cross_attention import HEAD, CrossAttention, cross_attention
+from paradigms.baselines.cross_attention import CrossAttention, cross_attention
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
 from paradigms.encoder.backbone import packaged
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
-from paradigms.formats import read_checkpoint
-from paradigms.formats.authors import is_dpr
-from paradigms.formats.weights import download, safe_weights
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
-from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
 from paradigms.io.files import settle
 from paradigms.io.plugins import load_plugins
-from paradigms.io.typed import naming
+from paradigms.io.typed import check_files, naming
 from paradigms.me_bert import me_bert
-from paradigms.model import KINDS, Paradigm
+from paradigms.model import Paradigm
+from paradigms.saving import KINDS, read_checkpoint
+from paradigms.saving.authors import is_dpr
+from paradigms.saving.weights import download, safe_weights
 from paradigms.splade import splade
 from paradigms.xtr import xtr
 
@@ -46,8 +44,6 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, 
 # name -> builder(backbone, **settings): scores that are no rel, of given pairs of texts
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
-KINDS |= {GENERATIVE_SETTINGS: Generative, HEAD: CrossAttention}
-
 
 def load(
     name: str | Path,
@@ -59,7 +55,7 @@ def load(
 ) -> Paradigm | Generative | CrossAttention:
     """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
-    What `save_pretrained` wrote, or a checkpoint of another library (`formats.FORMATS`). documents: likewise,
+    What `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`). documents: likewise,
     the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
     library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
     plugin: files that register what the model needs (`io.plugins`). FileNotFoundError where there is no such
@@ -80,6 +76,16 @@ def load(
     return _open(folder, layout, pickled)
 
 
+def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
+    """The model in `name`, for whoever encodes documents. ValueError if it is of another kind."""
+    if not isinstance(model, Paradigm):
+        raise ValueError(
+            f"{name} holds {model.name}, which encodes no documents: search takes the folder of a generative "
+            "model, and rerank that of a reranker"
+        )
+    return model
+
+
 def _folder(name: str | Path, pickled: bool) -> Path:
     name = packaged(name)
     settle(name)
@@ -88,6 +94,7 @@ def _folder(name: str | Path, pickled: bool) -> Path:
 
 def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
     with naming(folder):
+        check_files(folder)
         for file, kind in KINDS.items():
             if layout is None and (folder / file).is_file():
                 with safe_weights(folder, pickled) as safe:
@@ -101,7 +108,7 @@ def _joined(queries: Any, documents: Any) -> Paradigm:
         if not (isinstance(model, Paradigm) and isinstance(model.encoder, TextEncoder)):
             raise ValueError(f"a pair is of two text encoders, and {model.name} is none")
     if queries.recipe != documents.recipe:
-        ours, theirs = asdict(queries.recipe), asdict(documents.recipe)
+        ours, theirs = queries.recipe.described(), documents.recipe.described()
         differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
         raise ValueError(
             f"the encoders of queries and documents are no pair, they differ in {', '.join(differ)}: give "

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from paradigms.core import at_least_float32
+
 SMALLEST_EPS = 1e-30  # scores divided by it, and gradients, which grow with 1/ε, stay within float32
 
 
@@ -81,7 +83,7 @@ def token_budget(ratio: float, mask: Bool[Tensor, "*batch m"]) -> Float[Tensor, 
 
 def _wide(scores: Tensor, mask: Tensor) -> Tensor:
     """Scores in float32 or wider; padding gets the smallest finite value."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
+    wide = at_least_float32(scores)
     return wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
 
 

@@ -13,21 +13,24 @@ same rel is that of one vector of h = |V| numbers with A = 1 (DPR's), by which t
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paradigms.core import Tokens
+from paradigms.align import EqualIds
+from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
-from paradigms.model import Paradigm
+from paradigms.io.typed import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 STARTS = 300  # terms of a text above 0 that a tied head starts with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
     """`EncoderSettings`, and what of a text's terms are kept and how training makes them few.
 
@@ -35,20 +38,20 @@ class SpladeSettings(EncoderSettings):
     in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of `losses.REGULARISERS`.
     """
 
+    encoder: str = "splade"
+    dim: Annotated[int | None, Range(1, 1 << 14)] = None
+    normalize: bool = False
+    special_tokens: bool = False
     query_terms: Literal["all", "own", "ones"] = "all"
-    most_terms: int | None = None  # the largest weights of a text that are kept; None = all above 0
+    # the largest weights of a text that are kept; None = all above 0
+    most_terms: Annotated[int | None, Range(1, 1 << 20)] = None
     tied_head: bool = False  # make a head of the embeddings, for a backbone without one: see `Splade`
     sparsity: Literal["flops", "l1", "df_flops"] = "flops"
-    query_sparsity: float = 3e-4
-    document_sparsity: float = 1e-4
+    query_sparsity: Annotated[float, Range(0, 1e6)] = 3e-4
+    document_sparsity: Annotated[float, Range(0, 1e6)] = 1e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_terms is not None and self.most_terms < 1:
-            raise ValueError(f"most_terms must be at least 1, got {self.most_terms}")
-        for name in ("query_sparsity", "document_sparsity"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         changed = {"dim": None, "normalize": False, "layer_norm": False, "pooled_dim": 0, "salience": "none"}
         wrong = [name for name, value in changed.items() if getattr(self, name) != value]
         if wrong:
@@ -129,7 +132,7 @@ class Splade(TextEncoder):
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # max keeps places alone for the gradient, amax is faster without one.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
-        return best.relu().float().log1p()  # both are monotone: the maximum comes first
+        return at_least_float32(best.relu()).log1p()  # both are monotone: the maximum comes first
 
 
 def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
@@ -146,14 +149,7 @@ def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
 ENCODERS["splade"] = Splade
 
 
-def splade(backbone: str | Path, **settings: Any) -> Paradigm:
-    """SPLADE over `backbone`, which has a masked-language-model head; settings are `SpladeSettings`."""
-    return Paradigm.build(
-        backbone,
-        settings,
-        {"encoder": "splade", "dim": None, "normalize": False, "special_tokens": False},
-        name="splade",
-        align="equal_ids",
-        normalise="one",
-        temperature=1.0,
-    )
+@paradigm(SpladeSettings)
+def splade(settings: SpladeSettings) -> Recipe:
+    """SPLADE over a backbone with a masked-language-model head."""
+    return Recipe("splade", EqualIds(), "one", temperature=1.0)

@@ -7,32 +7,35 @@ negative retrieved scores would turn into 0. In training the pool is every docum
 processes, those included that the loss sets aside for a query as relevant too.
 """
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from paradigms.model import Paradigm
+from paradigms.align import PoolTopK
+from paradigms.encoder.settings import EncoderSettings
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 
-def xtr(
-    backbone: str | Path,
-    k_train: int = 320,
-    search_tokens: int = 1000,
-    imputation: str = "kth",
-    **settings: Any,
-) -> Paradigm:
-    """XTR over `backbone`: k_train tokens of the training pool, search_tokens (k') of the corpus.
+@dataclass(frozen=True, kw_only=True)
+class XTR(EncoderSettings):
+    """k_train tokens of the training pool are retrieved, search_tokens (k') of the corpus.
 
     imputation: a key of `impute.IMPUTATIONS`.
     """
-    return Paradigm.build(
-        backbone,
-        settings,
-        name="xtr",
-        align="pool_top_k",
-        align_knobs={"k": k_train},
-        normalise="retrieved",
+
+    k_train: int = 320
+    search_tokens: int = 1000
+    imputation: str = "kth"
+
+
+@paradigm(XTR)
+def xtr(settings: XTR) -> Recipe:
+    """XTR over a backbone."""
+    return Recipe(
+        "xtr",
+        PoolTopK(settings.k_train),
+        "retrieved",
         search="impute",
-        search_tokens=search_tokens,
-        imputation=imputation,
+        search_tokens=settings.search_tokens,
+        imputation=settings.imputation,
         temperature=0.02,
     )

@@ -10,6 +10,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from tests.experiments.scripts import write_words
+from tests.near import choose_fast_cpu, compute_throughout_in_float64
 from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
@@ -18,7 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
-SLOW = ("train", "experiments", "attack", "engines", "data", "index")
+SLOW = ("train", "experiments", "attack", "engines", "data", "find", "store")
 # Rooms of whole jobs, which take half the time without checks of shapes: the other rooms make these.
 JOBS = ("cli", "data", "experiments")
 
@@ -74,6 +75,15 @@ def threads():
     yield
     if torch.get_num_threads() != before:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def arithmetic():
+    """A model in float64 rounds nothing to float32; trainings run by `fast_cpu` or not, as FAST_CPU says."""
+    with pytest.MonkeyPatch.context() as patch:
+        compute_throughout_in_float64(patch)
+        choose_fast_cpu(patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

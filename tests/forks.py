@@ -19,7 +19,7 @@ ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALL
 PATIENCE = 200.0  # seconds after which a process that should have ended counts as hanging
 # What the server imports, so that no fork of it has to.
 PRELOADED = ["transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5", "scipy.stats"]
-PRELOADED += ["compare", "paradigms.cli.commands", "paradigms.index", "tests.train.test_resume"]
+PRELOADED += ["compare", "paradigms.cli.commands", "paradigms.find", "tests.train.test_resume"]
 
 
 @dataclass

@@ -8,11 +8,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from tests.forks import fork_group
+from tests.near import choose_fast_cpu, compute_throughout_in_float64
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "experiments" / "configs"
@@ -59,6 +61,8 @@ def forked(checks: Sequence[Check], backbone: Path, folder: Path, **environment:
 
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
     """Run every check as one of the two processes, and note how each ended."""
+    compute_throughout_in_float64(pytest.MonkeyPatch())  # as in conftest.py, which forks do not read
+    choose_fast_cpu(pytest.MonkeyPatch())
     accelerator = Accelerator()
     assert accelerator.num_processes == 2
     for check in checks:

@@ -1,26 +1,163 @@
-"""What two ways to add up may differ by. Bits are compared only where one machine ran the same code twice."""
+"""How far two ways to compute the same may differ: the only place where tests have a tolerance for rounding.
 
-from collections.abc import Iterable, Mapping
+A processor's vector width, its fused multiply-adds, the number of threads and the libraries decide the order
+in which a sum is added up. Where two ways to compute are compared, both therefore compute in float64
+(`assert_same`), whose rounding is a thousandth of what is allowed, or less. Where a type with fewer bits is
+what is tested, the tolerance follows from its ε and the number of terms (`assert_within_rounding`). Bits are
+compared only where one machine ran the same code twice.
+"""
 
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.modernbert import modeling_modernbert
+from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from paradigms.core import Tokens
 
-# A sum of n float32 terms below 1 is off by up to n · 6e-8, in any order; tests add up some hundred.
-TOLERANCE = 1e-5
+SAME = 1e-9
+
+
+def assert_same(found: Any, expected: Any, scale: float | None = None) -> None:
+    """Check that two computations in float64 agree to 1e-9 of their scale.
+
+    found, expected: tensors, arrays, numbers, or lists and dicts of these. scale: the largest term that was
+    added up; by default the largest finite value in `expected`, so give it where terms cancel.
+
+    Raises AssertionError if they differ, or if a tensor or an array in `found` is float32 or narrower.
+    """
+    for _, value, _ in _pairs("", found, expected):
+        assert value.dtype == torch.float64 or not value.is_floating_point(), f"{value.dtype}, not float64"
+    _check(found, expected, SAME, scale)
+
+
+def assert_within_rounding(
+    found: Any, expected: Any, dtype: torch.dtype, terms: int, scale: float | None = None
+) -> None:
+    """Check that two sums of `terms` numbers, rounded to `dtype`, agree to terms · ε · scale.
+
+    Adding n numbers in any order is off by at most n · ε/2 · Σ |x|; two orders differ by at most twice that.
+    terms: in a network, the sum of the lengths of the products that follow each other (`tiny.TERMS`).
+    scale: Σ |x|; by default the largest finite value in `expected`.
+    """
+    _check(found, expected, terms * torch.finfo(dtype).eps, scale)
+
+
+def compute_throughout_in_float64(patch: pytest.MonkeyPatch) -> None:
+    """Let transformers' models in float64 compute the norms of T5 and the rotations of ModernBERT in float64.
+
+    transformers computes these in float32 whatever the type of the weights is. Models of other types are
+    unchanged.
+    """
+    for kind in (T5LayerNorm, MT5LayerNorm):
+        patch.setattr(kind, "forward", _norm(kind.forward))
+    patch.setattr(
+        modeling_modernbert, "apply_rotary_pos_emb", _rotation(modeling_modernbert.apply_rotary_pos_emb)
+    )
+
+
+def choose_fast_cpu(patch: pytest.MonkeyPatch) -> None:
+    """Let FAST_CPU=0 train without `fast_cpu`, and FAST_CPU=1 with oneDNN's products on any processor."""
+    match os.environ.get("FAST_CPU"):
+        case "0":
+            patch.setattr("paradigms.train.loop.fast_cpu", lambda _: nullcontext())
+        case "1":
+            patch.setattr("paradigms.train.fast_cpu._onednn_is_faster", lambda: True)
+
+
+def _norm(rounded: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if x.dtype != torch.float64:
+            return rounded(self, x)
+        return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
+
+    return forward
+
+
+def _rotation(rounded: Callable[..., Any]) -> Callable[..., Any]:
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        if q.dtype != torch.float64:
+            return rounded(q, k, cos, sin, unsqueeze_dim)
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return tuple(x * cos + modeling_modernbert.rotate_half(x) * sin for x in (q, k))
+
+    return rotate
+
+
+def _check(found: Any, expected: Any, share: float, scale: float | None) -> None:
+    pairs = list(_pairs("", found, expected))
+    if scale is None:
+        scale = max((_size(value) for _, _, value in pairs), default=0.0)
+    for name, a, b in pairs:
+        torch.testing.assert_close(
+            a.double(),
+            b.double(),
+            rtol=0,
+            atol=share * scale,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}" if name else text,
+        )
+
+
+def _size(values: Tensor) -> float:
+    wide = values.detach().double().abs()
+    return float(wide[wide.isfinite()].max()) if wide.isfinite().any() else 0.0
+
+
+def _pairs(name: str, found: Any, expected: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
+    """(name, found, expected) of each tensor in two nested structures."""
+    if isinstance(expected, Mapping):
+        assert found.keys() == expected.keys(), name
+        for key in expected:
+            yield from _pairs(f"{name} {key}".strip(), found[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), name
+        for n, pair in enumerate(zip(found, expected, strict=True)):
+            yield from _pairs(f"{name} {n}".strip(), *pair)
+    else:
+        yield name, *(_tensor(each) for each in (found, expected))
+
+
+def _tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    return torch.from_numpy(np.asarray(values)[None])[0]
+
+
+# Scores of indexes in float32: sums over at most 48 query tokens, the default length, and products of vectors
+# of at most 128 numbers, ColBERT's default width.
+SCORES = {"dtype": torch.float32, "terms": 48 + 128}
+# What these may differ by where scores are at most 1.
+TOLERANCE = SCORES["terms"] * torch.finfo(SCORES["dtype"]).eps
 
 
 def same_scores(found: Iterable[dict[str, float]], expected: Iterable[dict[str, float]]) -> None:
-    """Two computations of the scores of each query: equal, each in its own order, so near ties may swap."""
+    """Check that two computations in float32 of the best documents of each query and their scores agree.
+
+    Near ties may swap, also at the end, where one of the two has a document that the other left out.
+    """
     for scores, wanted in zip(found, expected, strict=True):
-        assert scores == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
         assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id))
+        both = scores.keys() & wanted.keys()
+        scale = max((abs(s) for s in wanted.values() if np.isfinite(s)), default=1.0)
+        assert_within_rounding(
+            {i: scores[i] for i in both}, {i: wanted[i] for i in both}, **SCORES, scale=scale
+        )
+        ends = [sorted(each.values()) for each in (scores, wanted)]
+        assert_within_rounding(*ends, **SCORES, scale=scale)
+        for id in scores.keys() ^ wanted.keys():  # as good as the last
+            assert_within_rounding((scores | wanted)[id], ends[1][0], **SCORES, scale=scale)
 
 
 def same_run(found: Mapping[str, dict[str, float]], expected: Mapping[str, dict[str, float]]) -> None:
-    """Two computations of one run."""
+    """`same_scores` of every query of two runs."""
     assert list(found) == list(expected)
     same_scores(found.values(), expected.values())
 

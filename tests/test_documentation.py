@@ -30,7 +30,7 @@ def commands(page: Path) -> list[str]:
     """The commands of a page's blocks, each on one line and without what runs them."""
     lines = page.read_text("utf-8").replace("\\\n", " ").splitlines()
     found = (
-        re.search(r"^    .*?(experiments/\S+\.py|python -m paradigms (?=\w))(.*)", line) for line in lines
+        re.search(r"^    .*?(experiments/\S+\.py|(?<=bin/)paradigms (?=\w))(.*)", line) for line in lines
     )
     return [match[1] + match[2].partition("   #")[0] for match in found if match]
 
@@ -80,14 +80,17 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
     for command in commands(page):
         script, *arguments = shlex.split(command)
         with patch.dict(PARADIGMS), patch.dict(ALIGNMENTS):  # plug-ins
-            if script == "python":
-                parser().parse_args(arguments[2:])
+            if script == "paradigms":
+                parser().parse_args(arguments)
             else:
                 settings(Path(script).stem, *arguments)
 
 
+ROOMS_IN_PYTHON = ("paradigms/store/README.md", "paradigms/find/README.md")
+
+
 @needs.offline_encoder
-@pytest.mark.parametrize("name", ["README.md", "paradigms/index/README.md", "theory/README.md"])
+@pytest.mark.parametrize("name", ["README.md", *ROOMS_IN_PYTHON, "theory/README.md"])
 def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
     """The Python of a page, then its commands on a folder of notes, in one folder and in order."""
     monkeypatch.chdir(tmp_path)
@@ -102,8 +105,8 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
         exec(block, {})
     for command in commands(ROOT / name):
         script, *arguments = shlex.split(command)
-        if script == "python" and "path/to/scifact" not in arguments:
-            main(arguments[2:])
+        if script == "paradigms" and "path/to/scifact" not in arguments:
+            main(arguments)
 
 
 def test_every_hop_names_its_function():
@@ -114,7 +117,7 @@ def test_every_hop_names_its_function():
         sources = [(ROOT / file).read_text("utf-8") for file in files]
         for name in functions:
             called = name.rpartition(".")[2]
-            assert any(re.search(rf"def {called}\b", source) for source in sources), name
+            assert any(re.search(rf"(def|class) {called}\b", source) for source in sources), name
 
 
 def test_every_script_has_a_row():

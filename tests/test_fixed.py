@@ -1,16 +1,16 @@
-"""Fixed-dimensional encodings: one inner product is core.rel under `buckets`."""
+"""Fixed-dimensional encodings: one inner product is core.rel under `Buckets`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 
-from paradigms.align import buckets, one, query_to_document
+from paradigms.align import Buckets, QueryToDocument, one
 from paradigms.core import Tokens, interact, rel, similarity
 from paradigms.fixed import FixedEncoding
+from tests.near import assert_same
 from tests.scoring.table import texts
 
 PARTITIONS = [(0, 1), (1, 3), (3, 4), (6, 2)]
@@ -28,10 +28,10 @@ def test_an_inner_product_of_encodings_is_rel_under_buckets(
 ) -> None:
     documents, queries = sides(salience)
     encoding = FixedEncoding(planes, repetitions, 0, fill=fill, seed=3)
-    align = partial(buckets, planes=planes, repetitions=repetitions, fill=fill, seed=3)
+    align = Buckets(planes, repetitions, fill, seed=3)
     found = encoding.queries(queries) @ encoding.documents(documents).T
     assert found.shape == (3, 5)
-    torch.testing.assert_close(found, rel(documents, queries, align, one), rtol=1e-6, atol=1e-6)
+    assert_same(found, rel(documents, queries, align, one))
 
 
 def test_a_centre_moves_buckets_and_no_order() -> None:
@@ -40,19 +40,19 @@ def test_a_centre_moves_buckets_and_no_order() -> None:
     centre = documents.vectors[documents.mask].mean(0)
     encoding = FixedEncoding(3, 4, 0)
     d, q = (replace(t, vectors=t.vectors - centre) for t in (documents, queries))
-    A = interact(d, q, partial(buckets, planes=3, repetitions=4), one).alignment
+    A = interact(d, q, Buckets(planes=3, repetitions=4), one).alignment
     expected = (A * similarity(d, queries)[0]).sum((-2, -1))
     found = encoding.queries(queries, centre) @ encoding.documents(documents, centre).T
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    whole, less = (rel(t, queries, query_to_document, one)[:, 1:] for t in (documents, d))  # 0 is empty
-    torch.testing.assert_close(whole - less, (whole - less)[:, :1].expand_as(whole))
+    assert_same(found, expected)
+    whole, less = (rel(t, queries, QueryToDocument(), one)[:, 1:] for t in (documents, d))  # 0 is empty
+    assert_same(whole - less, (whole - less)[:, :1].expand_as(whole))
 
 
 def test_filled_encodings_never_exceed_maxsim() -> None:
     documents, queries = sides()
     encoding = FixedEncoding(3, 4, 0)
     found = encoding.queries(queries) @ encoding.documents(documents).T
-    assert (found <= rel(documents, queries, query_to_document, one) + 1e-9).all()
+    assert (found <= rel(documents, queries, QueryToDocument(), one) + 1e-9).all()
 
 
 @pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 8, "final": 64}])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from paradigms import PARADIGMS
-from paradigms.align import as_maximum
+from paradigms.align import Entropic, QueryToDocument
 from paradigms.core import Tokens, rel
 from paradigms.data import Run
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index.exact import ExactIndex
+from paradigms.retrieve import Indexed
 from paradigms.scoring import in_batch
 from tests.near import same_run
 from tests.scoring.table import RECIPES, gradients, label, texts
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 TEXTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "snow"]
 QUERIES = {"q1": "where is the quick fox", "q2": "stone"}
 # What Z "retrieved" counts of a soft A depends on where an exponential becomes 0 in float32.
-SOFT_COUNT = ("entropic", "retrieved")
-WAYS = [(recipe, False) for recipe in RECIPES if (recipe.align, recipe.normalise) != SOFT_COUNT]
-WAYS += [(recipe, True) for recipe in RECIPES if as_maximum(recipe.align_function)]
+SOFT_COUNT = (Entropic, "retrieved")
+WAYS = [(recipe, False) for recipe in RECIPES if (type(recipe.align), recipe.normalise) != SOFT_COUNT]
+WAYS += [(recipe, True) for recipe in RECIPES if recipe.align.is_maximum()]
 
 
 def on_gpu(tokens: Tokens, dtype: torch.dtype = torch.float32) -> Tokens:
@@ -63,11 +63,11 @@ def test_in_batch_rel(recipe, salience, fused):
         replace(t, vectors=t.vectors.detach().bfloat16().double().requires_grad_())
         for t in texts(salience, sizes=(6, 9, 150, 40, 20))
     ]
-    A, Z = recipe.align_function, recipe.normalise_function
+    A, Z = recipe.align, recipe.normalise_function
     expected = rel(*sides, A, Z)
     copies = [on_gpu(side) for side in sides]
     found = in_batch.in_batch_rel(*copies, A, Z)
-    tolerance = 1e-3 if recipe.align == "entropic" else 1e-5  # an exponential amplifies rounding
+    tolerance = 1e-3 if isinstance(recipe.align, Entropic) else 1e-5  # an exponential amplifies rounding
     near(found, expected.detach(), tolerance)
     for mine, theirs in zip(weighted(found, copies), gradients(expected, *sides), strict=True):
         near(mine, theirs, tolerance)
@@ -90,8 +90,8 @@ def test_fused_kernels_in_half_precision(dtype, tolerance, h):
         replace(s, vectors=s.vectors.detach().cpu().double().requires_grad_(), mask=s.mask.cpu())
         for s in sides
     ]
-    recipe = next(r for r in RECIPES if r.align == "query_to_document" and r.normalise == "one")
-    A, Z = recipe.align_function, recipe.normalise_function
+    recipe = next(r for r in RECIPES if r.align == QueryToDocument() and r.normalise == "one")
+    A, Z = recipe.align, recipe.normalise_function
     expected, found = rel(*wide, A, Z), in_batch.in_batch_rel(*sides, A, Z)
     near(found, expected.detach(), 1e-5)
     for mine, theirs in zip(weighted(found, sides), gradients(expected, *wide), strict=True):
@@ -108,10 +108,10 @@ def test_a_paradigm_encodes_indexes_and_searches(tiny_bert, tmp_path, name):
             return model.score(model.encode_documents(TEXTS), model.encode_queries(list(QUERIES.values())))
 
     def found(folder: str) -> Run:
-        index = ExactIndex.build(model, ["d1", "d2", "d3"], TEXTS, tmp_path / folder)
-        run = index.search(model, QUERIES, k=3)
+        index = Indexed.build(model, dict(zip(["d1", "d2", "d3"], TEXTS, strict=True)), tmp_path / folder)
+        run = index.search(QUERIES, k=3)
         assert {
-            q: dict(sorted(documents.items())) for q, documents in index.rerank(model, QUERIES, run).items()
+            q: dict(sorted(documents.items())) for q, documents in index.rerank(QUERIES, run).items()
         } == {q: pytest.approx(dict(sorted(documents.items())), abs=1e-3) for q, documents in run.items()}
         return run
 

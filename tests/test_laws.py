@@ -5,16 +5,30 @@ its neighbour (slicing, reading), a dropped Z (reductions), an undetached A (gra
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from paradigms import PARADIGMS
-from paradigms.align import ALIGNMENTS, NORMALISERS, SMALLEST, as_maximum, one, share_of
+from paradigms.align import (
+    ALIGNMENTS,
+    NORMALISERS,
+    SMALLEST,
+    Alignment,
+    AllPairs,
+    Buckets,
+    DocumentToQuery,
+    Entropic,
+    EqualIds,
+    PoolTopK,
+    PositiveEqualIds,
+    QueryToDocument,
+    TopK,
+    TopP,
+    one,
+)
 from paradigms.core import (
     Interaction,
     Tokens,
@@ -26,6 +40,7 @@ from paradigms.core import (
     similarity,
 )
 from paradigms.fixed import random_planes
+from tests.near import assert_same
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 
@@ -34,24 +49,15 @@ B, N, I, J, H = 3, 5, 6, 4, 8
 class Case:
     """A paradigm as data: A, Z and the shape of its tokens."""
 
-    align: str
+    A: Alignment
     normalise: str
-    knobs: dict[str, Any] = field(default_factory=dict)
     document_tokens: int = I
     query_tokens: int = J
     salience: bool = False
 
     @property
-    def A(self) -> Callable[..., Tensor]:
-        return partial(ALIGNMENTS[self.align].function, **self.knobs)
-
-    @property
     def Z(self) -> Callable[..., Tensor]:
         return NORMALISERS[self.normalise]
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return ALIGNMENTS[self.align].reads
 
     def rel(self, documents: Tokens, queries: Tokens) -> Tensor:
         return rel(documents, queries, self.A, self.Z)
@@ -61,20 +67,20 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "dpr": Case("all_pairs", "one", document_tokens=1, query_tokens=1),
-    "me_bert": Case("query_to_document", "one", query_tokens=1),
-    "colbert": Case("query_to_document", "query_tokens"),
-    "coil": Case("equal_ids", "one"),
-    "splade": Case("equal_ids", "one", document_tokens=2 * I),
-    "coil as published": Case("positive_equal_ids", "one"),
-    "aligner": Case("top_k", "total", {"k": 1}, salience=True),
-    "aligner top-3": Case("top_k", "total", {"k": 3}, salience=True),
-    "aligner top-p": Case("top_p", "total", {"p": 0.4}, salience=True),
-    "aligner entropic": Case("entropic", "total", {"k": 2, "eps": 0.3}, salience=True),
-    "xtr": Case("pool_top_k", "retrieved", {"k": 7}),
-    "xtr, pool smaller than k": Case("pool_top_k", "retrieved", {"k": 1000}),
-    "fde": Case("buckets", "one", {"planes": 2, "repetitions": 3}),
-    "mvdr q<-d": Case("document_to_query", "document_tokens"),
+    "dpr": Case(AllPairs(), "one", document_tokens=1, query_tokens=1),
+    "me_bert": Case(QueryToDocument(), "one", query_tokens=1),
+    "colbert": Case(QueryToDocument(), "query_tokens"),
+    "coil": Case(EqualIds(), "one"),
+    "splade": Case(EqualIds(), "one", document_tokens=2 * I),
+    "coil as published": Case(PositiveEqualIds(), "one"),
+    "aligner": Case(TopK(k=1), "total", salience=True),
+    "aligner top-3": Case(TopK(k=3), "total", salience=True),
+    "aligner top-p": Case(TopP(p=0.4), "total", salience=True),
+    "aligner entropic": Case(Entropic(k=2, eps=0.3), "total", salience=True),
+    "xtr": Case(PoolTopK(k=7), "retrieved"),
+    "xtr, pool smaller than k": Case(PoolTopK(k=1000), "retrieved"),
+    "fde": Case(Buckets(planes=2, repetitions=3), "one"),
+    "mvdr q<-d": Case(DocumentToQuery(), "document_tokens"),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -109,13 +115,9 @@ def leaves(tokens: Tokens) -> Tokens:
     return replace(tokens, vectors=tokens.vectors.clone().requires_grad_(), salience=salience)
 
 
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
 def test_the_table_holds_everything():
     assert set(PARADIGMS) <= set(CASES)
-    assert {case.align for case in CASES.values()} == set(ALIGNMENTS)
+    assert {type(case.A) for case in CASES.values()} == set(ALIGNMENTS.values())
     assert {case.normalise for case in CASES.values()} == set(NORMALISERS)
 
 
@@ -132,33 +134,33 @@ def by_loops(case: Case, documents: Tokens, queries: Tokens) -> Tensor:
 
 
 def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, queries: Tokens) -> Tensor:
-    own, k = S[n], case.knobs.get("k")
+    own, k = S[n], getattr(case.A, "k", None)
     if own.shape[0] == 0:
         return own.sum() * 0
     d_ids = documents.ids[0, n][documents.mask[0, n]]
     q_ids = queries.ids[b, 0][queries.mask[b, 0]]
-    match case.align:
-        case "all_pairs":
+    match case.A:
+        case AllPairs():
             return own[0, 0]
-        case "query_to_document":
+        case QueryToDocument():
             best = own.max(0).values
             return best.sum() / (1 if case.normalise == "one" else own.shape[1])
-        case "document_to_query":
+        case DocumentToQuery():
             return own.max(1).values.mean()
-        case "equal_ids":
+        case EqualIds():
             found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
             return sum((s.max() for s in found if len(s)), own.sum() * 0)
-        case "positive_equal_ids":
+        case PositiveEqualIds():
             found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
             return sum((s.max().clamp(min=0) for s in found if len(s)), own.sum() * 0)
-        case "pool_top_k":
+        case PoolTopK():
             best = []
             for j in range(own.shape[1]):
                 pool = torch.cat([s[:, j] for s in S]).sort(descending=True).values
                 kept = own[:, j][own[:, j] >= pool[min(k, len(pool)) - 1]]
                 best += [kept.max()] if len(kept) else []
             return torch.stack(best).mean() if best else own.sum() * 0
-        case "buckets":
+        case Buckets():
             D, Q = documents.vectors[0, n][documents.mask[0, n]], queries.vectors[b, 0][queries.mask[b, 0]]
             terms = []
             for normals in random_planes(H, 2, 3, 0).double():
@@ -168,12 +170,10 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
                     terms.append(own[apart == apart.min(), j].mean())
             return torch.stack(terms).sum() / 3
     u = documents.salience[0, n][documents.mask[0, n]][:, None] * queries.salience[b, 0][queries.mask[b, 0]]
-    if case.align == "entropic":
-        chosen = torch.stack(
-            [capped_softmax(own[:, j], k, case.knobs["eps"]) for j in range(own.shape[1])], 1
-        )
+    if isinstance(case.A, Entropic):
+        chosen = torch.stack([capped_softmax(own[:, j], k, case.A.eps) for j in range(own.shape[1])], 1)
     else:
-        k = k if case.align == "top_k" else max(int(case.knobs["p"] * own.shape[0]), 1)
+        k = max(int(case.A.p * own.shape[0]), 1) if isinstance(case.A, TopP) else k
         places = own.sort(dim=0, descending=True).indices[:k]
         chosen = torch.zeros_like(own).scatter(0, places, 1.0)
     A = chosen * u
@@ -198,9 +198,9 @@ def capped_softmax(s: Tensor, k: float, eps: float) -> Tensor:
 def test_rel_is_what_the_loops_say(case, seed):
     documents, queries = (leaves(t) for t in texts(case, seed))
     fast, slow = case.rel(documents, queries), by_loops(case, documents, queries)
-    close(fast, slow)
+    assert_same(fast, slow)
     for a, b in zip(gradients(fast, documents, queries), gradients(slow, documents, queries), strict=True):
-        close(a, b)
+        assert_same(a, b)
 
 
 @ALL
@@ -208,8 +208,8 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
     documents, queries = (leaves(t) for t in texts(case))
     bare = replace(documents, salience=None), replace(queries, salience=None)
     A = case.interact(*bare).alignment
-    assert A.requires_grad == (case.align == "entropic")
-    if case.align in ("entropic", "buckets"):
+    assert A.requires_grad == isinstance(case.A, Entropic)
+    if isinstance(case.A, Entropic | Buckets):
         assert ((A >= 0) & (A <= 1)).all()
     else:
         assert set(A.unique().tolist()) <= {0.0, 1.0}
@@ -221,7 +221,7 @@ def test_padding_changes_nothing(case):
     documents, queries = texts(case)
     wide_d, wide_q = leaves(pad_tokens(documents, I + 5)), leaves(pad_tokens(queries, J + 3))
     score = case.rel(wide_d, wide_q)
-    close(score, case.rel(documents, queries))
+    assert_same(score, case.rel(documents, queries))
     for tokens, gradient in zip(
         (wide_d, wide_q), gradients(score, wide_d, wide_q)[:: 1 + case.salience], strict=True
     ):
@@ -234,23 +234,23 @@ def test_order_of_candidates_and_tokens_does_not_matter(case):
     score = case.rel(documents, queries)
     g = torch.Generator().manual_seed(3)
     n, i, j = (torch.randperm(size, generator=g) for size in (N, case.document_tokens, case.query_tokens))
-    close(case.rel(documents.map(lambda t: t[:, n]), queries), score[:, n])
+    assert_same(case.rel(documents.map(lambda t: t[:, n]), queries), score[:, n])
     shuffled = case.rel(documents.map(lambda t: t[:, :, i]), queries.map(lambda t: t[:, :, j]))
-    close(shuffled, score)
+    assert_same(shuffled, score)
 
 
 @ALL
 def test_slices_of_queries_and_candidates_score_the_same(case):
     documents, queries = texts(case)
     score = case.rel(documents, queries)
-    close(torch.cat([case.rel(documents, queries[b : b + 1]) for b in range(B)]), score)
-    close(case.rel(documents, join_queries([queries[:1], queries[1:]])), score)
+    assert_same(torch.cat([case.rel(documents, queries[b : b + 1]) for b in range(B)]), score)
+    assert_same(case.rel(documents, join_queries([queries[:1], queries[1:]])), score)
     per_query = documents.map(lambda t: t.expand(B, *t.shape[1:]))
-    close(case.rel(per_query, queries), score)
-    if "pool" not in case.reads:
+    assert_same(case.rel(per_query, queries), score)
+    if "pool" not in case.A.reads:
         parts = [documents.map(lambda t, n=n: t[:, n : n + 1]) for n in range(N)]
-        close(torch.cat([case.rel(part, queries) for part in parts], 1), score)
-        close(case.rel(join_documents(parts), queries), score)
+        assert_same(torch.cat([case.rel(part, queries) for part in parts], 1), score)
+        assert_same(case.rel(join_documents(parts), queries), score)
 
 
 @ALL
@@ -265,7 +265,7 @@ def test_empty_texts_score_zero_and_harm_nothing(case):
     for gradient in gradients(score, documents, queries):
         assert gradient.isfinite().all()
     keep = torch.tensor([0, *range(2, N)])
-    close(case.rel(documents.map(lambda t: t[:, keep]), queries[::2]), score[::2][:, keep])
+    assert_same(case.rel(documents.map(lambda t: t[:, keep]), queries[::2]), score[::2][:, keep])
 
 
 @ALL
@@ -292,7 +292,7 @@ def test_no_salience_at_all_is_defined():
 @ALL
 @pytest.mark.parametrize("what", ["similarity", "vectors", "ids", "pool", "lengths", "salience"])
 def test_A_reads_nothing_else(case, what):
-    """Perturb one thing at a time: A changes where the registry says that it reads it, and only there."""
+    """Perturb one thing at a time: A changes where its class says that it reads it, and only there."""
     g = torch.Generator().manual_seed(0)
     S = torch.randn(B, N, case.document_tokens, case.query_tokens, generator=g, dtype=torch.float64)
     documents, queries = (
@@ -323,43 +323,46 @@ def test_A_reads_nothing_else(case, what):
     after = A(changed, other)
     rows = slice(None, -1) if what == "pool" else slice(None)
     same = torch.equal(after[:, rows, : case.document_tokens], before[:, rows])
-    if case.knobs.get("k") == 1000:  # a pool smaller than k has room for every token
+    if getattr(case.A, "k", None) == 1000:  # a pool smaller than k has room for every token
         assert same == (what != "similarity")
     else:
-        assert same == (what not in case.reads), f"A of {case.align} {'ignores' if same else 'reads'} {what}"
+        assert same == (what not in case.A.reads), f"A of {case.A} {'ignores' if same else 'reads'} {what}"
 
 
 @ALL
-def test_the_entry_of_an_alignment_says_what_A_keeps(case):
+def test_an_alignment_knows_what_A_keeps(case):
     """The largest of each column, as many as `kept` says; and A is a maximum exactly where it says one."""
     documents, queries = (replace(t, ids=t.ids * 0, salience=None) for t in texts(case))
-    known, (S, valid) = ALIGNMENTS[case.align], similarity(documents, queries)
+    S, valid = similarity(documents, queries)
     A, lengths = case.interact(documents, queries).alignment, documents.mask.sum(-1)
     best = S.masked_fill(~valid, -torch.inf).sort(-2, descending=True).values
-    if known.kept is not None and not known.positive:
-        kept = known.kept(lengths, **case.knobs)
+    kept = case.A.kept(lengths)
+    if kept is not None and not case.A.positive:
         first = torch.arange(best.shape[-2])[:, None] < kept[..., None, None]
-        close(A.sum(-2), (valid & first).sum(-2).to(A.dtype))
-        close((S * A).sum(-2), best.where(valid.any(-2, keepdim=True) & first, 0).sum(-2))
-    if "pool" not in known.reads:
+        assert_same(A.sum(-2), (valid & first).sum(-2).to(A.dtype))
+        assert_same((S * A).sum(-2), best.where(valid.any(-2, keepdim=True) & first, 0).sum(-2))
+    if "pool" not in case.A.reads:
         maximum = torch.equal(A.sum(-2), valid.any(-2).to(A.dtype)) and torch.equal(
             (S * A).sum(-2), best[..., 0, :].where(valid.any(-2), 0)
         )
-        assert maximum == known.is_maximum(int(lengths.max()), **case.knobs)
-    assert as_maximum(case.A) is (known if known.is_maximum(**case.knobs) else None)
-    assert as_maximum(lambda *arguments: A) is None
+        assert maximum == case.A.is_maximum(int(lengths.max()))
 
 
 def test_a_share_counts_exactly():
     """⌊.29 · 100⌋ is 29, whatever binary fractions make of it; a second token needs 400, 200, … tokens."""
-    shares = [int(share_of(torch.tensor(100), p=p / 100)) for p in range(1, 101)]
+    shares = [int(TopP(p / 100).kept(torch.tensor(100))) for p in range(1, 101)]
     assert shares == list(range(1, 101))
     lengths = torch.arange(1, 601)
-    first = [int(lengths[share_of(lengths, p=p / 100) > 1][0]) for p in (0.5, 1, 1.5, 2)]
+    first = [int(lengths[TopP(p / 100).kept(lengths) > 1][0]) for p in (0.5, 1, 1.5, 2)]
     assert first == [400, 200, 134, 100]
-    for wrong in (0.0, 1.5):
-        with pytest.raises(ValueError, match="top_p needs 0 < p <= 1"):
-            share_of(lengths, p=wrong)
+
+
+def test_what_an_alignment_may_read_is_checked_when_it_is_made():
+    with pytest.raises(ValueError, match="Wrong reads 'similarty'; there are similarity, vectors, ids"):
+        type("Wrong", (Alignment,), {}, reads={"similarty", "ids"})
+    with pytest.raises(TypeError, match="one string"):
+        type("Wrong", (Alignment,), {}, reads="ids")
+    assert "Wrong" not in ALIGNMENTS
 
 
 def test_ids_are_asked_for():
@@ -381,11 +384,11 @@ def test_one_paradigm_is_another_with_equal_ids_and_saliences(special, general, 
     documents, queries = (
         replace(t, ids=t.ids * 0, salience=torch.ones_like(t.vectors[..., 0])) for t in texts(CASES[of])
     )
-    close(CASES[special].rel(documents, queries), CASES[general].rel(documents, queries))
+    assert_same(CASES[special].rel(documents, queries), CASES[general].rel(documents, queries))
 
 
 def test_mvdr_directions_are_each_other_transposed():
     """q←d of (d, q) is q→d of (q, d)."""
     documents, queries = make(CASES["colbert"], 1, 1, I, 0, [I]), make(CASES["colbert"], 1, 1, J, 1, [J])
     backward = rel(documents, queries, CASES["mvdr q<-d"].A, one)
-    close(backward, rel(queries, documents, CASES["colbert"].A, one))
+    assert_same(backward, rel(queries, documents, CASES["colbert"].A, one))

@@ -2,14 +2,19 @@
 
 import math
 import shutil
+from dataclasses import fields
+from inspect import signature
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.align import AllPairs, DocumentToQuery, Entropic, PoolTopK, QueryToDocument, TopP
 from paradigms.core import Tokens, rel
-from paradigms.recipe import Recipe
+from paradigms.encoder.settings import EncoderSettings
+from paradigms.recipe import Recipe, recipe_fields
+from tests.near import assert_same
 from tests.tiny import FAMILIES, built
 
 QUERIES = ["where is the quick fox", "stone"]
@@ -112,18 +117,18 @@ def saved(tiny_bert, tmp_path):
     return tmp_path / "saved"
 
 
-NAMELESS = '{"name": "x", "align": "best", "normalise": "one"}'
+NAMELESS = '{"name": "x", "align": "Best", "normalise": "one"}'
 OWN = ("paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json")
 WRONG = [(file, None, f"saved/{file} is missing: .* is not a saved") for file in OWN]
 WRONG += [(f"backbone/{file}", None, "saved/backbone") for file in ("model.safetensors", "tokenizer.json")]
 WRONG += [
     ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
-    ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be positive"),
+    ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be above 0"),
     ("encoder.json", '{"pooling": "median"}', r"encoder\.json: (.|\n)*pooling"),
     ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
     ("encoder.json", "[]", r"encoder\.json: "),
     ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
-    ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'best' of x; there are .*top_k"),
+    ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'Best'; there are .*TopK"),
 ]
 
 
@@ -152,47 +157,70 @@ def test_wrong_heads_name_the_file(saved, change):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("changes", "message"),
     [
-        ({"align": "best"}, "unknown alignment 'best' of x"),
+        ({"align": "Best"}, "unknown alignment 'Best'; there are AllPairs"),
+        ({"align": "TopK(2)"}, r"'TopK\(2\)' is no alignment; write one as TopK\(k=2\)"),
         ({"normalise": "none"}, "unknown normaliser 'none' of x"),
-        ({"align_knobs": {}}, "alignment top_k: missing a required .*'k'"),
-        ({"align_knobs": {"k": 1, "p": 0.5}}, "alignment top_k: got an unexpected keyword argument 'p'"),
-        ({"align_knobs": {"k": "3"}}, "top_k's k='3'; it must be int"),
-        ({"align": "top_p", "align_knobs": {"p": "0.5"}}, "top_p's p='0.5'; it must be float"),
+        ({"align": "TopK"}, "alignment TopK: .*missing .*'k'"),
+        ({"align": "TopK(k=1, p=0.5)"}, "alignment TopK.* unexpected keyword argument 'p'"),
+        ({"align": "TopK(k='3')"}, "TopK.*k"),
+        ({"align": "TopK(k=0)"}, "TopK: k must be at least 1, got 0"),
+        ({"align": "TopP(p=1.5)"}, "TopP: p must be at most 1, got 1.5"),
         ({"imputation": "median"}, "unknown imputation 'median' of x; there are kth, none"),
-        ({"search_tokens": 0}, "search_tokens of x must be at least 1, got 0"),
-        ({"search": "impute"}, "the alignment top_k takes none: set search to 'gather'"),
+        ({"align": "Entropic(k=1, eps=0.1, iterations=1001)"}, "must be at most 1000"),
+        ({"name": "x\nlicense: mit"}, "it must be one line of printable characters"),
+        ({"search_tokens": 0}, "search_tokens must be at least 1, got 0"),
+        ({"search": "impute"}, "the alignment TopK\\(k=1\\) takes none: set search to 'gather'"),
     ],
 )
-def test_recipes_that_name_what_there_is_not(fields, message):
+def test_recipes_that_name_what_there_is_not(changes, message):
     with pytest.raises(ValueError, match=message):
-        Recipe(**{"name": "x", "align": "top_k", "normalise": "total", "align_knobs": {"k": 1}} | fields)
+        Recipe(**recipe_fields({"name": "x", "align": "TopK(k=1)", "normalise": "total"} | changes))
+
+
+def test_recipes_with_the_former_names_of_alignments_are_read():
+    former = {"name": "x", "normalise": "one", "align": "query_to_document", "align_knobs": {}}
+    assert Recipe(**recipe_fields(former)).align == QueryToDocument()
+    former |= {"align": "entropic", "align_knobs": {"k": 1.5, "eps": 1e-5}}
+    assert Recipe(**recipe_fields(former)).align == Entropic(k=1.5, eps=1e-5)
+
+
+def test_settings_are_keywords_that_help_shows(tiny_bert):
+    """All settings of the encoder with the paradigm's own defaults, and the knobs of its recipe."""
+    shown = signature(PARADIGMS["xtr"]).parameters
+    assert (shown["k_train"].default, shown["dim"].default) == (320, 128)
+    assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"
+    for name, build in PARADIGMS.items():
+        assert next(iter(signature(build).parameters)) == "backbone", name
+        assert {f.name for f in fields(EncoderSettings)} <= set(signature(build).parameters)
+    with pytest.raises(ValueError, match=r"unknown settings: 'k_trained'; there are .*k_train"):
+        PARADIGMS["xtr"](tiny_bert, k_trained=3)
 
 
 def test_with_alignment_keeps_the_encoder(tiny_bert):
     colbert = PARADIGMS["colbert"](tiny_bert)
-    reverse = colbert.with_alignment("document_to_query")
+    reverse = colbert.with_alignment(DocumentToQuery())
     assert reverse.encoder is colbert.encoder
-    assert (reverse.recipe.align, colbert.recipe.align) == ("document_to_query", "query_to_document")
+    assert (reverse.recipe.align, colbert.recipe.align) == (DocumentToQuery(), QueryToDocument())
     assert reverse.recipe.normalise == "query_tokens"
-    assert colbert.with_alignment("all_pairs", normalise="one").recipe.normalise == "one"
+    assert colbert.with_alignment(AllPairs(), normalise="one").recipe.normalise == "one"
     xtr = PARADIGMS["xtr"](tiny_bert)
-    assert xtr.with_alignment("pool_top_k", k=4).recipe.search == "impute"
-    assert xtr.with_alignment("query_to_document").recipe.search == "gather"
-    gathered = PARADIGMS["aligner"](tiny_bert).with_alignment("top_p", p=0.2)
+    assert xtr.with_alignment(PoolTopK(k=4)).recipe.search == "impute"
+    assert xtr.with_alignment(QueryToDocument()).recipe.search == "gather"
+    gathered = PARADIGMS["aligner"](tiny_bert).with_alignment(TopP(p=0.2))
     assert gathered.reads == {"similarity", "lengths", "salience"}
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
-    paradigm = trained(name, tiny_bert)
+    paradigm = trained(name, tiny_bert).double()
     queries, documents = tokens(paradigm)
     scores = paradigm.score(documents, queries)
     assert scores.shape == (2, 4)
     assert torch.equal(scores, rel(documents, queries, paradigm.align, paradigm.normalise))
     parts = paradigm.interact(documents, queries)
-    torch.testing.assert_close((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
+    assert_same((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
     assert math.isfinite(scores.sum().item())
 
 

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -36,6 +37,14 @@ def test_versions_agree():
     assert citation["title"] == project["name"]
     assert citation["authors"]
     assert f"## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_makefile_names_tests_that_exist():
+    made = subprocess.run(["make", "-n", "test-cpus"], cwd=ROOT, capture_output=True, text=True, check=True)
+    named = set(re.findall(r"tests/\S+\.py", made.stdout))
+    assert len(named) > 9
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 def test_a_wheel_holds_all_that_the_command_needs(tmp_path: Path):

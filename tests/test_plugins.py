@@ -1,15 +1,24 @@
 """Plug-ins: what is registered comes back as itself, what is not is refused, and errors say what to do."""
 
+import copy
 import json
+import subprocess
 import sys
 
 import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.cli.arguments import main
 from paradigms.encoder.text import ENCODERS, TextEncoder
 from paradigms.encoder.towers import TwoTowers
+from paradigms.find import INDEXES
+from paradigms.find.scan import Exact
 from paradigms.io.plugins import LOADED, load_plugins
+from paradigms.store import Kind
+from paradigms.store.codecs import Float16
+from tests.near import assert_same
+from tests.tiny import built
 
 
 class Halved(TextEncoder):
@@ -25,7 +34,9 @@ def registered(monkeypatch):
 
 
 def scores(model: Paradigm):
-    return model.score(model.encode_documents(["the sea", "old snow"]), model.encode_queries(["sea"]))
+    """Of a copy, in float64."""
+    wide = copy.deepcopy(model).double()
+    return wide.score(wide.encode_documents(["the sea", "old snow"]), wide.encode_queries(["sea"]))
 
 
 def test_a_subclass_comes_back_as_itself_in_every_tower(registered, tiny_bert, tmp_path):
@@ -35,7 +46,7 @@ def test_a_subclass_comes_back_as_itself_in_every_tower(registered, tiny_bert, t
         saved.save_pretrained(tmp_path / name)
         found = Paradigm.from_pretrained(tmp_path / name)
         assert torch.equal(scores(found), scores(saved))
-        torch.testing.assert_close(scores(found), factor * scores(PARADIGMS["dpr"](tiny_bert)))
+        assert_same(scores(found), factor * scores(PARADIGMS["dpr"](tiny_bert)))
         assert found.description() == saved.description()
         plugins = json.loads((tmp_path / name / "plugins.json").read_text())
         assert plugins == {"encoder halved": "test_plugins.py"}
@@ -83,3 +94,31 @@ def test_files_that_are_no_plugins(tmp_path, monkeypatch, name, message):
         (tmp_path / name).write_text({"b": "\n(", "f": "\n1 / 0"}.get(name[0], ""))
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         load_plugins(tmp_path / name)
+
+
+def test_a_plugin_registers_an_index(tiny_bert, tmp_path, monkeypatch):
+    """`--kind` takes it; an unknown kind is refused with those there are."""
+    monkeypatch.setitem(INDEXES, "mine", lambda: Kind("mine", Float16(), Exact()))
+    (tmp_path / "notes.txt").write_text("the sea\n")
+    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "model")
+    given = ["index", str(tmp_path / "notes.txt"), "--model", str(tmp_path / "model"), "--kind"]
+    main([*given, "mine", "--output", str(tmp_path / "made")])
+    with pytest.raises(SystemExit, match=r"unknown kind 'min' of index; there are exact, .*, mine"):
+        main([*given, "min", "--output", str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from paradigms.dpr import dpr; dpr(model).save_pretrained(out, 'sentence-transformers')",
+        "from paradigms.model import Paradigm; Paradigm.from_pretrained(out)",
+    ],
+    ids=["layouts", "encoders"],
+)
+def test_tables_are_full_without_another_import(tiny_bert, tmp_path, code):
+    model, out = str(tiny_bert), str(tmp_path / "out")
+    if "from_pretrained" in code:
+        built("splade", model).save_pretrained(out)
+    said = subprocess.run([sys.executable, "-c", f"{model=}; {out=}; {code}"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr[-2000:]

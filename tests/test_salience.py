@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from paradigms import Paradigm
+from paradigms.align import Alignment, Entropic, TopK, TopP
 from paradigms.aligner import aligner
 from paradigms.core import Tokens
 from paradigms.encoder.text import SIDES
-from paradigms.index import ExactIndex
 from paradigms.relax import entropic_topk, hard_topk, token_budget
+from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive, mean_salience
+from tests.near import assert_same, same_scores
 from tests.train.test_loop import CORPUS, EXAMPLES, SETTINGS, fit, history
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -26,10 +28,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def build(backbone: Path, align: str = "top_k", knobs: dict | None = None, **settings: Any) -> Paradigm:
+def build(backbone: Path, align: Alignment = TopK(k=1), **settings: Any) -> Paradigm:
     torch.manual_seed(0)
     defaults = {"query_length": 12, "document_length": 16, "dim": 16}
-    return aligner(backbone, align, knobs, **defaults | settings)
+    return aligner(backbone, align=align, **defaults | settings)
 
 
 def scatter_heads(paradigm: Paradigm, bias: float = 0.5) -> None:
@@ -50,16 +52,16 @@ def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor |
 
 
 # test_loop trains with top_k
-@pytest.mark.parametrize(("align", "knobs"), [("top_p", {"p": 0.4}), ("entropic", {"k": 2, "eps": 0.05})])
-def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align, knobs):
+@pytest.mark.parametrize("align", [TopP(p=0.4), Entropic(k=2, eps=0.05)])
+def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align):
     settings = replace(SETTINGS, steps=24, batch_size=16, learning_rate=5e-3, save_every=0)
-    paradigm = build(tiny_bert, align, knobs, eps=0.05)
+    paradigm = build(tiny_bert, align, eps=0.05)
     trained = fit(tiny_bert, tmp_path / "training", settings, paradigm=paradigm)
     losses = [line["loss"] for line in history(tmp_path / "training")]
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     trained.save_pretrained(tmp_path / "checkpoint")
     saved = Paradigm.from_pretrained(tmp_path / "checkpoint")
-    assert (saved.recipe.align, saved.recipe.align_knobs) == (align, knobs)
+    assert saved.recipe.align == align
     own = {"salience": "relu", "salience_sides": "document", "salience_l1": 0.25}
     build(tiny_bert, **own).save_pretrained(tmp_path / "checkpoint")
     assert own.items() <= vars(Paradigm.from_pretrained(tmp_path / "checkpoint").encoder.settings).items()
@@ -67,7 +69,7 @@ def test_it_learns_with_an_alignment_and_keeps_it(tiny_bert, tmp_path, align, kn
 
 @EVERY
 def test_salience_is_the_gated_score(tiny_bert, variant):
-    paradigm = build(tiny_bert, **variant, query_ratio=0.5, document_ratio=0.3, eps=0.1)
+    paradigm = build(tiny_bert, **variant, query_ratio=0.5, document_ratio=0.3, eps=0.1).double()
     scatter_heads(paradigm)
     for side, ratio in zip(SIDES, (0.5, 0.3), strict=True):
         tokens = paradigm.encode([CORPUS[0], "bird", "the queen"], side)
@@ -75,11 +77,11 @@ def test_salience_is_the_gated_score(tiny_bert, variant):
             scores = paradigm.encoder.salience_heads[side](tokens.vectors)[..., 0].relu()
         budget = token_budget(ratio, tokens.mask)
         gate = {
-            "relu": lambda s, k, m: m.float(),
+            "relu": lambda s, k, m: m.double(),
             "hard": hard_topk,
             "entropic": lambda s, k, m: entropic_topk(s, k, 0.1, m, variant.get("iterations")),
         }[variant["salience"]](scores, budget, tokens.mask)
-        torch.testing.assert_close(tokens.salience, scores * gate, rtol=1e-4, atol=1e-5)  # 1 / ε of rounding
+        assert_same(tokens.salience, scores * gate)
         if variant["salience"] == "hard":
             assert ((tokens.salience > 0).sum(-1) <= budget).all()
 
@@ -104,19 +106,18 @@ def test_training_starts_from_the_unweighted_alignment(tiny_bert, variant):
     """Equal scores are treated equally by every gate: rel is that without salience."""
     scores = []
     for settings in (variant, {"salience": "none"}):
-        paradigm = build(tiny_bert, **settings)
+        paradigm = build(tiny_bert, **settings).double()
         documents, queries = paradigm.encode_documents(list(CORPUS)), paradigm.encode_queries(["a bird"])
         scores.append(paradigm.score(documents, queries))
-    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
+    assert_same(*scores)
 
 
 @EVERY
-@pytest.mark.parametrize("align", ["top_k", "entropic"])
+@pytest.mark.parametrize("align", [TopK(k=1), Entropic(k=1, eps=0.05)])
 @pytest.mark.parametrize("silent", ["some documents", "query", "document"])
 def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, align, silent):
     """Z = 0: rel is 0, every gradient is finite, and what is silent gets none."""
-    knobs = {"k": 1} if align == "top_k" else {"k": 1, "eps": 0.05}
-    paradigm = build(tiny_bert, align, knobs, **variant)
+    paradigm = build(tiny_bert, align, **variant)
     scatter_heads(paradigm)
     heads: Any = paradigm.encoder.salience_heads
     if silent in heads:
@@ -134,10 +135,11 @@ def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, a
     assert torch.tensor(loss).isfinite()
     assert all(g is not None and g.isfinite().all() for g in gradients.values())
     assert silent not in heads or not gradients[f"encoder.salience_heads.{silent}.weight"].any()
-    index = ExactIndex.build(paradigm, CORPUS.ids, CORPUS, tmp_path / "index")
-    found = index.search(paradigm, {"q": "the sea"}, 16)["q"]
-    scores = paradigm.score(index.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"]))[0].tolist()
-    assert found == pytest.approx(dict(zip(CORPUS.ids, scores, strict=True)), abs=1e-5)
+    index = Indexed.build(paradigm, CORPUS)
+    found = index.search({"q": "the sea"}, 16)["q"]
+    documents, queries = index.index.store.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"])
+    scores = paradigm.score(documents, queries)[0].tolist()
+    same_scores([found], [dict(zip(CORPUS.ids, scores, strict=True))])
     assert {d for d, score in found.items() if score == 0} >= set(dead)
 
 
@@ -147,11 +149,11 @@ def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):
     tokens = Tokens(torch.zeros(1, 3, 4, 2), mask, None, salience)
     assert mean_salience(tokens).item() == pytest.approx((2 + 1 + 0) / 3)
     assert mean_salience(Tokens(tokens.vectors, mask)).item() == 0
-    paradigms = [build(tiny_bert, salience="relu", salience_l1=gamma) for gamma in (0.0, 0.5)]
+    paradigms = [build(tiny_bert, salience="relu", salience_l1=gamma).double() for gamma in (0.0, 0.5)]
     for paradigm in paradigms:
         torch.manual_seed(1)
         scatter_heads(paradigm)
     (without, _), (with_l1, _) = map(batch_gradients, paradigms)
     batch = Contrastive(paradigms[0], CORPUS, EXAMPLES).collate(EXAMPLES)
     terms = [mean_salience(tokens).item() for tokens in paradigms[0](batch.queries, batch.documents)]
-    assert with_l1 == pytest.approx(without + 0.5 * sum(terms), rel=1e-5)
+    assert_same(with_l1, without + 0.5 * sum(terms))

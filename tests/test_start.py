@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paradigms import PARADIGMS
 from paradigms.cli import arguments
-from paradigms.formats import FORMATS
-from paradigms.index import INDEXES
-from paradigms.model import SAVE_LAYOUTS
+from paradigms.find import INDEXES
+from paradigms.saving import FORMATS, SAVE_LAYOUTS
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"torch", "transformers", "peft", "faiss", "datasets", "accelerate", "numba", "scipy", "matplotlib"}
@@ -23,7 +24,7 @@ SCRIPTS = [
     for file in sorted((ROOT / "experiments").glob(folder))
     if re.search(r'^(if __name__ == "__main__"|launch\(__name__)', file.read_text(encoding="utf-8"), re.M)
 ]
-COMMANDS = ["index", "search", "rerank", "explain", "export", "compare", "advise"]
+COMMANDS = ["index", "search", "rerank", "explain", "export", "compare", "dimensions"]
 
 
 # Forks itself, for each line of its input, with what no help text can do without imported; each fork runs
@@ -90,3 +91,41 @@ def test_names_written_out_for_help_are_all_there_are():
     named = [name for name in PARADIGMS if name != "splade"]  # whose head the default encoder lacks
     assert compare.Settings().systems == named
     assert serving.Settings().paradigms == named
+
+
+def test_no_module_of_the_current_folder_is_imported(tmp_path):
+    """A downloaded folder may hold a numpy.py."""
+    for name in ("numpy", "torch", "rich", "argparse"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "notes.txt").write_text("a bird over the sea")
+    for command in ("search nowhere bird", "index notes.txt --model nowhere"):
+        done = subprocess.run(
+            [sys.executable, "-m", "paradigms", *command.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert "nowhere" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+ONE_VECTOR = """
+import sys
+from paradigms import PARADIGMS
+from paradigms.retrieve import Indexed
+model = PARADIGMS[sys.argv[1]]("offline")
+texts = ["one", "another text", "the third"]
+index = Indexed.build(model, dict(zip("abc", texts)))
+assert len(index.search({"q": "another text"}, 2)["q"]) == 2
+assert index.rerank({"q": "another text"}, {"q": {"a": 0.0, "b": 0.0}})["q"]
+print("numba" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("name", "loads"), [("dpr", False), ("colbert", True)])
+def test_one_vector_a_document_loads_no_kernel(name: str, loads: bool) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ONE_VECTOR, name], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"{loads}\n"

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.align import NORMALISERS, PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.impute import IMPUTATIONS, imputed_rel, retrieved_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
+from tests.near import assert_same
 from theory import token_retrieval as theory
 
 float64 = torch.float64
@@ -58,7 +59,7 @@ def test_golden_imputations():
     expected = {"kth": 0.05, "zero": 0.0, "tail_mean": 0.075, "percentile": 0.145, "none": math.nan}
     for name, value in expected.items():
         m = IMPUTATIONS[name](retrieved[:, torch.randperm(20)], 1000)
-        torch.testing.assert_close(m, torch.tensor([value], dtype=float64), equal_nan=True)
+        assert_same(m, torch.tensor([value], dtype=float64))
 
 
 def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missing():
@@ -66,10 +67,10 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
     retrieved = torch.stack([0.9 * rank**-0.2, 0.7 * rank**-0.05])
     middle = math.sqrt(50 * 5000)
     expected = torch.tensor([0.9 * middle**-0.2, 0.7 * middle**-0.05], dtype=float64)
-    torch.testing.assert_close(IMPUTATIONS["power_law"](retrieved.flip(1), 5000), expected)
+    assert_same(IMPUTATIONS["power_law"](retrieved.flip(1), 5000), expected)
     # All of the corpus is retrieved: there is no rank beyond the last.
     whole = IMPUTATIONS["power_law"](retrieved, 50)
-    torch.testing.assert_close(whole, retrieved[:, -1])
+    assert_same(whole, retrieved[:, -1])
 
 
 @pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
@@ -91,7 +92,7 @@ def test_imputations_lie_where_they_say(seed, k, shift):
     order = torch.randperm(2 * k, generator=torch.Generator().manual_seed(seed))
     padded = torch.cat([retrieved, torch.full_like(retrieved, -torch.inf)], 1)[:, order]
     for name, impute in IMPUTATIONS.items():
-        torch.testing.assert_close(impute(padded, corpus), m[name], equal_nan=True)
+        assert_same(impute(padded, corpus), m[name])
 
 
 @pytest.mark.parametrize("name", IMPUTATIONS)
@@ -109,7 +110,7 @@ def test_retrieved_tokens_alone_give_imputed_rel(corpus, name):
     for row, (scores, owners, tokens) in zip(expected, retrieve(S, valid, k), strict=True):
         documents, found = retrieved_rel(scores, owners, tokens, name)
         assert documents.tolist() == sorted(set(owners.flatten().tolist()))
-        torch.testing.assert_close(found, row[documents])
+        assert_same(found, row[documents])
 
 
 @given(corpora())
@@ -122,9 +123,9 @@ def test_imputed_rel_is_the_theorys(corpus):
         documents, owners = rows.nonzero()[:, 0].unique(return_inverse=True)
         P = s[rows][:, columns].T.numpy()
         expected = theory.imputed_scores(P, owners.numpy(), k)
-        np.testing.assert_allclose(scores[documents].numpy(), expected, atol=1e-12)
+        assert_same(scores[documents].numpy(), expected)
         gap = scores[documents].numpy() - theory.colbert_scores(P, owners.numpy())
-        np.testing.assert_allclose(gap, theory.imputation_gap(P, owners.numpy(), k), atol=1e-12)
+        assert_same(gap, theory.imputation_gap(P, owners.numpy(), k))
         assert (gap >= -1e-12).all()
 
 
@@ -133,9 +134,9 @@ def test_without_imputation_search_is_the_training_score(corpus):
     """Eq. 2 with k' in place of k_train."""
     S, valid, k = corpus
     unread = Tokens(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
-    A = ALIGNMENTS["pool_top_k"].function(S, valid, unread, unread, k=k)
+    A = PoolTopK(k)(S, valid, unread, unread)
     expected = (S * A).sum((-2, -1)) / NORMALISERS["retrieved"](A, unread, unread)
-    torch.testing.assert_close(imputed_rel(S, valid, k, "none"), expected)
+    assert_same(imputed_rel(S, valid, k, "none"), expected)
 
 
 def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
@@ -143,18 +144,14 @@ def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
     paradigm.save_pretrained(tmp_path / "xtr")
     recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
     assert (recipe.imputation, recipe.search_tokens, recipe.search) == ("percentile", 7, "impute")
-    assert Recipe("x", "query_to_document", "query_tokens", search="impute").search == "impute"
+    assert Recipe("x", QueryToDocument(), "query_tokens", search="impute").search == "impute"
 
 
 def in_batch_loss(D: Tensor, Q: Tensor, k: int | None, target: Tensor, temperature: float) -> Tensor:
     """Of ColBERT (k = None) or XTR: documents [n, i, h], queries [b, j, h], every token real."""
     documents = Tokens(D[None], torch.ones(1, *D.shape[:2], dtype=torch.bool))
     queries = Tokens(Q[:, None], torch.ones(len(Q), 1, Q.shape[1], dtype=torch.bool))
-    name, Z = ("query_to_document", "query_tokens") if k is None else ("pool_top_k", "retrieved")
-
-    def align(S: Tensor, valid: Tensor, d: Tokens, q: Tokens) -> Tensor:
-        return ALIGNMENTS[name].function(S, valid, d, q, **({} if k is None else {"k": k}))
-
+    align, Z = (QueryToDocument(), "query_tokens") if k is None else (PoolTopK(k), "retrieved")
     scores = in_batch_rel(documents, queries, align, NORMALISERS[Z])
     return contrastive(scores, target, torch.zeros_like(scores, dtype=torch.bool), temperature)
 
@@ -176,10 +173,10 @@ def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, te
         D, Q = similarities(P, 5)
         in_batch_loss(D, Q, cut, torch.tensor([2]), temperature).backward()
         found = D.grad.reshape(20, 3).T.numpy()
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        assert_same(found, expected)
     f = theory.xtr_scores(P.numpy(), owners, k)
     share = np.exp((f - f.max()) / temperature)
     mass = share / share.sum()
     mass[2] = 1 - mass[2]
     mass[~theory.candidates(P.numpy(), owners, k)] = 0
-    np.testing.assert_allclose(theory.gradient_mass(found, owners), mass / temperature, atol=1e-12)
+    assert_same(theory.gradient_mass(found, owners), mass / temperature)

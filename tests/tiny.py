@@ -33,6 +33,7 @@ from paradigms import PARADIGMS, Paradigm
 FAMILIES = ("bert", "modernbert", "t5", "mt5")
 SEQ2SEQ = ("t5", "t5-v1.1", "mt5")  # tied with ReLU; untied and gated; likewise, of another model type
 WIDTH, LAYERS, HEADS = 32, 2, 2
+TERMS = 8 * WIDTH * LAYERS  # the lengths of the products that follow each other in such a model
 WORDS = """
     a about above after again air all also an and animal answer any are as ask at back bank be because bird
     black blood blue boat body book both box boy bread bridge bring brother brown build but by cat cell chair

@@ -1,16 +1,15 @@
-"""What do random buckets make of MaxSim, and how many of them does a collection need?
+"""Random buckets in place of MaxSim: expected scores, and the number of repetitions a collection needs.
 
 Dhulipala et al. 2024 (MUVERA): `planes` random planes cut the space into 2^planes buckets. A query token at
-the angle θᵢ to token i of a document gets, in place of the maximum of its similarities Sᵢ, their mean over
-the tokens in its bucket; if there are none, over those at the least Hamming distance. One plane separates two
-vectors with probability θ/π (Goemans & Williamson 1995), so
+the angle θᵢ to a document's token i gets, instead of the maximum of its similarities Sᵢ, their mean over the
+tokens in its bucket or, if the bucket is empty, over the tokens at the least Hamming distance. One plane
+separates two vectors with probability θ/π (Goemans & Williamson 1995), so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
-The law of several tokens at once depends on the angles between them too. It is exact here for one token and
-for two (`pair_shares`); `expected_shares` takes the tokens' distances as independent, which is an
-approximation. It gives the mean and variance of a repetition, and by the central limit theorem the recall of
-many (`expected_recall`).
+The joint law of several tokens also depends on the angles between them. Here it is exact for one token and
+for two (`pair_shares`). `expected_shares` approximates it with independent distances, and gives the mean and
+variance of one repetition; the central limit theorem then gives the recall of many (`expected_recall`).
 """
 
 from typing import Any
@@ -34,10 +33,10 @@ def collision(angles: ArrayLike, planes: int) -> Any:
 
 
 def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] of token 1 of two, exactly; without filling.
+    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] of the first of two tokens, exactly, without filling.
 
-    first, second: the angles of the two tokens to q. between: the angle of one to the other. A plane has all
-    three on one side with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
+    first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. A plane
+    has all three vectors on one side with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
     """
     angles = [checks.interval(a, "angles", 0, np.pi) for a in (first, second, between)]
     together = np.maximum(0, 1 - sum(angles) / (2 * np.pi)) ** planes
@@ -45,42 +44,42 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
-    """E[Aᵢ], [m, ...], of the m tokens of a document at `angles` [m, ...] to a query token.
+    """E[Aᵢ], [m, ...], for a document's m tokens, at `angles` [m, ...] to a query token.
 
-    Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, and over h = 0 alone
-    without `fill`: exact if the tokens' distances were independent, since 1/(1 + n) = ∫ tⁿ dt.
+    Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0 alone if
+    `fill` is False. It follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent.
     """
     angles, planes = checks.interval(angles, "angles", 0, np.pi), int(checks.whole(planes, "planes", least=0))
     distances = np.arange(planes + 1 if fill else 1)
     levels = distances.reshape(-1, *[1] * angles.ndim)
     at = np.asarray(stats.binom.pmf(levels, planes, angles / np.pi))  # [h, m, ...]
     beyond = np.maximum(0, 1 - np.cumsum(at, 0))
-    found = np.zeros(angles.shape)
+    shares = np.zeros(angles.shape)
     for equal, above in zip(at, beyond, strict=True):
         factors = np.maximum(above + equal * _T.reshape(-1, *[1] * angles.ndim), 1e-300)  # [t, m, ...]
         logs = np.log(factors)
-        others = np.exp(logs.sum(1, keepdims=True) - logs)
-        found += equal * np.einsum("t,t...->...", _T_WEIGHTS, others)
+        products = np.exp(logs.sum(1, keepdims=True) - logs)
+        shares += equal * np.einsum("t,t...->...", _T_WEIGHTS, products)
         if np.log(np.maximum(above, 1e-300)).sum(0).max() < -30:  # no token is further away
             break
-    return found
+    return shares
 
 
 def expected_recall(
     means: ArrayLike, variances: ArrayLike, repetitions: int, best: ArrayLike, candidates: int
 ) -> float:
-    """The share of the documents `best` (their numbers) among the first `candidates` of n, expected.
+    """Expected share of the documents `best` among the first `candidates` of n.
 
-    means, variances: of every document's score in one repetition, [n]. The scores of documents are taken as
-    independent and normal, with variance / repetitions.
+    means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
+    documents. Scores are taken as independent and normal, with variance / repetitions.
     """
     means, spread = np.asarray(means, float), np.sqrt(np.asarray(variances, float) / repetitions)
     spread = np.maximum(spread, 1e-12)
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    found = []
+    recalls = []
     for one in np.asarray(best):
-        others = np.delete(np.arange(len(means)), one)
+        rivals = np.delete(np.arange(len(means)), one)
         scores = means[one] + spread[one] * nodes
-        above = special.ndtr((means[others, None] - scores) / spread[others, None])
-        found.append(1 - weights @ at_least(above, candidates) / weights.sum())
-    return float(np.mean(found))
+        above = special.ndtr((means[rivals, None] - scores) / spread[rivals, None])
+        recalls.append(1 - weights @ at_least(above, candidates) / weights.sum())
+    return float(np.mean(recalls))

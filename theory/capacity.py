@@ -1,15 +1,15 @@
-"""Which sets of documents can a query put first? Dimension, margin, bits and rounding of embeddings.
+"""Sets of documents that a query can rank first: dimension, margin, bits and rounding of embeddings.
 
 Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT): n
 documents, and for every set S of k of them a query whose relevant documents are S. A query answers S if each
-document of S scores strictly above each other document. What is true:
+document of S scores strictly above all other documents. Results:
 
 - Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and from n = 3k on no
-  smaller dimension does (`unanswerable_set`). So neither dimension nor sign rank grows with n.
-- Margin does: the cosine gap of that construction falls like n^(−2k) (`moment_gap` for pairs), and no vectors
-  of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant margin
-  (`random_dimension`).
-- A rounded number has few bits: float16 loses a pair at 25 documents, float32 at 223
+  smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n.
+- The margin shrinks: the cosine gap of `moment_vectors` falls like n^(−2k) (`moment_gap` for pairs), and no
+  vectors of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant
+  margin (`random_dimension`).
+- Rounded numbers have few bits: float16 loses a pair at 25 documents, float32 at 223
   (`first_broken_size`). If queries are encoded without knowledge of what is relevant to them, documents need
   `pattern_bits` bits each, whatever the architecture.
 - The maximum over tokens of 2 numbers answers any relevance matrix, with a token for each query that the
@@ -31,7 +31,7 @@ def moment_vectors(documents: int, k: int = 2) -> Array:
     """d_i = (cos t_i, sin t_i, …, cos k t_i, sin k t_i)/√k, t_i = 2πi/n: [n, 2k], unit vectors on one curve.
 
     The trigonometric moment curve, whose convex hull is a cyclic polytope (Gale 1963): with `moment_queries`
-    all sets of at most k documents are answered. ValueError for n < 1 or k < 1.
+    all sets of at most k documents are answered. Raises ValueError for n < 1 or k < 1.
     """
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
     angles = 2 * np.pi / n * np.arange(n)[:, None] * np.arange(1, most + 1)
@@ -42,7 +42,7 @@ def moment_queries(documents: int, relevant: ArrayLike) -> Array:
     """q_S with ⟨q_S, d(t)⟩ = c − a ∏_{s∈S} (1 − cos(t − t_s)), a > 0: unit queries for `moment_vectors`.
 
     The product is a trigonometric polynomial of degree k, 0 on S and positive elsewhere: so S scores strictly
-    above every other document. relevant [..., k]: documents, 0 … n − 1, different in each row. Queries are
+    above every other document. relevant [..., k]: indices of documents, distinct in each row. Returns
     [..., 2k].
     """
     n = int(checks.whole(documents, "documents"))
@@ -71,7 +71,7 @@ def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array
 def moment_gap(documents: ArrayLike) -> float | Array:
     """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of a pair under `moment_queries`, n ≥ 6.
 
-    That of two documents with one between them; for large n it is (2π)⁴/√136 · n⁻⁴.
+    Attained by two documents with one document between them; for large n it tends to (2π)⁴/√136 · n⁻⁴.
     """
     θ = 2 * np.pi / checks.whole(documents, "documents", least=6)
     return checks.plain((2 * np.sin(θ / 2) ** 2) ** 2 / np.sqrt(8 * np.cos(θ) ** 2 + 0.5))
@@ -95,10 +95,10 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
-    """The h at which a Gaussian projection of one-hot documents answers all sets but with chance `failure`.
+    """The h at which a Gaussian projection of one-hot documents answers all sets with chance 1 − `failure`.
 
-    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in every triple (`theory.projections`), of which
-    there are C(n, k)·k·(n − k); the union bound with the exact pairwise law gives h. At failure = 1 some
+    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples
+    (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1 some
     projection answers all. h grows like 4k(k + 1) ln n. documents ≥ 2k broadcast.
     """
     n, most = checks.whole(documents, "documents", least=2 * k), int(checks.whole(k, "k"))
@@ -118,11 +118,11 @@ def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> flo
 
 
 def pattern_bits(documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2) -> float | Array:
-    """(m/n) log₂ C(n, k): bits a document that an index needs if queries know nothing of the relevance.
+    """(m/n) log₂ C(n, k): bits per document that an index needs if queries are independent of the relevance.
 
-    m queries, each with any k of n documents, have C(n, k)^m relevance patterns. Where the vectors of the
-    queries are the same for all patterns, the index alone tells these apart. An index of M vectors of h
-    numbers of b bits has h·M·b bits a document. All arguments broadcast.
+    m queries, each with any k of n documents, have C(n, k)^m relevance patterns. If the queries' vectors are
+    the same for all patterns, only the index distinguishes them. An index with M vectors per document, of h
+    numbers with b bits, has h·M·b bits per document. All arguments broadcast.
     """
     n, m = checks.whole(documents, "documents"), checks.whole(queries, "queries")
     return checks.plain(m / n * _log_comb(n, checks.whole(k, "k")) / np.log(2))
@@ -131,7 +131,8 @@ def pattern_bits(documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2) -> 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
     """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair with one document between.
 
-    Documents and queries are rounded, scores are exact (float64). ValueError where n ≤ `most` loses none.
+    Documents and queries are rounded; scores are computed in float64. Raises ValueError if no n ≤ `most`
+    loses a pair.
     """
     for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
         pairs = (np.arange(n)[:, None] + [0, 2]) % n
@@ -154,7 +155,7 @@ def forster_bound(relevance: ArrayLike) -> float:
 
 
 def sign_change_bound(relevance: ArrayLike) -> int:
-    """1 + the most changes along a row of R ≥ sign rank of R; at most 2k + 1 with k relevant documents a row.
+    """1 + max changes along a row of R ≥ sign rank of R; at most 2k + 1 with k relevant documents per row.
 
     Alon, Frankl and Rödl 1985: on a line, a polynomial with a root at every change has the row's signs.
     """
@@ -172,7 +173,7 @@ def ring(queries: int) -> Array:
 
 
 def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
-    """Every set of k of n documents, [C(n, k), k], in lexicographic order: those of LIMIT's queries."""
+    """All sets of k of n documents, [C(n, k), k], in lexicographic order, as for LIMIT's queries."""
     from itertools import combinations
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))

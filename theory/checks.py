@@ -1,7 +1,7 @@
 """Check arguments: float64 arrays inside the domain of a statement, or a ValueError.
 
-Every function takes a scalar or anything array-like and returns a new or shared float64 array of the same
-shape. The ValueError names the argument, its value and what is allowed.
+Every function takes a scalar or an array-like and returns a float64 array of the same shape, which may share
+memory with the argument. Error messages contain the argument, its value and the allowed values.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ Array = NDArray[np.float64]
 def margins(value: ArrayLike, name: str = "margin") -> Array:
     """Normalized margins 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1).
 
-    Below 1e-150 ε² is lost, and with it every statement: an error as well.
+    Margins below 1e-150 also raise ValueError, because ε² underflows.
     """
     array = _numbers(value, name)
     return _require(array, (array >= 1e-150) & (array <= 1), name, "in (0, 1], and at least 1e-150")
 
 
 def dimensions(value: ArrayLike, name: str = "k") -> Array:
-    """Dimensions k ≥ 1, finite; not necessarily whole, since the exact laws extend to real k."""
+    """Finite dimensions k ≥ 1, not necessarily whole: the exact laws extend to real k."""
     array = _numbers(value, name)
     return _require(array, (array >= 1) & np.isfinite(array), name, "finite and at least 1")
 
@@ -34,7 +34,7 @@ def probability(value: ArrayLike, name: str = "beta") -> Array:
 
 
 def interval(value: ArrayLike, name: str, least: float, most: float) -> Array:
-    """Numbers of the closed interval [least, most], such as angles."""
+    """Numbers in the closed interval [least, most], such as angles."""
     array = _numbers(value, name)
     return _require(array, (array >= least) & (array <= most), name, f"in [{least:g}, {most:g}]")
 
@@ -49,16 +49,20 @@ def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -
     """Whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
     array = _numbers(value, name)
     upto = f" and at most {most:g}" if np.isfinite(most) else ""
-    whole = np.isfinite(array) & (array == np.floor(array))
+    is_whole = np.isfinite(array) & (array == np.floor(array))
     return _require(
-        array, whole & (array >= least) & (array <= most), name, f"a whole number of at least {least:g}{upto}"
+        array,
+        is_whole & (array >= least) & (array <= most),
+        name,
+        f"a whole number of at least {least:g}{upto}",
     )
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
-    """Finite vectors on the last axis, [..., v], v ≥ 1. Unless `nonzero` is False, none may be zero.
+    """Finite vectors on the last axis, [..., v], v ≥ 1.
 
-    `axes` fixes the number of axes: 1 for one vector, 2 for a matrix of row vectors.
+    axes: the required number of axes: 1 for one vector, 2 for a matrix of row vectors.
+    nonzero: whether zero vectors raise ValueError.
     """
     array = _numbers(value, name)
     if array.ndim == 0 or array.shape[-1] == 0 or (axes is not None and array.ndim != axes):
@@ -71,7 +75,7 @@ def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: boo
 
 
 def finite(**matrices: Any) -> None:
-    """ValueError names a sparse matrix with numbers that are not finite."""
+    """Raise ValueError if one of the sparse matrices, named by keyword, contains NaN or infinity."""
     for name, matrix in matrices.items():
         if not np.isfinite(matrix.data).all():
             raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
@@ -92,6 +96,6 @@ def _numbers(value: ArrayLike, name: str) -> Array:
 def _require(array: Array, allowed: NDArray[np.bool_], name: str, domain: str) -> Array:
     if not np.all(allowed):
         wrong = array[~allowed].ravel()
-        found = f"= {wrong[0]:.6g}" if array.ndim == 0 else f"contains {wrong[0]:.6g} ({wrong.size} such)"
-        raise ValueError(f"{name} {found}; allowed: {domain}")
+        problem = f"= {wrong[0]:.6g}" if array.ndim == 0 else f"contains {wrong[0]:.6g} ({wrong.size} such)"
+        raise ValueError(f"{name} {problem}; allowed: {domain}")
     return array

@@ -1,9 +1,9 @@
-"""How many dimensions does a collection of sparse vectors need before a linear map keeps its ranking?
+"""Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
 numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
 `theory.recall`, and the truncated singular value decomposition. Failure is a mean over queries, and k has an
-interval over queries, since other queries would need another k.
+interval over queries, since it depends on the queries.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from theory import checks
 from theory.checks import Array
 from theory.recall import rank_thresholds, recall_failure, required_dimension_recall_exact
 
-RESAMPLES, POINTS = 2000, 80  # of the bootstrap over queries: draws of the queries, and values of k
+RESAMPLES, POINTS = 2000, 80  # of the bootstrap: draws of the queries, and values of k
 OVERSAMPLED = 16  # columns of the randomised SVD beyond those that are kept
 
 
 class Dimension(NamedTuple):
-    """A dimension k and its 95% bootstrap interval over queries; inf where more than was tried."""
+    """A dimension k and its 95% bootstrap interval over queries; inf if larger than all that were tried."""
 
     k: float
     low: float
@@ -63,7 +63,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """The documents in single precision: six digits, where sampling leaves two or three."""
+        """Documents in single precision; its six digits exceed the two or three that sampling leaves."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -72,7 +72,7 @@ class Problem:
         return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """(best document, those below it, by how much) of a group for a query; none if nothing matches.
+        """(best document, documents below it, score differences) of a group; none if nothing matches.
 
         Documents that tie with the best have no positive margin; no statement here covers them.
         """
@@ -84,7 +84,7 @@ class Problem:
         return int(rows[best]), rows[below], gains[below]
 
     def margins(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """(best document, those below it, their margins) of a group for a query."""
+        """(best document, documents below it, their margins) in a group for a query."""
         best, below, gains = self.competitors(group, query)
         products = self.documents @ self.documents[[best]].toarray().ravel()
         norms = np.sqrt(self.squares[best] + self.squares[below] - 2 * products[below])
@@ -92,7 +92,7 @@ class Problem:
         return best, below, np.minimum(gains / (unit * norms), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Gaussian vectors that all queries share: with each query alone they have the law of fresh ones."""
+        """Gaussian vectors shared by all queries; their law for a single query is that of fresh vectors."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 
@@ -122,7 +122,7 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
     Gaussian vectors.
     """
     queries = problem.queries.shape[0]
-    found = np.full((len(ranks), len(problem.groups), queries, samples), np.nan)
+    thresholds = np.full((len(ranks), len(problem.groups), queries, samples), np.nan)
     draw = problem.draw(samples, np.random.default_rng(seed))
     for query in range(queries):
         along, across = problem.scores_projected(query, draw)
@@ -130,15 +130,15 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
             best, below, _ = problem.competitors(group, query)
             if len(below) >= max(ranks):
                 gains, noise = along[best] - along[below], across[best] - across[below]
-                found[:, group, query] = rank_thresholds(gains, noise, ranks)
-    return found
+                thresholds[:, group, query] = rank_thresholds(gains, noise, ranks)
+    return thresholds
 
 
 def required_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """k of a random projection with mean failure β over the queries, from thresholds [queries, samples].
 
-    Queries of NaN are left out; NaN where all are. Failure is monotone in k, so each draw's k lies where its
-    mean failure on a grid of k crosses β.
+    Queries with NaN are left out; the result is NaN if none remains. Failure is monotone in k, so each draw's
+    k lies where its mean failure on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -166,7 +166,7 @@ def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArr
     right = X.T @ basis  # [v, size]: X ≈ basis · rightᵀ
     values, rotation = np.linalg.eigh((right.T @ right).astype(np.float64))
     rotation = rotation[:, ::-1][:, : min(size, int((values > 1e-10 * values[-1]).sum()))].astype(np.float32)
-    left, asked = basis @ rotation, rotation.T @ (right.T @ problem.queries.astype(np.float32).T)
+    left, reduced = basis @ rotation, rotation.T @ (right.T @ problem.queries.astype(np.float32).T)
     ks = np.unique(np.round(np.geomspace(1, left.shape[1], POINTS)).astype(np.int64))
     rows: list[list[bool]] = []
     for query in range(problem.queries.shape[0]):
@@ -176,7 +176,7 @@ def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArr
         scores = np.zeros(len(left), dtype=np.float32)
         rows.append([])
         for start, k in zip([0, *ks], ks, strict=False):
-            scores += left[:, start:k] @ asked[start:k, query]
+            scores += left[:, start:k] @ reduced[start:k, query]
             rows[-1].append(bool((scores[below] >= scores[best]).sum() >= r))
     return ks, np.array(rows, dtype=np.float64)
 
@@ -184,7 +184,7 @@ def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArr
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """The k from which on at most a share β of the queries is lost, from lost [m, K] at each of ks [K].
 
-    inf where the last k is not enough. A measured failure is not monotone: what counts is its last crossing.
+    inf if the last k is not enough. Measured failure is not monotone; its last crossing counts.
     """
     ks = np.asarray(ks, dtype=np.float64)
     above = np.flatnonzero(lost.mean(0) > beta)
@@ -193,12 +193,12 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """The k at which a random projection loses a share `lost` of the queries: what another map is worth.
+    """The k at which a random projection loses a share `lost` of the queries, to compare with another map.
 
-    thresholds [queries, samples] as in `required_dimension`. ValueError for a share outside (0, 1).
+    thresholds [queries, samples] as in `required_dimension`. Raises ValueError for a share outside (0, 1).
     """
-    known = thresholds[~np.isnan(thresholds[:, 0])]
-    return required_dimension_recall_exact(known, float(checks.probability(lost, "lost")))[0]
+    measured = thresholds[~np.isnan(thresholds[:, 0])]
+    return required_dimension_recall_exact(measured, float(checks.probability(lost, "lost")))[0]
 
 
 def _interval(grid: Array, curves: Array, beta: float, seed: int) -> tuple[float, float]:
@@ -221,5 +221,5 @@ def _interval(grid: Array, curves: Array, beta: float, seed: int) -> tuple[float
 def _orthonormal(columns: NDArray[np.float32]) -> NDArray[np.float32]:
     """An orthonormal basis of the columns' span, by their Gram matrix."""
     values, vectors = np.linalg.eigh((columns.T @ columns).astype(np.float64))
-    kept = values > 1e-7 * values[-1]
-    return columns @ (vectors[:, kept] / np.sqrt(values[kept])).astype(np.float32)
+    large = values > 1e-7 * values[-1]
+    return columns @ (vectors[:, large] / np.sqrt(values[large])).astype(np.float32)

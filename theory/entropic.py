@@ -51,19 +51,19 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
     Sort s descending; a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget when the first n are capped,
     and n1 is the least n with s_(n+1) + a(n) ≤ 0. Exact counterpart of Qian et al. 2022, Eq. 5.
 
-    scores [..., m], k ≥ 0 and ε > 0 broadcast against [...]. ValueError for NaN or +inf scores, k < 0 or not
-    finite, ε ≤ 0 or not finite (`hard_top_k` is the limit ε → 0), or a mask of another shape.
+    scores [..., m], k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, k < 0
+    or not finite, ε ≤ 0 or not finite (`hard_top_k` is the limit ε → 0), or a mask of another shape.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     x = s / temperature[..., None]
     length = np.isfinite(x).sum(-1)
     descending = -np.sort(-x, axis=-1)
-    rest = np.logaddexp.accumulate(descending[..., ::-1], axis=-1)[..., ::-1]  # LSE over i > n, n = 0 … m−1
+    tails = np.logaddexp.accumulate(descending[..., ::-1], axis=-1)[..., ::-1]  # LSE over i > n, n = 0 … m−1
     n = np.arange(x.shape[-1])
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(budget[..., None] - n, 0))
-        first = (descending + left - rest <= 0).argmax(-1)  # exists below the length, if k is
-        scaled_shift = np.take_along_axis(left - rest, first[..., None], -1)[..., 0]
+        first = (descending + left - tails <= 0).argmax(-1)  # exists below the length, if k is
+        scaled_shift = np.take_along_axis(left - tails, first[..., None], -1)[..., 0]
     everything = budget >= length
     capped = np.where(everything, length, first)
     scaled_shift = np.where(everything, np.inf, scaled_shift)
@@ -105,8 +105,8 @@ def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = N
     """J_ij = ∂λ_i/∂s_j = (1/ε)(λ_i 1[i=j] − λ_i λ_j / r) for i, j ∈ U with r = k − n1; 0 elsewhere.
 
     [..., m, m]: symmetric, positive semidefinite, rows sum to 0. If a score lies exactly at the cap, λ is not
-    differentiable; the derivative is then that of the uncapped score. Autograd through the masked softmax
-    with U held fixed gives the same matrix. Arguments and errors as in `solve`.
+    differentiable; the result is then the derivative for the uncapped score. Autograd through the masked
+    softmax with U held fixed gives the same matrix. Arguments and errors as in `solve`.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
     temperature = np.asarray(epsilon, dtype=float)[..., None, None]
@@ -199,8 +199,8 @@ def sufficient_iterations(
     """T with Σλ_T ≥ (1 − tolerance)k for Eq. 5: T = 1 + ⌈ln(e_1/tolerance) / ln(k/n1)⌉, [...].
 
     From 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. e_1 = exp((a* − a_1)/ε) − 1
-    grows exponentially with the spread of s over ε, so "a few iterations" holds only for scores within a
-    few ε of one another. Arguments and errors as in `convergence_rate`, and 0 < tolerance < 1.
+    grows exponentially with the spread of s over ε, so “a few iterations” suffice only if scores lie within
+    a few ε of one another. Arguments and errors as in `convergence_rate`, and 0 < tolerance < 1.
     """
     allowed = checks.probability(tolerance, "tolerance")
     rate = np.asarray(convergence_rate(scores, k, epsilon, mask))
@@ -237,7 +237,7 @@ def dual(
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε of the last term, which follows from substituting λ. At the
-    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor: in place of that ε; other
+    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor: replaces that ε; other
     arguments and errors as in `solve`.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
@@ -292,7 +292,7 @@ def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask)
 
 
 def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array, Array]:
-    """s with −inf as padding, and k and ε broadcast to its leading axes; ValueError otherwise."""
+    """s with −inf as padding, and k and ε broadcast to its leading axes; raises ValueError if invalid."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim == 0 or s.shape[-1] == 0:
         raise ValueError(f"scores has shape {s.shape}; allowed: [..., m] with m of at least 1")

@@ -2,9 +2,9 @@
 φ(q_j).
 
 rel(d, q) = Σ_ij d_iᵀq_j softmax_j(d_iᵀq_j) separates into query and document parts once exp(xᵀy) =
-φ(x)ᵀφ(y). Wu et al. 2024, Lemma 5.2, takes φ = elu, with normalisers p_ij said to depend on d_i and q_j. As
-printed that is false: elu(x)ᵀelu(y) is not exp(xᵀy), it takes negative values and 0, and p depends on d_i
-and all of Q. Corrected: orthogonal positive random features (Choromanski et al. 2021), φ(x) = e^{−‖x‖²/2}
+φ(x)ᵀφ(y). Lemma 5.2 of Wu et al. 2024 takes φ = elu, with normalisers p_ij that depend on d_i and q_j. It is
+false as printed: elu(x)ᵀelu(y) is not exp(xᵀy) and can be 0 or negative, and p depends on d_i and all of Q.
+Corrected: orthogonal positive random features (Choromanski et al. 2021), φ(x) = e^{−‖x‖²/2}
 e^{ωᵀx}/√m, for which E φ(x)ᵀφ(y) = exp(xᵀy), with an error that grows like e^{‖x+y‖²}: meant for unit or
 small vectors.
 
@@ -34,8 +34,8 @@ def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: Feature
     """rel ≈ Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
     Wu et al. 2024, Eq. 25, with the p_ij for which the weights sum to 1: p_i = φ(d_i)ᵀz_Q, which depends on
-    d_i and all of Q. The cost is linear in M and N. Equal to `relevance` if φ(x)ᵀφ(y) = exp(xᵀy). May divide
-    by 0 if φ takes negative values.
+    d_i and all of Q. The cost is linear in M and N. Equal to `relevance` if φ(x)ᵀφ(y) = exp(xᵀy). The
+    denominator may be 0 if φ takes negative values.
     """
     D, Q = _vectors(documents, queries)
     phi_d, phi_q = features(D), features(Q)
@@ -83,7 +83,7 @@ def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
     """ω [m, h]: m Gaussian vectors, orthogonal to one another within every block of h rows.
 
     Choromanski et al. 2021. Directions come from a QR decomposition and lengths χ_h are drawn independently,
-    so each row alone is N(0, I). ValueError for dimension or features below 1.
+    so each row alone is N(0, I). Raises ValueError for dimension or features below 1.
     """
     h, m = int(checks.whole(dimension, "dimension")), int(checks.whole(features, "features"))
     rng = np.random.default_rng(seed)

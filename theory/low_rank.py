@@ -1,7 +1,7 @@
-"""How near an attention matrix is to rank one: A = softmax_j(S), S_ij = d_iᵀWq_j, against R = 1·softmax(r)ᵀ.
+"""Distance of an attention matrix A = softmax_j(S), S_ij = d_iᵀWq_j, from the rank-one R = 1·softmax(r)ᵀ.
 
-Wu et al. 2024, Lemma 5.1, says ‖A − R‖ ≤ 4γ‖W‖ with γ "depending on the matrix entries" and, in its proof,
-R = 1rᵀ. γ is free, so the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
+Wu et al. 2024, Lemma 5.1, claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; in its
+proof, R = 1rᵀ. γ is free, so the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
 Corrected here, without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
 δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
 
@@ -34,7 +34,7 @@ def alignment(scores: ArrayLike) -> Array:
 
 
 def rank_one(scores: ArrayLike) -> Array:
-    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is that of the mean token d̄.
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is the mean token d̄'s.
 
     Lemma 5.1 of Wu et al. 2024, with R normalised like A.
     """
@@ -61,7 +61,7 @@ def row_bound(spread: ArrayLike) -> float | Array:
     """‖A − R‖_∞ ≤ 2 tanh(δ/4), [...]. Corrected Lemma 5.1.
 
     Derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation when the
-    entries of e lie within δ of one another. ValueError for δ < 0 or not finite.
+    entries of e lie within δ of one another. Raises ValueError for δ < 0 or not finite.
     """
     return checks.plain(2 * np.tanh(_spread(spread) / 4))
 
@@ -69,8 +69,8 @@ def row_bound(spread: ArrayLike) -> float | Array:
 def frobenius_bound(spread: ArrayLike, rows: ArrayLike) -> float | Array:
     """‖A − R‖_F ≤ √(2M) tanh(δ/4), [...], for M rows. Corrected Lemma 5.1.
 
-    A difference of two distributions at total variation t has Euclidean norm at most √2·t. ValueError for δ
-    < 0 or not finite, or M not a whole number ≥ 1.
+    A difference of two distributions at total variation t has Euclidean norm at most √2·t. Raises ValueError
+    for δ < 0 or not finite, or M not a whole number ≥ 1.
     """
     return checks.plain(np.sqrt(2 * checks.whole(rows, "rows")) * np.tanh(_spread(spread) / 4))
 
@@ -89,8 +89,8 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
 def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
     """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the smallest γ for which Lemma 5.1 as printed holds, for any R.
 
-    γ is finite whenever W ≠ 0, so the printed statement is vacuous. ValueError for W = 0, where no γ suffices
-    unless A = R.
+    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError for W = 0, where no
+    γ suffices unless A = R.
     """
     difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
     size = row_norm(weight)
@@ -128,10 +128,10 @@ def stable_rank(matrix: ArrayLike) -> float | Array:
 
 
 def report(scores: ArrayLike) -> dict[str, float | Array]:
-    """How far A = softmax(S) is from rank one, and the proved bounds, per leading index of S (such as heads).
+    """Distances of A = softmax(S) from rank one, and the proved bounds, per leading index of S (heads).
 
-    best_error: relative Frobenius error of the best rank-one matrix. softmax_error: that of R =
-    1·softmax(r)ᵀ. Further: stable_rank, spread δ, row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024,
+    best_error: relative Frobenius error of the best rank-one matrix. softmax_error: relative Frobenius error
+    of R = 1·softmax(r)ᵀ. Also: stable_rank, spread δ, row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024,
     §7.4, with Lemma 5.1 corrected. Values are [...], floats for one matrix. If only attention weights A > 0
     are known, pass ln A.
     """

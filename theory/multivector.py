@@ -1,4 +1,4 @@
-"""Does cutting documents into segments, one vector each, need fewer dimensions than one vector for the whole?
+"""Documents as several segments, with one vector each: do they need fewer dimensions than a single vector?
 
 Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). d1 = Σ_i d1^(i), d2 = Σ_i d2^(i), in m
 segments; a multi-vector encoder projects each, and scores a document by max_i ⟨Aq, Ad^(i)⟩.
@@ -39,9 +39,11 @@ def broken_conditions(
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
     size = np.linalg.norm
     broken = []
-    both = np.stack([first, second])
-    inner = np.abs(np.einsum("aiv,bjv->abij", both, both))
-    allowed = tolerance * np.multiply.outer(size(both, axis=-1), size(both, axis=-1)).transpose(0, 2, 1, 3)
+    segments = np.stack([first, second])
+    inner = np.abs(np.einsum("aiv,bjv->abij", segments, segments))
+    allowed = tolerance * np.multiply.outer(size(segments, axis=-1), size(segments, axis=-1)).transpose(
+        0, 2, 1, 3
+    )
     for i, j in zip(*np.nonzero(np.triu((inner > allowed).any(axis=(0, 1)), k=1)), strict=True):
         broken.append(f"segments {i} and {j} are not orthogonal")
     slack = tolerance * size(q) * (size(first, axis=1).sum() + size(second, axis=1).sum())

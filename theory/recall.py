@@ -1,9 +1,9 @@
-"""With what probability does a random projection push the best document out of the first r?
+"""Probability that a random projection pushes the best document out of the first r.
 
 Luan et al., TACL 2021, section 2.1.1. A query q, its best document d1, and n competitors d2 with margins
 μ(q, d1, d2) > 0 (`theory.projections`); one k × v projection A is shared by all of them, and
 R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. d1 is lost from the first r exactly if R ≥ r. Competitors that tie with d1
-before the projection (μ = 0) are outside these statements: leave them out.
+before the projection (μ = 0) are not covered: leave them out.
 
 Bounds need the margins only. The exact Gaussian law needs the vectors, since competitors err together: given
 Aq, the scores of all documents are, up to one common positive factor, χ_k ⟨q̄, d⟩ + ⟨z, d⟩, with z ~ N(0, I)
@@ -43,9 +43,9 @@ def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 def eq3_required_dimension(
     margin: ArrayLike, documents: ArrayLike, r: ArrayLike, beta: ArrayLike = 0.05
 ) -> Any:
-    """k = (2/h(ε)) ln(4 (n − r + 1)/β): from this real k on Lemma 2 gives P(R ≥ r) ≤ β. Eq. 3.
+    """k = (2/h(ε)) ln(4 (n − r + 1)/β), Eq. 3: from this real k on, Lemma 2 gives P(R ≥ r) ≤ β.
 
-    `margin` is the r-th smallest of `documents` = n margins. Everything broadcasts.
+    margin: the r-th smallest of n margins. documents: n. All arguments broadcast.
     """
     r, documents = checks.whole(r, "r"), checks.whole(documents, "documents")
     if not np.all(r <= documents):
@@ -87,7 +87,7 @@ def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 
 
 def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) if the n errors were independent with chances p(k, μ_i): an approximation, not a bound.
+    """P(R ≥ r) for n independent errors with probabilities p(k, μ_i): an approximation, not a bound.
 
     One shared projection makes the errors dependent, mostly positively, so the value is too large at r = 1
     and too small at large r. Margins [n].
@@ -110,9 +110,9 @@ def required_dimension_recall(
 ) -> float:
     """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
 
-    Methods: eq3 (the paper's), lemma1_sum, t_union and markov_union, each at most the one before and
-    sufficient for the Gaussian, the first two for Rademacher too; and independent, an approximation. The
-    result is 1 if k = 1 suffices. `required_dimension_recall_exact` has the k of the exact law.
+    Methods: eq3 (the paper's), lemma1_sum, t_union and markov_union give decreasing k that suffice for the
+    Gaussian; the first two also suffice for Rademacher. independent is an approximation. The result is 1 if
+    k = 1 suffices. `required_dimension_recall_exact` gives the k of the exact law.
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
@@ -132,8 +132,8 @@ def required_dimension_recall(
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
     """max(T_r, 0) for each r in `ranks`, T_r the r-th largest of −noise/gains over the documents.
 
-    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. Use it to share
-    products ⟨z, d⟩ among many queries or parts of a collection; else use `recall_thresholds`.
+    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. This function
+    shares products ⟨z, d⟩ among many queries or parts of a collection; otherwise use `recall_thresholds`.
     """
     gains, noise = np.asarray(checks.positive(gains, "gains")), np.asarray(noise, dtype=np.float64)
     if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
@@ -150,9 +150,9 @@ def recall_thresholds(
 ) -> Array:
     """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 
-    `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Every
-    other document must score below `better`, else ValueError: drop it, or count it as a tie. Only columns
-    with a non-zero entry are drawn. Memory stays near 50 MB beside the inputs for any `samples`.
+    `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Only
+    columns with a non-zero entry are drawn. Beside the inputs, memory stays near 50 MB for any `samples`.
+    Raises ValueError if another document does not score below `better`.
     """
     query, better, others = (
         sparse.csr_array(
@@ -192,8 +192,8 @@ def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
     """P(R ≥ r) at each k, and its standard error, from samples of the threshold at one rank.
 
     `thresholds` is [samples], or [queries, samples] for the mean over queries with independent samples.
-    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error is that of
-    sampling z alone, not of the queries.
+    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error
+    covers the sampling of z, not of the queries.
     """
     k, squares = checks.dimensions(k), _squares(thresholds)
     values = np.array([special.gammainc(0.5 * n, 0.5 * squares) for n in k.ravel()])
@@ -206,9 +206,9 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
-    suffices, the result is 1. The standard error is that of P(R ≥ r) at k divided by the slope there, also at
-    k = 1, where P may be near β by chance. It is inf if the samples are so few that P is flat at β, and 0
-    where no sample fails.
+    suffices, the result is 1. Its standard error is the standard error of P(R ≥ r) divided by the slope at
+    k, also at k = 1, where P may be near β by chance. It is inf if P is flat at β for lack of samples, and 0
+    if no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -216,9 +216,9 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     high = (np.sqrt(t) + np.sqrt(t + squares.max())) ** 2
     root = _root(lambda k: recall_failure(k, thresholds)[0] - level, max(1.0, high))
     step = 1e-4 * root
-    here, above = recall_failure(root, thresholds), recall_failure(root + step, thresholds)
-    slope = (here[0] - above[0]) / step
-    return root, float(here[1] / slope) if slope > 0 else (np.inf if here[1] > 0 else 0.0)
+    (failure, error), (beyond, _) = (recall_failure(k, thresholds) for k in (root, root + step))
+    slope = (failure - beyond) / step
+    return root, float(error / slope) if slope > 0 else (np.inf if error > 0 else 0.0)
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
@@ -249,7 +249,7 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
 
 
 def at_least(chances: Array, r: int) -> Array:
-    """P(at least r successes) of independent trials with probabilities [n, ...], without cancellation."""
+    """P(at least r successes) in independent trials with probabilities [n, ...], without cancellation."""
     state = np.zeros((r, *chances.shape[1:]))
     state[0] = 1.0
     reached = np.zeros(chances.shape[1:])
@@ -274,7 +274,7 @@ def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
 
 
 def _root(excess: Callable[[float], float], high: float) -> float:
-    """The k in [1, high] with excess(k) = 0 for a decreasing excess, to 1e-12; 1 where that is enough."""
+    """The k in [1, high] with excess(k) = 0, for a decreasing excess, to 1e-12; 1 if excess(1) ≤ 0."""
     return float(optimize.brentq(excess, 1.0, high, rtol=1e-12)) if excess(1.0) > 0 else 1.0
 
 

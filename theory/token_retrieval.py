@@ -5,7 +5,7 @@ documents one after another; Â_ij = 1 where j is among the k largest of row i o
 of a document uses only its own columns.
 
 Everywhere below: `similarities` P is [n, t], finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one. Readable, not fast: fast paths are tested against it.
+column, and every document owns at least one. This is the readable version; fast paths are tested against it.
 """
 
 import numpy as np
@@ -22,14 +22,14 @@ def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
     """Â [n, t]: exactly the min(k, t) largest similarities of each row, ties to the earlier column.
 
     Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
-    ValueError for k < 1 or not whole, or similarities that are not a finite matrix.
+    Raises ValueError for k < 1 or not whole, or similarities that are not a finite matrix.
     """
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
-    kept = int(checks.whole(k, "k"))
-    order = np.argsort(-P, axis=1, kind="stable")[:, :kept]
-    found = np.zeros(P.shape, dtype=bool)
-    np.put_along_axis(found, order, True, axis=1)
-    return found
+    count = int(checks.whole(k, "k"))
+    order = np.argsort(-P, axis=1, kind="stable")[:, :count]
+    mask = np.zeros(P.shape, dtype=bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    return mask
 
 
 def colbert_scores(similarities: ArrayLike, owners: ArrayLike) -> Array:
@@ -54,8 +54,8 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
     An unretrieved token enters the maximum as 0 and beats every negative retrieved similarity.
     """
     P, owner = _pool(similarities, owners)
-    found = retrieved(P, k)
-    return _row_maxima(P * found, owner).sum(0) / _normaliser(_row_maxima(found, owner))
+    mask = retrieved(P, k)
+    return _row_maxima(P * mask, owner).sum(0) / _normaliser(_row_maxima(mask, owner))
 
 
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
@@ -118,7 +118,7 @@ def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
 def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) -> float:
     """L_CE = −ln P⁺, P⁺ = softmax(f/τ) of the positive document; scores f [C]. Lee et al. 2023, §2.1 (τ = 1).
 
-    ValueError for a positive outside 0 … C−1 or τ ≤ 0.
+    Raises ValueError for a positive outside 0 … C−1 or τ ≤ 0.
     """
     scaled = _scaled(scores, positive, temperature)
     return float(logsumexp(scaled) - scaled[positive])
@@ -155,8 +155,8 @@ def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
     """Σ |∂L_CE/∂P_ij| over each document's columns, [C].
 
     (1−P⁺)/τ for the positive and P⁻/τ for a negative, for any n and Z; 0 if nothing was retrieved. So
-    in-batch token retrieval does not push harder on a document with few retrieved tokens, as the paper's
-    appendix A may be read: it spreads the same mass over fewer entries.
+    in-batch token retrieval does not push harder on a document with few retrieved tokens, as appendix A may
+    suggest: it spreads the same mass over fewer entries.
     """
     P, owner = _pool(gradient, owners)
     return np.asarray(np.bincount(owner, weights=np.abs(P).sum(0)), dtype=np.float64)
@@ -188,11 +188,11 @@ def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Arr
 def level_loss(
     batch: ArrayLike, positive: ArrayLike = 0.8, negative: ArrayLike = 0.2, temperature: ArrayLike = 1.0
 ) -> float | Array:
-    """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) when the positive scores f⁺ and the B−1 negatives f⁻ each.
+    """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) if the positive scores f⁺ and each of the B−1 negatives f⁻.
 
     The failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0, which
-    requires a small τ. All arguments broadcast; float for scalars. ValueError for B < 2, τ ≤ 0 or scores that
-    are not finite.
+    requires a small τ. All arguments broadcast; float for scalars. Raises ValueError for B < 2, τ ≤ 0 or
+    scores that are not finite.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     gap = _finite(negative, "negative") - _finite(positive, "positive")
@@ -217,7 +217,7 @@ def scoring_cost(
     per candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
 
     Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
-    loads). ValueError for any argument below 1.
+    loads). Raises ValueError for any argument below 1.
     """
     n = float(checks.whole(query_tokens, "query_tokens"))
     tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))

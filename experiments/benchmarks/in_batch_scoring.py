@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Literal
 
 from paradigms.io.command_line import command_line
@@ -49,19 +48,19 @@ import torch
 from parts.shared import MiB, memory
 from rich.table import Table
 
-from paradigms.align import ALIGNMENTS, NORMALISERS, as_maximum
-from paradigms.core import Align, Tokens, rel
+from paradigms.align import NORMALISERS, Alignment, Entropic, EqualIds, PoolTopK, QueryToDocument, TopK
+from paradigms.core import Tokens, rel
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.scoring import in_batch
 
 # What the paradigms train with. The soft alignment is here as the other of the two paths.
-CASES: dict[str, tuple[str, dict[str, float], str]] = {
-    "colbert": ("query_to_document", {}, "one"),
-    "coil": ("equal_ids", {}, "one"),
-    "aligner": ("top_k", {"k": 1}, "total"),
-    "xtr": ("pool_top_k", {"k": 320}, "retrieved"),
-    "entropic": ("entropic", {"k": 1, "eps": 0.01}, "total"),
+CASES: dict[str, tuple[Alignment, str]] = {
+    "colbert": (QueryToDocument(), "one"),
+    "coil": (EqualIds(), "one"),
+    "aligner": (TopK(k=1), "total"),
+    "xtr": (PoolTopK(k=320), "retrieved"),
+    "entropic": (Entropic(k=1, eps=0.01), "total"),
 }
 
 
@@ -71,7 +70,7 @@ def main(settings: Settings) -> None:
     rows = []
     for name in settings.cases:
         ways = ["plain", "in_batch_rel"]
-        if settings.device == "cuda" and as_maximum(aligned(name)) is not None:
+        if settings.device == "cuda" and CASES[name][0].is_maximum():
             ways.append("fused")
         for batch in settings.batches:
             for way in ways:
@@ -90,11 +89,6 @@ def machine(settings: Settings) -> str:
     return torch.cuda.get_device_name() if settings.device == "cuda" else f"{settings.threads} CPU thread(s)"
 
 
-def aligned(name: str) -> Align:
-    align_name, knobs, _ = CASES[name]
-    return partial(ALIGNMENTS[align_name].function, **knobs)
-
-
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
     """One case; on a CPU in a process of its own, so that no earlier case's memory counts."""
     if settings.device == "cuda":
@@ -108,7 +102,7 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()
-    align, normalise = aligned(name), NORMALISERS[CASES[name][2]]
+    align, normalise = CASES[name][0], NORMALISERS[CASES[name][1]]
     score: Callable[..., torch.Tensor] = rel if way == "plain" else in_batch.in_batch_rel
     documents, queries = random_tokens(settings, batch)
     on_gpu = settings.device == "cuda"

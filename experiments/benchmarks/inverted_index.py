@@ -13,7 +13,6 @@ turns on one core. Times are CPU times; absolute ones belong to the machine, rat
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -51,13 +50,14 @@ import torch
 from parts.shared import medians
 from rich.table import Table
 
+from paradigms.align import EqualIds
 from paradigms.core import Tokens
-from paradigms.index import InvertedIndex
+from paradigms.find import Index, Store, kinds
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 
-RECIPE = Recipe("splade", "equal_ids", "one")
+RECIPE = Recipe("splade", EqualIds(), "one")
 PART = 1000  # documents that are stored at once
 LARGEST = 3.0  # weight
 Sparse = scipy.sparse.csr_array
@@ -85,21 +85,22 @@ def main(settings: Settings) -> None:
     console.print(f"{settings.documents:,} documents with {each:.0f} of {settings.terms:,} weights above 0")
     k, size = settings.k, held(documents) / settings.documents
     by_term = documents.T.tocsr()
-    with tempfile.TemporaryDirectory() as folder:
-        methods = {
-            "scipy, CSR times dense": Method(dense_product(documents, queries, k), size, documents, queries),
-            "scipy, CSR times CSR": Method(sparse_product(by_term, queries, k), size, documents, queries),
-            "bm25s, query weights 1": Method(lexical(documents, ones, k), size, documents, ones),
-        }
-        for bits in (8, 16):
-            index = built(documents, Path(folder) / str(bits), bits)
-            for told, of in (("", queries), (", query weights 1", ones)):
-                search, stored = inverted(index, of, k), held_by(index, settings.terms)
-                methods[f"inverted, {bits} bits{told}"] = Method(search, index.bytes_per_document, stored, of)
-        for name, method in methods.items():
-            check(name, method, k)
-        searches = [method.search for method in methods.values()]
-        seconds = medians(searches, settings.repeats, clock=time.process_time)
+    methods = {
+        "scipy, CSR times dense": Method(dense_product(documents, queries, k), size, documents, queries),
+        "scipy, CSR times CSR": Method(sparse_product(by_term, queries, k), size, documents, queries),
+        "bm25s, query weights 1": Method(lexical(documents, ones, k), size, documents, ones),
+    }
+    for bits in (8, 16):
+        index = built(documents, bits)
+        for told, of in (("", queries), (", query weights 1", ones)):
+            search, stored = inverted(index, of, k), held_by(index, settings.terms)
+            methods[f"inverted, {bits} bits{told}"] = Method(
+                search, index.store.bytes_per_document, stored, of
+            )
+    for name, method in methods.items():
+        check(name, method, k)
+    searches = [method.search for method in methods.values()]
+    seconds = medians(searches, settings.repeats, clock=time.process_time)
     rows, table = [], Table("method", "CPU ms a query", "bytes a document")
     for (name, method), taken in zip(methods.items(), seconds, strict=True):
         each, size = 1000 * taken / settings.queries, method.bytes_per_document
@@ -153,21 +154,20 @@ def tokens_of(rows: Sparse) -> Tokens:
     return Tokens(vectors, there, torch.from_numpy(ids)[None])
 
 
-def built(documents: Sparse, folder: Path, bits: int) -> InvertedIndex:
+def built(documents: Sparse, bits: int) -> Index:
     count = documents.shape[0]
     parts = (
         ([str(n) for n in range(s, min(s + PART, count))], tokens_of(documents[s : s + PART]))
         for s in range(0, count, PART)
     )
-    return InvertedIndex.build_from(
-        parts, folder, paradigm="splade", dim=1, fields=("vectors", "ids"), bits=bits
-    )
+    how = {"paradigm": "splade", "dim": 1, "fields": ("vectors", "ids")}
+    return Index(Store.build_from(kinds.inverted(bits), parts, **how))
 
 
-def held_by(index: InvertedIndex, terms: int) -> Sparse:
+def held_by(index: Index, terms: int) -> Sparse:
     """The weights that an index stores."""
-    rows = index._decode(slice(None))
-    return Sparse((rows["vectors"][:, 0], rows["ids"], index.offsets), shape=(len(index), terms))
+    rows = index.store.decoded(slice(None))
+    return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), terms))
 
 
 def held(documents: Sparse) -> int:
@@ -175,7 +175,7 @@ def held(documents: Sparse) -> int:
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
-def inverted(index: InvertedIndex, queries: Sparse, k: int) -> Callable[[], Answers]:
+def inverted(index: Index, queries: Sparse, k: int) -> Callable[[], Answers]:
     tokens = tokens_of(queries).map(lambda t: t.transpose(0, 1))
     return lambda: np.array([list(of.values()) for of in index.search_tokens(RECIPE, tokens, k)])
 
@@ -207,7 +207,7 @@ def largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check(name: str, method: Method, k: int) -> None:
-    """SystemExit where the scores of the best documents are not those of the weights that are stored."""
+    """Raises SystemExit if the scores of the best documents are not those of the weights that are stored."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} finds other documents than the product does")

@@ -18,7 +18,6 @@ NUMBA_CPU_FEATURES= (empty). xtr-warp-rs chooses for itself.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -61,7 +60,7 @@ from parts.shared import MiB, last_line, processor, run_worker, timed
 from parts.vectors import prepare
 from rich.table import Table
 
-from paradigms.io.files import held, write_json
+from paradigms.io.files import held, remove_folder, write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.io.typed import json_or_empty, read_json
@@ -95,7 +94,7 @@ class Row:
 
 def rows() -> list[Row]:
     """All systems."""
-    exact: dict[str, Any] = {"kind": "ExactIndex"}
+    exact: dict[str, Any] = {"kind": "exact"}
     found = [
         Row("exact", "exact", "ours", exact, "exact"),
         Row("torch GEMM + scatter-max", "exact", "gemm_scatter", {}),
@@ -105,7 +104,7 @@ def rows() -> list[Row]:
         Row("maxsim-cpu, 100", "rerank", "maxsim_cpu", {"rerank": True}),
     ]
     for bits in (4, 2):
-        built = {"kind": "CompressedIndex", "build": {"bits": bits}}
+        built = {"kind": "compressed", "build": {"bits": bits}}
         for probes, candidates, k in ((4, 32, 2000), (4, 64, 2000), (8, 64, 2000), (8, 128, 2000)):
             knobs = {"probes": probes, "candidates": candidates}
             name = f"gather, {bits} bits, {probes} lists, {candidates} candidates"
@@ -190,8 +189,9 @@ def run_job(
     """What `parts/systems.py` answers to one job."""
     place = folder / "indexes" / (row.index or "none")
     if phase == "build":
-        shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
+        begun = place.with_name(f".{place.name}.begun")  # marks a folder in which a peer chooses the names
+        remove_folder(place, lambda _: ("*", "*/") if begun.is_file() else None)
+        write_text(begun, "")
     job = {"system": row.system, "settings": row.settings, "phase": phase, "vectors": str(vectors.resolve())}
     job |= {"folder": str(place.resolve()), "threads": settings.threads, "k": K}
     done = run_worker("systems", job, pythons[row.system], settings.threads)

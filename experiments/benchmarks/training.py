@@ -94,9 +94,10 @@ from safetensors.torch import save_file
 
 from paradigms.data import Collection, load_collection
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
-from paradigms.io.files import atomic_folder, atomic_text, held, write_json
+from paradigms.io.files import atomic_folder, atomic_text, contents, held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
+from paradigms.saving.layouts import SAVED
 
 # What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
 REQUIREMENTS = {
@@ -177,7 +178,7 @@ def prepare(settings: Settings, folder: Path) -> Path:
     backbone, tokenizer = load_backbone(source), load_tokenizer(source)
     torch.manual_seed(settings.seed)
     projection = torch.nn.init.orthogonal_(torch.empty(settings.dim, backbone.config.hidden_size))
-    with atomic_folder(folder / "work", None) as work:
+    with atomic_folder(folder / "work", contents(*SAVED, "encoder/", "pairs.jsonl")) as work:
         with quiet():
             backbone.save_pretrained(work / "encoder")
         tokenizer.save_pretrained(work / "encoder")

@@ -11,14 +11,13 @@ if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that t
 from paradigms import PARADIGMS
 from paradigms.cli.show import alignment
 from paradigms.evaluate import AlignmentExample, Report, write_report
-from paradigms.evaluate.explain import explain
 
 
 def main(query: str, document: str, backbone: str = "offline", page: str = "results/explained.html") -> None:
     systems = []
     for name in ("dpr", "colbert", "aligner"):
         model = PARADIGMS[name](backbone)
-        systems.append(explain(model, query, document))
+        systems.append(model.explain(query, document))
         alignment(systems[-1], f"{name}: {query}", "document")
     example = AlignmentExample("query", "document", query, document, True, systems)
     write_report(page, Report(title="Explained", summary="Untrained projections.", alignments=[example]))

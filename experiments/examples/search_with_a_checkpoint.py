@@ -8,10 +8,8 @@ import sys
 if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
     sys.exit(print(__doc__))
 
-import tempfile
-
 import paradigms
-from paradigms.index import ExactIndex
+from paradigms.retrieve import Indexed
 
 TEXTS = {
     "iron": "A magnet attracts iron because its field aligns the small magnets that the atoms of iron are.",
@@ -22,12 +20,10 @@ TEXTS = {
 
 def main(checkpoint: str, query: str = "why does iron stick to a magnet?") -> dict[str, float]:
     model = paradigms.load(checkpoint)
-    with tempfile.TemporaryDirectory() as folder:
-        index = ExactIndex.build(model, list(TEXTS), list(TEXTS.values()), f"{folder}/index")
-        found = index.search(model, {"query": query}, k=3)["query"]
-    for id, score in found.items():
+    scores = Indexed.build(model, TEXTS).search({"query": query}, k=3)["query"]
+    for id, score in scores.items():
         print(f"{score:.3f}  {id}: {TEXTS[id]}")
-    return found
+    return scores
 
 
 if __name__ == "__main__":

@@ -9,34 +9,30 @@ rel(d, q) = 1/N Σⱼ Σᵢ softmaxᵢ(Sᵢⱼ/τ) Sᵢⱼ: each query token tak
 best one. A is differentiable, so training moves all tokens, not only the best.
 """
 
-from pathlib import Path
-from typing import Any
-
 import torch
 
-from paradigms import PARADIGMS, Paradigm
-from paradigms.align import ALIGNMENTS, Alignment
+from paradigms import PARADIGMS
+from paradigms.align import Alignment
 from paradigms.core import Pairs, Tokens, Valid
+from paradigms.encoder.settings import EncoderSettings
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
 
 
-def softmax(S: Pairs, valid: Valid, documents: Tokens, queries: Tokens, *, tau: float) -> Pairs:
+class Softmax(Alignment, reads={"similarity"}):
     """A_ij = softmax over i of S_ij/τ, within the document."""
-    A = (S / tau).masked_fill(~valid, -torch.inf).softmax(-2)
-    return A.masked_fill(~valid, 0.0)  # NaN for a document without tokens
+
+    tau: float = 0.1
+
+    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+        A = (S / self.tau).masked_fill(~valid, -torch.inf).softmax(-2)
+        return A.masked_fill(~valid, 0.0)  # NaN for a document without tokens
 
 
-def soft_colbert(backbone: str | Path, tau: float = 0.1, **settings: Any) -> Paradigm:
-    """ColBERT with a soft maximum of temperature `tau`."""
-    return Paradigm.build(
-        backbone,
-        settings,
-        name="soft_colbert",
-        align="softmax",
-        align_knobs={"tau": tau},
-        normalise="query_tokens",
-        temperature=0.02,
-    )
+@paradigm(EncoderSettings)
+def soft_colbert(settings: EncoderSettings) -> Recipe:
+    """ColBERT with a soft maximum."""
+    return Recipe("soft_colbert", Softmax(), "query_tokens", temperature=0.02)
 
 
-ALIGNMENTS["softmax"] = Alignment(softmax, frozenset({"similarity"}))
 PARADIGMS["soft_colbert"] = soft_colbert

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from paradigms import PARADIGMS
 from paradigms.data import Corpus, Split
-from paradigms.index import ExactIndex
 from paradigms.io.gzipped import numbered_lines
+from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import build_examples
 from paradigms.train.loop import TrainingSettings, train
@@ -33,11 +33,11 @@ def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs
     settings = TrainingSettings(steps=int(steps), batch_size=min(16, len(rows)), learning_rate=3e-5)
     train(model, objective, settings, Path(output) / "training").save_pretrained(f"{output}/checkpoint")
 
-    index = ExactIndex.build(model, corpus.ids, corpus, f"{output}/index")
-    for id, found in index.search(model, dict(list(queries.queries.items())[:3]), k=3).items():
+    index = Indexed.build(model, corpus, f"{output}/index")
+    for id, scores in index.search(dict(list(queries.queries.items())[:3]), k=3).items():
         print(
             queries.queries[id],
-            *(f"\n  {score:.3f}  {corpus[corpus.position(d)][:80]}" for d, score in found.items()),
+            *(f"\n  {score:.3f}  {corpus[corpus.position(d)][:80]}" for d, score in scores.items()),
         )
 
 

@@ -10,12 +10,12 @@ often. Training starts from w = 1, which is ColBERT.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import PARADIGMS
 from paradigms.core import Tokens
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 
@@ -36,11 +36,5 @@ class WeightedEncoder(TextEncoder):
         return replace(tokens, vectors=2 * self.weight(tokens.vectors).sigmoid() * tokens.vectors)
 
 
-def weighted_colbert(backbone: str | Path, **settings: Any) -> Paradigm:
-    """ColBERT over a `WeightedEncoder`; with `encoder="weighted"` any other paradigm has one too."""
-    colbert = PARADIGMS["colbert"](backbone, encoder="weighted", **settings)
-    return Paradigm(replace(colbert.recipe, name="weighted_colbert"), colbert.encoder)
-
-
-ENCODERS["weighted"] = WeightedEncoder
-PARADIGMS["weighted_colbert"] = weighted_colbert
+ENCODERS["weighted"] = WeightedEncoder  # of any paradigm: colbert("offline", encoder="weighted")
+PARADIGMS["weighted_colbert"] = partial(PARADIGMS["colbert"], encoder="weighted")

@@ -2,20 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
-from studies.systems import Data
 from torch import Tensor
 
-from paradigms import CrossAttention, Paradigm, load
-from paradigms.data import Split
+from paradigms import Paradigm
+from paradigms.data import Corpus, Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample
-from paradigms.evaluate.explain import explain_bm25, explain_found, explain_generative
-from paradigms.generative.model import Generative
-from paradigms.index import open_index
+from paradigms.retrieve import Retriever
 
 
 def chosen_queries(split: Split, count: int) -> list[str]:
@@ -25,41 +21,29 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str, test: Split, data: Data, pool: Mapping[str, float], saved: Mapping[str, tuple[Path, Path]]
+    query_id: str,
+    test: Split,
+    corpus: Corpus,
+    pool: Mapping[str, float],
+    retrievers: Mapping[str, Retriever],
 ) -> list[AlignmentExample]:
     """A relevant document and the best that is not, by BM25, under every system of a comparison.
 
-    test: the data's test split, judged. pool: document -> score of the query's candidates. saved: system ->
-    its checkpoint, and where its index is if it has one.
+    test: judged queries. pool: document -> score of the query's candidates. retrievers: of each system.
     """
     query, judged = test.queries[query_id], test.judgements[query_id]
-    corpus = data.collection.corpus
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
     wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
     examples = []
     for document in relevant + wrong:
-        text = corpus[corpus.position(document)]
-        views = [explain_bm25(data.bm25, query, document, text)]
-        for name, paths in saved.items():
-            model, index = opened(*paths)
-            if isinstance(model, CrossAttention):
-                continue  # A is not defined
-            if isinstance(model, Generative):
-                found = explain_generative(model, query, corpus.position(document))
-                views += [replace(view, system=name) for view in found]
-                continue
-            others = [d for d in sorted(pool) if d != document]
-            view = explain_found(index, model, query, document, others, data.pieces)
-            views.append(replace(view, system=name))
+        others, text = [d for d in sorted(pool) if d != document], corpus[corpus.position(document)]
+        views = [
+            replace(view, system=name)
+            for name, retriever in retrievers.items()
+            for view in retriever.explain(query, document, others)
+        ]
         examples.append(AlignmentExample(query_id, document, query, text, document in relevant, views))
     return examples
-
-
-@cache
-def opened(checkpoint: Path, index: Path) -> tuple[Any, Any]:
-    """A system's trained model and, where it encodes documents, its index."""
-    paradigm = load(checkpoint)
-    return paradigm, open_index(index) if isinstance(paradigm, Paradigm) else None
 
 
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:

@@ -12,7 +12,7 @@ from studies.pages import Rows
 
 from paradigms.core import Tokens
 from paradigms.fixed import FixedEncoding
-from paradigms.index import ExactIndex
+from paradigms.store import Store
 from theory.buckets import expected_recall, expected_shares
 
 FIRST = 10  # documents that an index should find
@@ -20,7 +20,7 @@ CANDIDATES = 20  # documents among which fixed encodings are predicted to have t
 MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit vectors
 
 
-def law(exact: ExactIndex, queries: Tokens, settings: Any) -> Rows:
+def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
     """Recall of the exact first ten among the first CANDIDATES by encodings: predicted from angles, measured.
 
     The same vectors three times: as they are; with a mean of norm MEAN in a dimension of its own, which

@@ -10,7 +10,16 @@ from typing import Any
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.systems import STAGES, Data, reranks, training_runs, training_settings
+from studies.model_runs import training_cost
+from studies.systems import (
+    STAGES,
+    Data,
+    finished,
+    read_stage,
+    reranks,
+    training_runs,
+    training_settings,
+)
 
 from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
@@ -20,7 +29,6 @@ from paradigms.evaluate import MEASURES, Report
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import read_json
-from paradigms.train.loop import kept_step
 
 ALIGNED = 6  # test queries in the report's alignment view
 
@@ -30,8 +38,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     folder, systems, corpus = Path(settings.output), ["bm25", *settings.chosen], data.collection.corpus
     trainings = {"bm25": ("bm25", 0)} | training_runs(settings)
     runs = {
-        stage: {run: read_run(folder / "runs" / f"{run}.{stage}.run") for run in trainings}
-        for stage in (*STAGES, *data.others)
+        stage: {run: read_stage(folder, run, stage) for run in trainings} for stage in (*STAGES, *data.others)
     }
     test = evaluate.with_judgements(
         data.test, corpus, [run for stage in STAGES for run in runs[stage].values()]
@@ -47,14 +54,11 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     } | {name: f"End to end, queries of the split {name}" for name in data.others}
-    undone = {name for run, (name, _) in trainings.items() if kept_step(folder / run / "training") == 0}
+    undone = {name for run, (name, _) in trainings.items() if training_cost(folder / run).get("step") == 0}
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
-    saved = {
-        name: (folder / name / "checkpoint", Path(of.index or folder / name) / "index")
-        for name, of in settings.chosen.items()
-        if not of.fuse
-    }
+    whole = ["bm25", *(name for name, of in settings.chosen.items() if not of.fuse)]
+    retrievers = {name: finished(name, data, settings) for name in whole}
     candidates = read_run(folder / "runs" / "candidates.run")
     with progress_bar() as bar:
         measured = {
@@ -84,7 +88,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
             for name in bar.track(systems, description="recall curves")
         }
         views = (
-            align_query(query, test, data, candidates[query], saved)
+            align_query(query, test, corpus, candidates[query], retrievers)
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
         )
         alignments = [example for of_query in views for example in of_query]
@@ -107,12 +111,17 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         tables=tables,
         curve=curve,
         curves=curves,
-        costs=[{"system": name} | read_json(folder / name / "costs.json") for name in systems],
+        costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
         notes=list(notes(data, settings, undone, share)),
         alignments=alignments,
     )
+
+
+def costs_of(folder: Path) -> dict[str, Any]:
+    """What a system's results cost, without the numbers of rows that `read_stage` compares."""
+    return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
 
 
 def label(name: str, undone: bool, share: float, settings: Any) -> str:

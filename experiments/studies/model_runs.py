@@ -1,7 +1,5 @@
 """The models and measurements of a study: each trained where it is missing, and measured once."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
 from contextlib import ExitStack
@@ -20,11 +18,11 @@ from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, hold_out
 from paradigms.data.within import most_asked, within_documents
-from paradigms.evaluate import PerQuery, per_query
-from paradigms.evaluate.reranking import candidates
-from paradigms.index import ExactIndex
-from paradigms.io.files import write_json
+from paradigms.evaluate import PerQuery, candidates, per_query
+from paradigms.find import Index, Store, kinds
+from paradigms.io.files import remove_folder, write_json
 from paradigms.io.typed import read_json
+from paradigms.train.checkpoint import TRAINED
 from paradigms.train.job import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
@@ -84,7 +82,7 @@ def open_bench(
 ) -> Bench:
     """The collection of the settings, or another one, with dev queries held out where there are none.
 
-    SystemExit where one of the `needs` has no queries. A `division` "within" divides them anew.
+    Raises SystemExit if one of the `needs` has no queries. A `division` "within" divides them anew.
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
@@ -103,7 +101,7 @@ def open_bench(
         if kind in needs and not split.queries:
             of = f"{name}, cut to {settings.documents} documents," if cut else name
             raise SystemExit(f"{of} has no {kind} queries; its splits: {', '.join(opened.splits)}")
-    return Bench(opened, train, dev, test, BM25.build(opened.corpus, opened.corpus.ids))
+    return Bench(opened, train, dev, test, BM25(opened.corpus))
 
 
 def some_queries(split: Split, count: int) -> Split:
@@ -134,10 +132,10 @@ def trained_once(
     accelerator: Accelerator,
     read: Callable[[Path], Any] = load,
 ) -> Any:
-    """The model in FOLDER/checkpoint; where there is none, train(make(), FOLDER/training) from the seed.
+    """Return the model in FOLDER/checkpoint; if there is none, train(make(), FOLDER/training) from the seed.
 
-    FOLDER/training keeps the losses, and in cost.json after how many steps the model was that is kept (0: it
-    is untrained), and the seconds.
+    FOLDER/training keeps the losses and what `training_cost` returns. The checkpoints from which a training
+    resumes, several times the size of the model, are deleted after it.
     """
     checkpoint, training = folder / "checkpoint", folder / "training"
     finished = checkpoint.is_dir()
@@ -150,12 +148,25 @@ def trained_once(
             kept = {"step": kept_step(training), "seconds": training_seconds(training)}
             write_json(training / "cost.json", kept)
             model.save_pretrained(checkpoint)
-            for spent in ("checkpoints", "best"):  # of no use any more, several times the model
-                shutil.rmtree(training / spent, ignore_errors=True)
 
         by_main(keep, accelerator)
         accelerator.free_memory()
+
+    def clean() -> None:  # also after a run that was killed before it could
+        for spent in ("checkpoints", "best"):
+            remove_folder(training / spent, TRAINED)
+
+    by_main(clean, accelerator)
     return read(checkpoint).to(accelerator.device).eval()
+
+
+def training_cost(folder: Path) -> dict[str, Any]:
+    """The kept "step" (0: the untrained model) and the "seconds" of the training that `trained_once` ran.
+
+    Empty if the model in `folder` was not trained there.
+    """
+    file = folder / "training" / "cost.json"
+    return read_json(file) if file.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,7 @@ def encoder_job(
     folder: Path,
     seed: int,
     make: Callable[[], Paradigm],
-    measure: Callable[[Paradigm, ExactIndex, Path], Measured],
+    measure: Callable[[Paradigm, Index], Measured],
     bench: Bench,
     settings: EncoderStudy,
     accelerator: Accelerator,
@@ -201,7 +212,7 @@ def encoder_job(
 ) -> Job:
     """FOLDER/values.json of a paradigm that is trained as the settings say, with `changes`, and indexed.
 
-    checkpoint: taken as it is. `measure` has a folder of its own, which is deleted afterwards.
+    checkpoint: taken as it is.
     "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
     """
 
@@ -223,12 +234,11 @@ def encoder_job(
         return paradigm
 
     def measured(paradigm: Paradigm) -> Measured:
-        kept = None if checkpoint else read_json(folder / "training" / "cost.json")["step"]
+        kept = None if checkpoint else training_cost(folder)["step"]
         folder.mkdir(parents=True, exist_ok=True)
         precision = accelerator.mixed_precision
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            index = ExactIndex.build(paradigm, corpus.ids, corpus, f"{own}/index", precision=precision)
-            return {"kept step": kept} | measure(paradigm, index, Path(own))
+        store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
+        return {"kept step": kept} | measure(paradigm, Index(store))
 
     return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
 
@@ -247,7 +257,7 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
 
 
 def same_queries(results: Sequence[Measured]) -> list[str]:
-    """The queries that all results were measured on; SystemExit where these differ."""
+    """The queries that all results were measured on; raises SystemExit if they differ."""
     if any(result["queries"] != results[0]["queries"] for result in results):
         raise SystemExit("The results are of different queries: choose another --output")
     return results[0]["queries"]

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from studies.settings import DIVISIONS
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
-from paradigms.io.files import atomic_text, write_json, write_text
+from paradigms.io.files import atomic_text, replace_file, write_json, write_text
 from paradigms.io.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
-PRINTED = yaml.safe_load(Path(__file__).with_name("printed.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -93,28 +91,41 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
         if section.figure:
             temporary = folder / f".{name}.partial"
             temporary.write_bytes(base64.b64decode(section.image))
-            os.replace(temporary, folder / f"{name}.png")
+            replace_file(temporary, folder / f"{name}.png")
 
 
-def row_without_test(place: str, sentence: str, verdict: str, **cells: str) -> dict[str, str]:
-    """As of a `Verdict`: what was counted, or cannot be measured here. cells: any of the others."""
+def printed(paper: str) -> dict[str, Any]:
+    """What a paper prints, by name: values, claims with their places, and claims that no run here can decide.
+
+    paper: a folder of experiments/papers.
+    """
+    path = Path(__file__).parents[1] / "papers" / paper / "printed.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
+    """A row like `Verdict.row` for a claim that was counted or cannot be measured here.
+
+    cells: values of the other columns; "–" by default.
+    """
     blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
-    return {"claim": f"“{sentence}” ({place})"} | blank | cells | {"verdict": verdict}
+    return {"claim": f"{statement} ({place})"} | blank | cells | {"verdict": verdict}
 
 
 def verdicts(
     claims: Sequence[Claim],
     text: str = "",
-    study: str = "",
+    undecided: Sequence[Mapping[str, str]] = (),
     more: Sequence[Mapping[str, Any]] = (),
     heading: str = "What the paper says, and what we measured",
 ) -> Section:
-    """A row for each claim, which are one family of tests, for each one of the `study` that no run here can
-    decide (printed.yaml), and `more` rows."""
-    undecided = PRINTED[f"undecided {study}"] if study else ()
+    """A row for each claim (one family of tests), for each `undecided` one, and `more` rows.
+
+    undecided: claims that no run here can decide, each with its place, the claim and what deciding it takes.
+    """
     open_ones = [
-        row_without_test(of["place"], of["sentence"], f"{UNDECIDED}: it takes {of['takes']}")
-        for of in undecided
+        row_without_test(claim["place"], claim["claim"], f"{UNDECIDED}: it takes {claim['takes']}")
+        for claim in undecided
     ]
     return Section(heading, text, [*(verdict.row for verdict in judge(claims)), *open_ones, *more])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paradigms.io.command_line import command_line, folder_name
-from paradigms.io.terminal import shown
+from paradigms.io.terminal import interruptible, shown
 from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
@@ -26,9 +26,10 @@ def launch(module: str, settings: type, description: str | None) -> None:
     another module imports the script nothing happens.
     """
     if module == "__main__":
-        given = command_line(settings, description or "")
-        script = import_module(Path(sys.argv[0]).resolve().stem)
-        raise SystemExit(script.main(script.Settings(**given)))
+        with interruptible():
+            given = command_line(settings, description or "", device=True)
+            script = import_module(Path(sys.argv[0]).resolve().stem)
+            raise SystemExit(script.main(script.Settings(**given)))
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
 
 
 def at_least(settings: Any, **least: int) -> None:
-    """SystemExit for a setting, or a number of a list of them, that is smaller than its least."""
+    """Raises SystemExit for a setting, or a number of a list of them, that is smaller than its least."""
     for name, fewest in least.items():
         value = getattr(settings, name)
         if min(value if isinstance(value, list) else [value], default=fewest) < fewest:
@@ -55,7 +56,7 @@ def at_least(settings: Any, **least: int) -> None:
 
 
 def different(settings: Any, *names: str) -> None:
-    """SystemExit for a list without values, or with one of them twice."""
+    """Raises SystemExit for a list without values, or with one of them twice."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):
@@ -63,7 +64,7 @@ def different(settings: Any, *names: str) -> None:
 
 
 def known(settings: Any, name: str, names: Any) -> None:
-    """SystemExit for a value of the list that is none of the names."""
+    """Raises SystemExit for a value of the list that is none of the names."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
         raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")
@@ -235,7 +236,7 @@ class System:
     checkpoint: str = ""  # a saved paradigm, compared without training
     index: str = ""  # where experiments/encode.py encoded the collection with that checkpoint
     fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
-    fusion: str = "rrf"  # of `paradigms.evaluate.fusion.METHODS`
+    fusion: Literal["rrf", "sum"] = "rrf"
     weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
 
 
@@ -245,7 +246,11 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
     systems = {}
     named = given if isinstance(given, dict) else {name: {} for name in given}
     for name, told in named.items():
-        if not re.fullmatch(r"[\w+-][\w.+-]*", name) or name in TAKEN:
+        if name == "bm25":
+            raise SystemExit("system bm25: every comparison has BM25 already: leave it out of the list")
+        if name in TAKEN:
+            raise SystemExit(f"system {name}: the results folder uses this name itself: choose another")
+        if not re.fullmatch(r"[\w+-][\w.+-]*", name):
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
         with refusing(f"system {name}: ", options=True):
             check_type("its settings", told, dict)
@@ -259,9 +264,9 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
 
 
 def _check(system: System, told: dict[str, Any], others: list[str]) -> None:
-    """ValueError for fields that do not go together. others: what can be fused."""
+    """Raises ValueError for fields that do not go together. others: what can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
-    from paradigms.evaluate.fusion import fuse
+    from paradigms.retrieve import fuse
 
     known, fused = PARADIGMS | GENERATIVE, system.fuse
     if fused:

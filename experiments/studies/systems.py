@@ -3,46 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
-from functools import partial
 from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from studies.model_runs import Bench
+from encode import open_encoded
+from studies.model_runs import Bench, trained_once
 from studies.settings import System, training_fields
 
-from paradigms import GENERATIVE, PARADIGMS, CrossAttention, Generative, Paradigm, load
+from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import HEAD, is_classifier
-from paradigms.data import Collection, Run, Split, read_run, write_run
-from paradigms.data.by_document import Passages
-from paradigms.data.identical import own_documents, searching_others
+from paradigms.data import Collection, Run, Split, check_answered, read_run, write_run
+from paradigms.data.identical import own_documents
+from paradigms.data.pieces import Pieces
 from paradigms.encoder.text import Side
 from paradigms.evaluate import with_judgements
-from paradigms.evaluate.fusion import fuse, tune_weights
+from paradigms.evaluate.tuning import tune_weights
+from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
-from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.settings import TRAINING, GenerativeSettings
-from paradigms.index import INDEXES, open_index
-from paradigms.index.base import TokenIndex
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_known, read_json
 from paradigms.model import autocast
-from paradigms.recipe import Recipe
+from paradigms.recipe import Recipe, recipe_fields
+from paradigms.registry import as_paradigm
+from paradigms.retrieve import (
+    AllProcesses,
+    Indexed,
+    Model,
+    Passages,
+    Retriever,
+    WithoutOwn,
+    fuse,
+    retriever_of,
+)
+from paradigms.retrieve.wrappers import Wrapper
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import STATES, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.together import together
 
 STAGES = ("retrieve", "rerank")  # of the queries of `split`
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
-Model = Paradigm | Generative | CrossAttention
+TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # queries that are timed alone, how often each, and for how long at most
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Data(Bench):
     others: dict[str, Split] = field(default_factory=dict)  # more queries, of other splits
     bm25_seconds: float = 0.0  # to build
     own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
-    pieces: Passages = field(kw_only=True)  # of the documents, which are split or whole
+    pieces: Pieces = field(kw_only=True)  # of the documents, which are split or whole
 
 
 def training_settings(system: System, settings: Any) -> TrainingSettings | None:
@@ -81,9 +93,10 @@ def training_runs(settings: Any) -> dict[str, tuple[str, int]]:
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
-    """Queries to train on, dev queries, test queries, those of the splits `also`; SystemExit without them.
+    """Split into training, dev and test queries, and the queries of the splits `also`.
 
-    Without a dev split a tenth of the training queries is held out for it; test queries choose nothing.
+    Without a dev split, a tenth of the training queries is held out; test queries are never used to choose.
+    Raises SystemExit if a split does not exist, or if a system needs queries that are missing.
     """
     also = settings.also or []
     for option, name in [("split", settings.split), *(("also", name) for name in also)]:
@@ -109,80 +122,113 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> Data:
     """The splits that `divided` gives, BM25, and passages where the settings want them."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
-    bm25 = BM25.build(corpus, corpus.ids, progress=progress)
+    bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
     asked = (own_documents(corpus, of, settings.identical_ids) for of in (splits[-1], *others.values()))
-    pieces = Passages(corpus, settings.passages, settings.best_passages)
+    pieces = Pieces(corpus, settings.passages)
     own = frozenset().union(*asked)
     more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own, "pieces": pieces}
     return Data(collection, *splits, bm25, progress, **more)
 
 
-def index_of(paradigm: Paradigm, data: Data, settings: Any, folder: Path, launch: Accelerator) -> TokenIndex:
-    """`data.pieces`, which all processes together encode into the folder."""
-    read, kind, options = data.pieces.corpus, settings.index, {}
-    if kind == "exact" and paradigm.encoder.dim == 1 and "ids" in paradigm.reads:
-        kind, options = "inverted", {"bits": 16}  # as exact, and of weights of terms faster
-    how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
-    return INDEXES[kind].build(paradigm, read.ids, read, folder, launch=launch, **how, **options)
+def retriever(
+    model: Model, system: System, data: Data, settings: Any, folder: Path, launch: Accelerator
+) -> Retriever:
+    """The documents by a trained model, encoded into `folder` where no index is given, by all processes.
 
-
-def searcher(
-    model: Model, data: Data, index: TokenIndex | None, launch: Accelerator | None = None
-) -> tuple[Callable[..., Run], Callable[..., Run], float]:
-    """(search, rerank, bytes per document) over the corpus; a reranker orders what BM25 finds.
-
-    index: of `data.pieces`, where the model encodes these; all processes of the launch search it together.
-    ValueError for a generative paradigm that names the documents of another corpus.
+    A reranker orders what BM25 finds. Raises ValueError for a generative paradigm that names the documents of
+    another corpus.
     """
     corpus, pieces = data.collection.corpus, data.pieces
-    if isinstance(model, CrossAttention):
-        precision = launch.mixed_precision if launch else "no"
-
-        def rerank(queries: dict[str, str], run: Run, *, progress: bool = False) -> Run:
-            return model.rerank(queries, corpus, run, precision=precision, progress=progress)
-
-        def search(queries: dict[str, str], k: int, *, progress: bool = False) -> Run:
-            return rerank(queries, data.bm25.search(queries, k), progress=progress)
-
-        return search, rerank, 0.0
-    if isinstance(model, Generative):
-        if model.identifiers.documents != corpus.ids:
-            raise ValueError(
-                f"{model.name} names the {len(model.identifiers.documents):,} documents of another "
-                f"corpus, not these {len(corpus):,}: a generative paradigm ranks the corpus it was built for"
-            )
-        retriever = GenerativeRetriever(model)
-        return retriever.search, retriever.rerank, retriever.bytes_per_document
-    assert index is not None
-    find, again = partial(index.search, model), partial(index.rerank, model)
-    if launch is not None and launch.num_processes > 1:
-        find, again = together(index, model, launch)
-    size = index.bytes_per_document * len(pieces.corpus) / len(corpus)
-    return pieces.searching(find, again), pieces.reranking(again), size
+    model.check_corpus(corpus.ids)
+    how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
+    if not isinstance(model, Paradigm):
+        return AllProcesses(retriever_of(model, corpus, first=data.bm25, **how), launch)
+    if system.index:
+        stored = open_encoded(system.index, model, data.collection, settings.passages)
+        indexed = Indexed(stored, model, pieces.corpus)
+    else:
+        how |= {"kind": settings.index, "launch": launch}
+        if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:
+            how["kind"] = kinds.inverted(16)  # as exact, and of weights of terms faster
+        indexed = Indexed.build(model, pieces.corpus, folder, **how)
+    return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
 
 
-def check(system: System, settings: Any) -> Paradigm | None:
-    """The errors that `trained` would raise of the system's settings, before any system is trained.
+def finished(name: str, data: Data, settings: Any) -> Retriever:
+    """The retriever of a finished system, in this process alone."""
+    if name == "bm25":
+        return data.bm25
+    folder = Path(settings.output) / name
+    index = Path(settings.chosen[name].index or folder) / "index"
+    model: Any = load(folder / "checkpoint")
+    if not index.is_dir():
+        return retriever_of(model, data.collection.corpus, first=data.bm25)
+    pieces = data.pieces
+    return Passages(Indexed.open(index, model, pieces.corpus), pieces, settings.best_passages)
 
-    Returns the paradigm of a checkpoint. The models that are made are let go.
+
+def search_costs(
+    retriever: Retriever, model: Model | None, queries: Mapping[str, str], k: int
+) -> dict[str, float | None]:
+    """Milliseconds to encode one query, and to search with it: medians of single queries in this process.
+
+    The search is what a whole search of one query takes beyond its encoding.
+    """
+    texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
+    local = _alone(retriever)
+    searching = milliseconds(lambda query: local.search({query: texts[query]}, k), list(texts))
+    if encode is None or searching is None:
+        return {"encode ms/query": None, "search ms/query": searching}
+    encoding = milliseconds(lambda query: encode([texts[query]]), list(texts)) or 0.0
+    return {"encode ms/query": encoding, "search ms/query": max(0.0, searching - encoding)}
+
+
+def _alone(retriever: Retriever) -> Retriever:
+    """The same retriever without `AllProcesses`."""
+    if isinstance(retriever, AllProcesses):
+        return retriever.retriever
+    if isinstance(retriever, Wrapper):
+        return replace(retriever, retriever=_alone(retriever.retriever))
+    return retriever
+
+
+def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
+    """Median milliseconds of `work` for one query, after the first has warmed up; None without queries.
+
+    Every query is repeated until all took SECONDS, at most ROUNDS times.
+    """
+    elapsed: list[float] = []
+    for query in [*queries[:1], *queries * ROUNDS]:
+        began = time.perf_counter()
+        work(query)
+        elapsed.append(1000 * (time.perf_counter() - began))
+        if len(elapsed) > 1 and sum(elapsed[1:]) > 1000 * SECONDS:
+            break
+    return float(np.median(elapsed[1:])) if elapsed else None
+
+
+def check(system: System, collection: Collection, settings: Any) -> None:
+    """The errors that `trained` and `retriever` would raise of the system's settings, before any is trained.
+
+    The models that are made are let go.
     """
     options = settings.options | system.options
     if system.checkpoint:
-        loaded = opened(system)
-        return loaded if isinstance(loaded, Paradigm) else None
-    if system.paradigm in GENERATIVE:
+        model = opened(system)
+        if system.index:
+            open_encoded(system.index, as_paradigm(model, system.checkpoint), collection, settings.passages)
+    elif system.paradigm in GENERATIVE:
         own = [name for name in signature(GENERATIVE[system.paradigm]).parameters if name != "settings"]
         check_known(GenerativeSettings, [name for name in options if name not in own])
     elif not system.fuse:
         PARADIGMS[system.paradigm](system.backbone or settings.backbone, **options)
-    return None
 
 
 def opened(system: System) -> Model:
     """The system's checkpoint, its recipe changed by the options: another alignment of the same encoder.
 
-    ValueError where it holds another paradigm, or one without such options.
+    Raises ValueError if it holds another paradigm, or one without such options.
     """
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
@@ -192,9 +238,9 @@ def opened(system: System) -> Model:
     if not isinstance(loaded, Paradigm):
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
     check_known(Recipe, system.options)
-    other_alignment = system.options.get("align", loaded.recipe.align) != loaded.recipe.align
-    changes = {"align_knobs": {}, "search": "gather"} if other_alignment else {}
-    return Paradigm(replace(loaded.recipe, **changes | system.options), loaded.encoder)
+    options = recipe_fields(system.options)
+    aligned = loaded.with_alignment(options.get("align", loaded.recipe.align))
+    return Paradigm(replace(aligned.recipe, **options), loaded.encoder)
 
 
 def reranks(checkpoint: Path) -> bool:
@@ -203,64 +249,101 @@ def reranks(checkpoint: Path) -> bool:
 
 
 def trained(system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
-    """The system's checkpoint, or what it builds, trained in `folder`."""
+    """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`."""
     if system.checkpoint:
         return opened(system).to(accelerator.device)
-    torch.manual_seed(settings.seed)
-    training, name, shared = training_settings(system, settings), system.paradigm, folder.parents[1]
+    training, name, shared = training_settings(system, settings), system.paradigm, folder.parent
     backbone, options = system.backbone or settings.backbone, settings.options | system.options
     bench, dev = (data.collection, (data.train, data.dev)), settings.dev_queries
-    if name in GENERATIVE:
+    layers = training.trained_layers if training and name in PARADIGMS else 0
+
+    def make() -> Model:
+        if name in PARADIGMS:
+            return PARADIGMS[name](backbone, **options)
         defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-        backbone = t5_folder(backbone, data.collection, shared / "small-t5", settings.seed, accelerator)
+        base = t5_folder(backbone, data.collection, shared / "small-t5", settings.seed, accelerator)
         # As many beams as documents are wanted: each finished one is an identifier.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
         defaults |= DSI | {"embedder": settings.backbone} if name == "dsi" else {}
         with autocast(accelerator.device, accelerator.mixed_precision):
-            model = GENERATIVE[name](backbone, data.collection.corpus, **defaults | options)
-        model = model.to(accelerator.device)
-        if training is None:
-            return model
-        return fit_generative(model, *bench, data.dev_run, dev, training, folder, accelerator)
-    paradigm = PARADIGMS[name](backbone, **options).to(accelerator.device)
-    if training is None:
-        return paradigm
-    if training.trained_layers:
+            return GENERATIVE[name](base, data.collection.corpus, **defaults | options)
+
+    def keep_frozen(paradigm: Paradigm) -> None:
         queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
         texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
-        keep_states(paradigm, training.trained_layers, shared / STATES, texts, accelerator)
-    runs = data.mined if settings.negatives else {}, data.dev_run
-    how = (runs, settings.negatives, dev, training, folder, accelerator)
-    return fit(paradigm, *bench, *how, states=shared / STATES)
+        keep_states(paradigm, layers, shared / STATES, texts, accelerator)
+
+    def train(model: Any, place: Path) -> Model:
+        assert training is not None
+        if name in GENERATIVE:
+            return fit_generative(model, *bench, data.dev_run, dev, training, place, accelerator)
+        if layers:
+            keep_frozen(model)
+        runs = data.mined if settings.negatives else {}, data.dev_run
+        how = (runs, settings.negatives, dev, training, place, accelerator)
+        return fit(model, *bench, *how, states=shared / STATES)
+
+    if training is None:
+        torch.manual_seed(settings.seed)
+        return make().to(accelerator.device)
+    model: Model = trained_once(folder, settings.seed, make, train, accelerator)
+    if layers:
+        assert isinstance(model, Paradigm)
+        keep_frozen(model)
+    return model
+
+
+def write_runs(
+    folder: Path, name: str, runs: Mapping[str, Run], asked: Mapping[str, Names[str]]
+) -> dict[str, int]:
+    """Write a system's run of each stage; the number of rows in each file, for its costs.json.
+
+    asked: stage -> queries. Raises ValueError if a run lacks one of them.
+    """
+    for stage, run in runs.items():
+        check_answered(run, asked[stage], f"{name}, {stage}")
+    for stage, run in runs.items():
+        write_run(folder / "runs" / f"{name}.{stage}.run", run, tag=name)
+    return {stage: rows(run) for stage, run in runs.items()}
+
+
+def read_stage(folder: Path, name: str, stage: str) -> Run:
+    """A run that `write_runs` wrote. Raises ValueError if its file has fewer rows than were written."""
+    file, costs = folder / "runs" / f"{name}.{stage}.run", folder / name / "costs.json"
+    run, written = read_run(file), read_json(costs).get("rows", {}).get(stage, 1)
+    if rows(run) < written:
+        raise ValueError(
+            f"{file} is damaged: it has {rows(run):,} rows, and {written:,} were written. "
+            f"Delete {costs}, and the system is measured again"
+        )
+    return run
+
+
+def rows(run: Run) -> int:
+    return sum(map(len, run.values()))
 
 
 def run_fused(name: str, system: System, data: Data, settings: Any) -> None:
     """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
     folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
     if system.fusion == "sum" and not weights:
-        found = [dev_run(of, data, settings) for of in system.fuse]
-        dev = with_judgements(data.dev, data.collection.corpus, found)
-        weights, chosen = tune_weights(found, dev), f", chosen on {len(data.dev.queries):,} dev queries"
+        own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
+        parts = [WithoutOwn(finished(of, data, settings), own) for of in system.fuse]
+        runs = [part.search(data.dev.queries, settings.depth) for part in parts]
+        dev = with_judgements(data.dev, data.collection.corpus, runs)
+        weights, chosen = tune_weights(runs, dev), f", chosen on {len(data.dev.queries):,} dev queries"
     weights = weights or (1.0,) * len(system.fuse)
+    fused, asked = dict[str, Run](), dict[str, list[str]]()
     for stage in (*STAGES, *data.others):
-        parts = [read_run(folder / "runs" / f"{of}.{stage}.run") for of in system.fuse]
+        runs = [read_stage(folder, of, stage) for of in system.fuse]
         depth = None if stage == "rerank" else settings.depth
-        fused = fuse(parts, weights, system.fusion, depth)
-        write_run(folder / "runs" / f"{name}.{stage}.run", fused, tag=name)
+        fused[stage] = fuse(runs, weights, system.fusion, depth)
+        asked[stage] = [query for run in runs for query in run]
+    written = write_runs(folder, name, fused, asked)
     told = dict(zip(system.fuse, weights, strict=True))
     fusion = {"fusion": system.fusion, "weights": told, "chosen": chosen}
     write_json(folder / name / "fusion.json", fusion)
     costs = [read_json(folder / of / "costs.json") for of in system.fuse]
-    added = ("search ms/query", "bytes/document")
-    write_json(folder / name / "costs.json", {cost: sum(of[cost] for of in costs) for cost in added})
-
-
-def dev_run(name: str, data: Data, settings: Any) -> Run:
-    """What a finished system finds for the dev queries."""
-    own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-    if name == "bm25":
-        return searching_others(data.bm25.search, own)(data.dev.queries, settings.depth)
-    model, folder = load(Path(settings.output) / name / "checkpoint"), Path(settings.output) / name
-    encoded = Path(settings.chosen[name].index or folder) / "index"
-    search, _, _ = searcher(model, data, open_index(encoded) if isinstance(model, Paradigm) else None)
-    return searching_others(search, own)(data.dev.queries, settings.depth)
+    added = ("encode ms/query", "search ms/query", "bytes/document")
+    total = {cost: sum(of[cost] or 0 for of in costs) for cost in added}
+    write_json(folder / name / "costs.json", total | {"rows": written})

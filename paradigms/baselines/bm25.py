@@ -15,7 +15,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from paradigms.data import Run, best_first, check_queries
-from paradigms.io.files import atomic_folder, settle
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.explanation import Explanation
+from paradigms.io.files import atomic_folder, contents, settle
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import naming, read_json
 
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 WORD = re.compile(r"\w+")
-BATCH = 1000  # texts in one call of a tokenizer
-TOKENIZER = "tokenizer"  # its folder in that of a saved index
+BATCH = 1000  # texts per call of a tokenizer
+TOKENIZER = "tokenizer"  # subfolder of a saved index
 UNSPACED = "".join(
     rf"\p{{scx={script}}}" for script in ("Hani", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr")
 )
 LETTER = r"[\p{L}\p{N}]"
-# A run of characters of such scripts, or a word of any other.
+# A run of characters of these scripts, or a word of any other script.
 RUN = regex.compile(
     rf"(?V1)((?:[[{UNSPACED}]&&{LETTER}]\p{{M}}*)+)|[[\p{{L}}\p{{N}}\p{{M}}_]--[{UNSPACED}]]+"
 )
@@ -53,7 +54,7 @@ STOPWORDS = tuple(
 
 
 def _bm25s() -> ModuleType:
-    """The library, imported as if JAX were not installed: it would run JAX, which reserves most of a GPU."""
+    """Import bm25s as if JAX were not installed: bm25s would run JAX, which reserves most of a GPU."""
     hidden = "jax" not in sys.modules
     if hidden:
         sys.modules["jax"] = None  # type: ignore[assignment]
@@ -65,24 +66,11 @@ def _bm25s() -> ModuleType:
 
 
 class BM25:
-    """An index of the weights w(d, t), from `build` or `load`. vocabulary: term -> column of `matrix`."""
+    """Search a corpus by words. vocabulary: term -> column of `matrix`."""
 
     def __init__(
-        self, index: Any, ids: list[str], *, ngrams: int, stopwords: Iterable[str], tokenizer: Any = None
-    ):
-        self.ids = ids
-        self.ngrams = ngrams
-        self.tokenizer = tokenizer
-        self.stopwords = frozenset(stopwords)
-        self.vocabulary: dict[str, int] = index.vocab_dict
-        self._index = index
-        self._positions = {id: i for i, id in enumerate(ids)}
-
-    @classmethod
-    def build(
-        cls,
-        corpus: Iterable[str],
-        ids: Sequence[str],
+        self,
+        texts: Corpus | Mapping[str, str],
         *,
         k1: float = 0.9,
         b: float = 0.4,
@@ -90,17 +78,18 @@ class BM25:
         stopwords: Iterable[str] | None = None,
         tokenizer: str | Path | None = None,
         progress: bool = False,
-    ) -> "BM25":
-        """Index of the texts of `corpus`, named by `ids`. Terms are runs of 1 to `ngrams` words or pieces.
+    ) -> None:
+        """Index a corpus, or document id → text. Terms are runs of 1 to `ngrams` words or pieces.
 
-        tokenizer: of whose pieces terms are, by hub name or folder; None = words. stopwords: left out before
-        runs are formed, by default `STOPWORDS` of words. ValueError for ids that do not fit, or no term.
+        tokenizer: hub name or folder of a tokenizer whose pieces are the terms; None = words. stopwords:
+        removed before runs are formed, by default `STOPWORDS` for words and none for pieces. Raises
+        ValueError if no text holds a term.
         """
         bm25s = _bm25s()
 
         if ngrams < 1:
-            raise ValueError(f"ngrams must be at least 1, not {ngrams}")
-        pieces = None if tokenizer is None else _tokenizer(tokenizer)
+            raise ValueError(f"ngrams must be at least 1, got {ngrams}")
+        corpus, pieces = Corpus.of(texts), None if tokenizer is None else _tokenizer(tokenizer)
         if stopwords is None:
             stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
@@ -109,21 +98,24 @@ class BM25:
             terms = [
                 [vocabulary.setdefault(term, len(vocabulary)) for term in text]
                 for text in bar.track(
-                    _terms(corpus, ngrams, stopwords, pieces), len(ids), description="index bm25"
+                    _terms(corpus, ngrams, stopwords, pieces), len(corpus), description="index bm25"
                 )
             ]
-        if len(terms) != len(ids) or len(set(ids)) != len(ids):
-            raise ValueError(
-                f"{len(terms)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
-            )
         if not vocabulary:
             raise ValueError(f"none of the {len(terms)} texts holds a word to index")
         index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         index.index((terms, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(index, list(ids), ngrams=ngrams, stopwords=stopwords, tokenizer=pieces)
+        self._hold(index, corpus, ngrams, stopwords, pieces)
+
+    def _hold(
+        self, index: Any, corpus: Corpus, ngrams: int, stopwords: Iterable[str], tokenizer: Any
+    ) -> None:
+        self._index, self.corpus, self.ngrams, self.tokenizer = index, corpus, ngrams, tokenizer
+        self.stopwords = frozenset(stopwords)
+        self.vocabulary: dict[str, int] = index.vocab_dict
 
     def terms(self, text: str) -> list[str]:
-        """The terms of a text, in order and with repeats, whether the index knows them or not."""
+        """Terms of a text, in order and with repeats; some may not be in the index."""
         return next(_terms([text], self.ngrams, self.stopwords, self.tokenizer))
 
     def matrix(self) -> "scipy.sparse.csr_array":
@@ -131,75 +123,99 @@ class BM25:
         import scipy.sparse
 
         scores = self._index.scores
-        shape = (len(self.ids), len(self.vocabulary))
+        shape = (len(self.corpus), len(self.vocabulary))
         by_term = scipy.sparse.csc_array((scores["data"], scores["indices"], scores["indptr"]), shape=shape)
         return scipy.sparse.csr_array(by_term)
 
-    def search(self, queries: dict[str, str], k: int, *, progress: bool = False) -> Run:
-        """Per query the k best of the documents that share a term with it, equal scores by id."""
+    def size_in_bytes(self) -> int:
+        """Bytes of the matrix."""
+        matrix = self.matrix()
+        return matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """Find the k best documents that share a term with each query; equal scores are ordered by id."""
         if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
+            raise ValueError(f"k must be at least 1, got {k}")
         run: Run = {}
         with progress_bar(progress) as bar:
             for query, text in bar.track(queries.items(), description="search bm25"):
                 scores = self._scores(text)
-                found = np.flatnonzero(scores > 0)
-                if len(found) > k:  # all that tie with the k-th stay in until the ids decide
-                    found = found[scores[found] >= np.partition(scores[found], -k)[-k]]
-                scored = zip(found, scores[found].tolist(), strict=True)
-                run[query] = best_first({self.ids[i]: score for i, score in scored}, k)
+                rows = np.flatnonzero(scores > 0)
+                if len(rows) > k:  # keep all ties of the k-th: ids decide
+                    rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
+                scored = zip(rows, scores[rows].tolist(), strict=True)
+                run[query] = best_first({self.corpus.ids[row]: score for row, score in scored}, k)
         return run
 
-    def rerank(self, queries: dict[str, str], run: Run) -> Run:
-        """The run's queries and documents with BM25 scores, best first; 0 where no term is shared.
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        """Score the run's documents, best first; 0 if no term is shared.
 
-        KeyError names a query without a text or a document outside the index.
+        Raises KeyError for a query without a text or a document outside the corpus.
         """
         check_queries(run, queries)
         reranked: Run = {}
-        for query, candidates in run.items():
-            unknown = next((id for id in candidates if id not in self._positions), None)
-            if unknown is not None:
-                raise KeyError(f"the run names the document {unknown!r}, which the index does not hold")
-            scores = self._scores(queries[query])
-            reranked[query] = best_first({id: float(scores[self._positions[id]]) for id in candidates})
+        with progress_bar(progress) as bar:
+            for query, candidates in bar.track(run.items(), description="rerank bm25"):
+                rows = {id: self.corpus.position(id) for id in candidates}
+                scores = self._scores(queries[query])
+                reranked[query] = best_first({id: float(scores[row]) for id, row in rows.items()})
         return reranked
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        """Align each query term with its first equal term in the document, of id `document`: S is w(d, t)."""
+        row = self.corpus.position(document)
+        query_terms, document_terms = self.terms(query), self.terms(self.corpus[row])
+        weights = self.matrix()[[row]].toarray()[0]
+        first = {term: i for i, term in reversed(list(enumerate(document_terms)))}
+        links = [
+            (first[term], j, float(weights[self.vocabulary[term]]), 1.0)
+            for j, term in enumerate(query_terms)
+            if term in first
+        ]
+        rel = sum((s for _, _, s, _ in links), 0.0)
+        return [Explanation("bm25", "the words", query_terms, document_terms, links, 1.0, rel)]
 
     def save(self, folder: str | Path) -> None:
         """Write the index and its tokenizer as .npy and .json files, in place of an older index at most."""
-        with atomic_folder(folder, ["params.index.json"]) as fresh:
+        written = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
+        with atomic_folder(folder, written) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
-            settings = {"ids": self.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
+            settings = {"ids": self.corpus.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(fresh / TOKENIZER)
                 settings["pieces"] = len(self.tokenizer)
             (fresh / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path) -> "BM25":
-        """Index that `save` wrote. FileNotFoundError when `folder` holds none."""
-        bm25s = _bm25s()
+    def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
+        """Open the texts' index that `save` wrote.
 
+        Raises FileNotFoundError if `folder` holds no index, ValueError if it indexes other documents.
+        """
+        bm25s, corpus, bm25 = _bm25s(), Corpus.of(texts), cls.__new__(cls)
         settle(folder)
         file = Path(folder) / "settings.json"
         if not file.is_file():
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
         with naming(folder):
             settings = read_json(file)
+            if settings.pop("ids") != corpus.ids:
+                raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
             index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
             pieces = settings.pop("pieces", None)
             tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
-            return cls(index, **settings, tokenizer=tokenizer)
+            bm25._hold(index, corpus, **settings, tokenizer=tokenizer)
+        return bm25
 
     def _scores(self, text: str) -> np.ndarray:
-        known = [self.vocabulary[term] for term in self.terms(text) if term in self.vocabulary]
-        if not known:
-            return np.zeros(len(self.ids), dtype=np.float32)
-        return self._index.get_scores_from_ids(known)
+        columns = [self.vocabulary[term] for term in self.terms(text) if term in self.vocabulary]
+        if not columns:
+            return np.zeros(len(self.corpus), dtype=np.float32)
+        return self._index.get_scores_from_ids(columns)
 
 
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
-    """The terms of a text: its words that are no stop words, then the runs of 2 to `ngrams` of these.
+    """Terms of a text: its words without stop words, then the runs of 2 to `ngrams` of them.
 
     >>> tokenize("The bank of a river", ngrams=2)
     ['bank', 'river', 'bank river']
@@ -216,17 +232,17 @@ def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:
 def _terms(
     texts: Iterable[str], ngrams: int, stopwords: frozenset[str], tokenizer: Any
 ) -> Iterator[list[str]]:
-    """Those of each text, of its words or of a tokenizer's pieces: without special and unknown ones."""
+    """Yield the terms of each text; special and unknown pieces of a tokenizer are left out."""
     if tokenizer is None:
         yield from (tokenize(text, ngrams, stopwords) for text in texts)
         return
     stream = iter(texts)
     special = {tokenizer.unk_token_id, *tokenizer.all_special_ids}
     while batch := [text.lower() for text in islice(stream, BATCH)]:
-        # No warning on texts that are longer than a model's input.
+        # verbose=False: no warning about texts that are longer than a model's input
         for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-            kept = [id for id in ids if id not in special]
-            yield _runs(tokenizer.convert_ids_to_tokens(kept), ngrams, stopwords)
+            content = [id for id in ids if id not in special]
+            yield _runs(tokenizer.convert_ids_to_tokens(content), ngrams, stopwords)
 
 
 def _runs(words: Sequence[str], ngrams: int, stopwords: frozenset[str]) -> list[str]:

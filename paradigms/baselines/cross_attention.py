@@ -5,7 +5,7 @@ not exist without q, A and Z are not defined, and nothing can be indexed. It is 
 price of the encoder for every pair. `SequenceClassifier` is a published one of transformers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,8 @@ from tokenizers import Encoding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from paradigms.data import Corpus, Run, best_first, check_queries
-from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, pretrained
+from paradigms.core import at_least_float32
+from paradigms.encoder.backbone import beginnings, load_heads, load_model, load_tokenizer, pretrained
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.files import settle
@@ -33,6 +33,7 @@ WINDOW = 4096  # pairs that are tokenised together and put into batches of like 
 TOKENS = {"cpu": 1 << 12}
 MANY_TOKENS = 1 << 17
 LONGEST = 512  # tokens of a pair of a published reranker, where the model has places for more
+TOKENS_OF_ONE = 64  # that a character can become: 18 others under NFKC, each of which has at most 3 bytes
 QUERY = 64  # of them that are taken for a query's, where documents are cut into passages
 
 
@@ -68,43 +69,30 @@ class CrossAttention(Trainable):
 
     @property
     def document_length(self) -> int:
-        """Tokens of a document at most."""
         return self.encoder.settings.document_length
 
     @property
     def _room(self) -> dict[Side, int]:
-        """How many of its own tokens each side has at most: as many as in the paradigms that encode apart."""
+        """Tokens of each side at most, without special tokens: as many as when texts are encoded alone."""
         settings, special = self.encoder.settings, self.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
     def tokenize(self, queries: Sequence[str], documents: Sequence[str]) -> Batch:
-        """The pairs (queries[x], documents[x]), joined as the tokenizer joins two texts, and padded."""
+        """Tokenise and pad the pairs (queries[x], documents[x])."""
         return self._padded(self._joined(queries, documents))
 
     def forward(self, pairs: Batch) -> Float[Tensor, " x"]:
-        """s of each pair, in float32 whatever autocast says: bfloat16 would tie near scores."""
+        """s of each pair, in float32 even under autocast: bfloat16 would tie close scores."""
         states = self.encoder(pairs, "document").vectors[0, :, 0]
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states).squeeze(-1)
 
-    def rerank(
-        self,
-        queries: Mapping[str, str],
-        corpus: Corpus,
-        run: Run,
-        *,
-        precision: str = "no",
-        progress: bool = False,
-    ) -> Run:
-        """s of the run's queries and documents, best first; of equal scores the smaller document id.
-
-        precision: "no", "bf16", or "fp16" on a GPU. KeyError names what has no text.
-        """
-        check_queries(run, queries)
-        names = [(query, document) for query, documents in run.items() for document in documents]
-        length = {id: len(corpus[corpus.position(id)]) for _, id in names}
-        names.sort(key=lambda pair: -len(queries[pair[0]]) - length[pair[1]])  # what needs most memory first
-        found: Run = {query: {} for query in run}
+    def score_texts(
+        self, pairs: Sequence[tuple[str, str]], *, precision: str = "no", progress: bool = False
+    ) -> list[float]:
+        """Score pairs (query, document) of texts. precision: "no", "bf16", or "fp16" on a GPU."""
+        order = sorted(range(len(pairs)), key=lambda n: -sum(map(len, pairs[n])))  # most memory first
+        scores = [0.0] * len(pairs)
         tokens = TOKENS.get(self.device.type, MANY_TOKENS)
         with (
             self.evaluating(),
@@ -112,30 +100,32 @@ class CrossAttention(Trainable):
             autocast(self.device, precision),
             progress_bar(progress) as bar,
         ):
-            task = bar.add_task("rerank pairs", total=len(names))
-            for start in range(0, len(names), WINDOW):
-                window = names[start : start + WINDOW]
-                texts = [corpus[corpus.position(document)] for _, document in window]
-                rows = self._joined([queries[query] for query, _ in window], texts)
+            task = bar.add_task("rerank pairs", total=len(pairs))
+            for start in range(0, len(pairs), WINDOW):
+                window = order[start : start + WINDOW]
+                queries, documents = zip(*(pairs[n] for n in window), strict=True)
+                rows = self._joined(queries, documents)
                 for batch in by_length([len(row.ids) for row in rows], tokens):
-                    scores = self(self._padded([rows[n] for n in batch]).to(self.device)).tolist()
-                    for n, value in zip(batch, scores, strict=True):
-                        found[window[n][0]][window[n][1]] = value
+                    values = self(self._padded([rows[n] for n in batch]).to(self.device)).tolist()
+                    for n, value in zip(batch, values, strict=True):
+                        scores[window[n]] = value
                     bar.advance(task, len(batch))
-        return {query: best_first(scores) for query, scores in found.items()}
+        return scores
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
-        """The pairs as the tokenizer joins two texts: ids, and of which text each is."""
+        """Cut and join the pairs as the tokenizer joins two texts, with segment ids."""
         pairs = zip(self._cut(queries, "query"), self._cut(documents, "document"), strict=True)
         joiner = self.tokenizer.backend_tokenizer
-        joiner.no_truncation()  # it would go on with that of one text
+        joiner.no_truncation()  # it would otherwise truncate the pair to the length of one text
         joiner.no_padding()
         return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
-        """Each text's own tokens, cut before they are joined: neither text takes the other's place."""
-        cut = {"truncation": True, "max_length": self._room[side]}
-        return self.tokenizer(list(texts), add_special_tokens=False, **cut).encodings
+        """Tokenise and cut texts before they are joined, so that neither takes the other's room."""
+        room = self._room[side]
+        texts = beginnings(self.tokenizer, texts, room)
+        cut = {"truncation": True, "max_length": room}
+        return self.tokenizer(texts, add_special_tokens=False, **cut).encodings
 
     def _padded(self, rows: Sequence[Encoding]) -> Batch:
         def joined(name: str, fill: int = 0) -> Tensor:
@@ -163,9 +153,9 @@ class CrossAttention(Trainable):
 
 
 class SequenceClassifier(CrossAttention):
-    """cross-encoder/ms-marco-MiniLM-L6-v2 and its kin, by folder or hub name. Scores are logits.
+    """A published reranker such as cross-encoder/ms-marco-MiniLM-L6-v2, by folder or hub name.
 
-    ValueError where the model has several outputs, or a head with random weights.
+    Scores are logits. Raises ValueError if the model has several outputs or its head is not saved.
     """
 
     def __init__(self, name: str | Path) -> None:
@@ -191,11 +181,14 @@ class SequenceClassifier(CrossAttention):
         return max(1, self.length - QUERY)
 
     def forward(self, pairs: Batch) -> Float[Tensor, " x"]:
-        return self.model(**pairs.inputs()).logits[:, 0].float()
+        return at_least_float32(self.model(**pairs.inputs()).logits[:, 0])
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
-        """The pairs as the tokenizer joins and cuts them: of the longer text first."""
-        rows = self.tokenizer(list(queries), list(documents), truncation=True, max_length=self.length)
+        """Join and cut the pairs as the tokenizer does: from the end of the longer text."""
+        # The document keeps more tokens than any query has, so that it stays the longer text.
+        more = TOKENS_OF_ONE * max(map(len, queries), default=0)
+        documents = beginnings(self.tokenizer, documents, max(self.length, more))
+        rows = self.tokenizer(list(queries), documents, truncation=True, max_length=self.length)
         return rows.encodings
 
     def write(self, folder: Path, *, merged: bool = False) -> None:
@@ -208,7 +201,7 @@ class SequenceClassifier(CrossAttention):
 
 
 def is_classifier(name: str | Path) -> bool:
-    """Whether a folder or hub name is that of a sequence classifier. OSError where there is no such model."""
+    """Whether a folder or hub name is a sequence classifier. Raises OSError if the model does not exist."""
     from transformers import AutoConfig
 
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
@@ -227,11 +220,13 @@ def cross_attention(
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
-    """The reranker over `backbone`. Both texts are cut as the paradigms of these lengths cut them.
+    """Build a reranker over `backbone`. Both texts are cut as paradigms with these lengths cut them.
 
-    pooling: "mean" is for encoders without [CLS], such as T5's.
+    pooling: "mean" suits encoders without [CLS], such as T5's.
     """
-    own: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
-    own |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}
+    settings: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
+    settings |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}
     pooled: dict[str, Any] = {"query_vectors": "pooled", "document_vectors": "pooled"}
-    return CrossAttention(TextEncoder(backbone, EncoderSettings(**own, **pooled, dim=None, normalize=False)))
+    return CrossAttention(
+        TextEncoder(backbone, EncoderSettings(**settings, **pooled, dim=None, normalize=False))
+    )

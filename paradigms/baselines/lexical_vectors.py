@@ -1,7 +1,7 @@
-"""A corpus as sparse vectors whose inner product with a query's is BM25, TF-IDF or the Boolean score.
+"""Sparse vectors of documents and queries whose inner product is the BM25, TF-IDF or Boolean score.
 
-Luan et al., TACL 2021, §2.1.3. With n the counts of a document's terms and idf that of BM25: boolean 1[n >
-0]; tfidf n · idf; bm25 as `BM25`. Where the idf stands changes no score, but all norms and margins.
+Luan et al., TACL 2021, §2.1.3. With term counts n and BM25's idf: boolean 1[n > 0]; tfidf n · idf; bm25 as in
+`BM25`. The placement of the idf changes no score, but all norms and margins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from paradigms.data import Corpus
 
 Weighting = Literal["bm25", "tfidf", "boolean"]
 Placement = Literal["query", "both", "document"]
-# Share of the idf that stands in the query.
+# Exponent of the idf in the query; the document has the rest.
 PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}
 
 
@@ -44,13 +44,18 @@ class Counts:
 
 
 def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
-    """Of the corpus and of `queries` random ones of the texts with a known term; ValueError without any."""
-    bm25 = BM25.build(corpus, corpus.ids)
-    known = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
-    if not known:
+    """Count the terms of the corpus and of `queries` random texts that hold a term of the corpus.
+
+    Raises ValueError if no text holds one.
+    """
+    bm25 = BM25(corpus)
+    answerable = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
+    if not answerable:
         raise ValueError(f"none of {len(texts):,} queries holds a word of the documents")
-    chosen = np.random.default_rng(seed).choice(len(known), size=min(queries, len(known)), replace=False)
-    ids = [known[i] for i in sorted(chosen)]
+    drawn = np.random.default_rng(seed).choice(
+        len(answerable), size=min(queries, len(answerable)), replace=False
+    )
+    ids = [answerable[i] for i in sorted(drawn)]
     matrix = bm25.matrix().astype(np.float64)
     frequency = np.bincount(matrix.indices, minlength=matrix.shape[1])
     idf = np.log1p((len(corpus) - frequency + 0.5) / (frequency + 0.5))
@@ -60,20 +65,20 @@ def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: in
 
 
 def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
-    """How often each known term stands in each text: [texts, vocabulary]."""
-    known = [[bm25.vocabulary[t] for t in bm25.terms(text) if t in bm25.vocabulary] for text in texts]
-    rows = np.repeat(np.arange(len(known)), [len(row) for row in known])
-    columns = np.fromiter((column for row in known for column in row), np.int64, len(rows))
-    shape = (len(known), len(bm25.vocabulary))
+    """Counts of the vocabulary's terms in each text: [texts, vocabulary]."""
+    terms = [[bm25.vocabulary[t] for t in bm25.terms(text) if t in bm25.vocabulary] for text in texts]
+    rows = np.repeat(np.arange(len(terms)), [len(row) for row in terms])
+    columns = np.fromiter((column for row in terms for column in row), np.int64, len(rows))
+    shape = (len(terms), len(bm25.vocabulary))
     return sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()  # adds up repeats
 
 
 def weigh(
     counts: Counts, weighting: Weighting = "bm25", placement: Placement = "query"
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """(documents [n, v], queries [m, v]) whose inner products are the scores; idf placed as asked.
+    """Weight (documents [n, v], queries [m, v]) so that their inner products are the scores.
 
-    boolean has no idf, so there the placement changes nothing.
+    placement: where the idf goes; without effect on "boolean", which has no idf.
     """
     if weighting == "boolean":
         return counts.documents.sign(), counts.queries.sign()

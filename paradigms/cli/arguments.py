@@ -17,11 +17,12 @@ from importlib import import_module
 from typing import Any
 
 from paradigms.data.texts import WORDS
+from paradigms.io.device import HELP, choose_device
 from paradigms.io.plugins import load_plugins
-from paradigms.io.terminal import shown
+from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
-# The keys of `index.INDEXES`, `model.SAVE_LAYOUTS` and `formats.FORMATS`, whose import takes seconds.
+# The keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, whose import takes seconds.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers")
 FORMAT_NAMES = ("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain")
@@ -52,7 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "FILE.py",
         "help": "registers what the model needs, such as an encoder of your own; may be repeated",
     },
-    "--kind": {"choices": INDEX_KINDS, "default": "exact"},
+    "--device": {"default": "", "help": HELP},
+    "--kind": {"default": "exact", "help": f"of index: {', '.join(INDEX_KINDS)}, or of a plug-in"},
     "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
     "dimensions --model": {
         "default": "",
@@ -92,7 +94,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--query": {"action": "append", "default": [], "help": "a text; may be repeated"},
     "--queries": {"help": "file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"},
     "--split": {"help": "queries of the source, a collection, such as test"},
-    "advise --split": {"help": "judged queries of the source, a collection, instead of known items"},
     "--identical-ids": {
         "choices": ["auto", "leave_out", "keep"],
         "default": "auto",
@@ -113,16 +114,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "add the fusion of all: reciprocal ranks, or with --dev a sum",
     },
     "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, as dev"},
-    "--documents": {
-        "type": count,
-        "default": 1000,
-        "help": "that are drawn and encoded (default %(default)s)",
-    },
-    "--count": {"type": count, "default": 200, "help": "queries that are made of them (default %(default)s)"},
 }
 READING = "--document-model --model-layout --pickled"
 QUERIES = "--queries --split --identical-ids"
-# What a command does, and its options; each has --plugin too.
+# What a command does, and its options; each has --plugin and --device too.
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
@@ -153,10 +148,6 @@ COMMANDS = {
         "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
         f"source --query --model {READING} --words {QUERIES}",
     ),
-    "advise": (
-        "Whether BM25, dense, multi-vector or hybrid retrieval fits the documents; needs no judgements.",
-        "source --documents --count --split --words",
-    ),
 }
 
 
@@ -170,17 +161,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         whole.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         settings.query += rest
+    resuming = "the same command resumes the index" if settings.command == "index" else ""
+    with interruptible(resuming):
+        run(settings)
+
+
+def run(settings: argparse.Namespace) -> None:
+    """Import the command and run it. Raises SystemExit with one line for wrong input."""
     try:
+        choose_device(settings.device)
         load_plugins(settings.plugin)
         # After what argparse tells, as these imports take seconds; `dimensions` needs no torch.
-        where = settings.command if settings.command in ("dimensions", "advise") else "commands"
+        where = "dimensions" if settings.command == "dimensions" else "commands"
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
-    except KeyboardInterrupt:
-        more = "; the same command goes on with the index" if settings.command == "index" else ""
-        raise SystemExit(f"interrupted{more}") from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -191,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (described, options) in COMMANDS.items():
         own = commands.add_parser(name, help=described, description=described)
-        for option in ("--plugin", *options.split()):
+        for option in ("--plugin", "--device", *options.split()):
             short = ["-q"] if option == "--query" else []
             own.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
     return whole

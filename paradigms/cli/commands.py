@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from shlex import quote
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
-from paradigms.cli.indexed import Checkpoint, Indexed, make, open_folder, words_that_fit
+from paradigms.cli.indexed import Checkpoint, Opened, make, open_folder, words_that_fit
 from paradigms.cli.queries import read_queries, refuse_blank, typed
 from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
-from paradigms.data.by_document import Passages
-from paradigms.data.identical import own_documents, searching_others, told, without_own
-from paradigms.encoder.cut import count_cut
+from paradigms.data.identical import own_documents, told, without_own
+from paradigms.data.pieces import Pieces
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -27,21 +24,19 @@ from paradigms.evaluate import (
     rich_table,
     with_judgements,
 )
-from paradigms.evaluate.explain import explain_found
-from paradigms.evaluate.fusion import fuse, tune_weights
-from paradigms.evaluate.reranking import rerank
-from paradigms.formats.card import model_card, results_of
+from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
-from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import write_text
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
+from paradigms.retrieve import Fused, Passages, Reranking, Retriever, WithoutOwn, fuse
+from paradigms.saving import push_to_hub
+from paradigms.saving.card import model_card, results_of
 from paradigms.train.tracking import native_precision
 
 BASELINE, FUSED = "bm25", "fused"
-FUSED_DEPTH = 100  # documents of each run that are fused
 
 
 def run_index(settings: argparse.Namespace) -> None:
@@ -49,9 +44,9 @@ def run_index(settings: argparse.Namespace) -> None:
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
     made, problems = make(settings, output, precision_of(settings))
     tell_cuts(settings, made.made.words, problems)
-    cut = count_cut(made.model.encoder, made.pieces.corpus)
+    cut = made.index.model.count_cut(made.pieces.corpus)
     if cut.cut:
-        show.tell(cut.told + ("" if made.made.words else " (--passages)"))
+        show.tell(cut.summary + ("" if made.made.words else " (--passages)"))
     count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
     show.tell(f"{count} of {settings.source} in {output}")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
@@ -61,16 +56,10 @@ def run_index(settings: argparse.Namespace) -> None:
 def run_search(settings: argparse.Namespace) -> None:
     """Results of the queries that are given, or of each line that is typed."""
     corpus: Corpus | None = None
-    find: Callable[..., Run]
-    if (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
-        model = Checkpoint(model=settings.folder).open(pickled=False)
-        assert isinstance(model, Generative)
-        if settings.hybrid or settings.among:
-            raise ValueError(f"--hybrid and --among need an index, and {settings.folder} is a model")
-        find = GenerativeRetriever(model).search
-    else:
+    source, retriever = None, retriever_in(settings)
+    if retriever is None:
         opened = open_folder(settings.folder, pickled=settings.pickled, best=settings.best_passages)
-        corpus = opened.corpus
+        corpus, source = opened.corpus, opened.made.source
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
         if settings.among:
@@ -78,20 +67,30 @@ def run_search(settings: argparse.Namespace) -> None:
             if not ids:
                 raise ValueError(f"{settings.among} holds no id")
             opened = opened.only(ids)
-        find = opened.search
-        find = with_bm25(find, corpus) if settings.hybrid else find
-    queries = read_queries(settings, None if corpus is None else opened.made.source)
+        retriever = opened.retriever
+        if settings.hybrid:
+            retriever = Fused([retriever, BM25(corpus)])
+    queries = read_queries(settings, source)
     if queries:
-        if corpus is not None:
-            find = searching_others(find, own_of(settings, opened.made.source, corpus, queries))
-        run = find(queries, settings.k, progress=len(queries) > 1)
+        if corpus is not None and source is not None:
+            retriever = WithoutOwn(retriever, own_of(settings, source, corpus, queries))
+        run = retriever.search(queries, settings.k, progress=len(queries) > 1)
         show.results(queries, run, corpus, settings.format)
         return
     for n, text in enumerate(typed(), 1):
         queries = {str(n): text}
-        show.results(queries, find(queries, settings.k), corpus, settings.format)
+        show.results(queries, retriever.search(queries, settings.k), corpus, settings.format)
     if not queries and not sys.stdin.isatty():
         raise ValueError("no query: the standard input is empty")
+
+
+def retriever_in(settings: argparse.Namespace) -> Retriever | None:
+    """The generative model in the folder that the command searches; None where it is no such folder."""
+    if not (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
+        return None
+    if settings.hybrid or settings.among:
+        raise ValueError(f"--hybrid and --among need an index, and {settings.folder} is a model")
+    return GenerativeRetriever(Checkpoint(model=settings.folder).open(pickled=False))
 
 
 def run_rerank(settings: argparse.Namespace) -> None:
@@ -110,14 +109,14 @@ def run_rerank(settings: argparse.Namespace) -> None:
     if settings.run:
         run = without_own(read_run(settings.run), own)
     else:
-        run = searching_others(BM25.build(corpus, corpus.ids).search, own)(queries, settings.depth)
+        run = WithoutOwn(BM25(corpus), own).search(queries, settings.depth)
     known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
         raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
-    pieces = Passages(corpus, words if split else 0, settings.best_passages)
-    asked = pieces.corpus, pieces.passages(known)
-    found = pieces.documents(rerank(model, queries, *asked, precision=precision_of(settings), progress=True))
-    best = {query: best_first(scores, settings.k) for query, scores in found.items()}
+    pieces = Pieces(corpus, words if split else 0)
+    reranking = Reranking(model, pieces.corpus, precision=precision_of(settings))
+    reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, known, progress=True)
+    best = {query: best_first(scores, settings.k) for query, scores in reranked.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 
 
@@ -125,17 +124,18 @@ def run_explain(settings: argparse.Namespace) -> None:
     """The alignment of one document, among those found where A reads them all."""
     refuse_blank({"1": settings.query})
     opened = open_folder(settings.folder, pickled=settings.pickled)
-    run = opened.search({"1": settings.query}, settings.k)["1"]
+    run = opened.retriever.search({"1": settings.query}, settings.k)["1"]
     document = settings.document or next(iter(run), None)
     if document is None:
         raise ValueError(f"{settings.folder} finds nothing for {settings.query!r}")
     others = [other for other in run if other != document]
-    found = explain_found(opened.index, opened.model, settings.query, document, others, opened.pieces)
-    show.alignment(found, settings.query, document)
-    described = opened.model.description()
+    (explanation,) = opened.retriever.explain(settings.query, document, others)
+    show.alignment(explanation, settings.query, document)
+    model = opened.index.model
+    described = model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":
         show.tell(
-            f"{opened.model.name} makes one vector of a text: tokens are seen of a model of token vectors, "
+            f"{model.name} makes one vector of a text: tokens are seen of a model of token vectors, "
             "such as colbert"
         )
 
@@ -151,16 +151,19 @@ def run_compare(settings: argparse.Namespace) -> None:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
     if settings.dev and not settings.fuse:
         raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
-    searches: dict[str, Callable[..., Run]] = {BASELINE: BM25.build(corpus, corpus.ids).search}
-    searches |= {one.name: partial(one.search, progress=True) for one in systems}
+    retrievers: dict[str, Retriever] = {BASELINE: BM25(corpus)}
+    retrievers |= {one.name: one.retriever for one in systems}
 
-    def found(asked: dict[str, str], own: frozenset[str]) -> dict[str, Run]:
-        return {name: searching_others(of, own)(asked, settings.k) for name, of in searches.items()}
+    def search(queries: dict[str, str], own: frozenset[str]) -> dict[str, Run]:
+        return {
+            name: WithoutOwn(retriever, own).search(queries, settings.k, progress=name != BASELINE)
+            for name, retriever in retrievers.items()
+        }
 
-    runs = found(queries, own_of(settings, source, corpus, queries))
+    runs = search(queries, own_of(settings, source, corpus, queries))
     if settings.dev:  # which chooses the weights of a sum, and they are told
         dev = load_collection(source).split(settings.dev)
-        tried = list(found(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
+        tried = list(search(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
         weights = tune_weights(tried, with_judgements(dev, corpus, tried))
         listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, weights, strict=True))
         show.tell(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}")
@@ -177,17 +180,6 @@ def run_compare(settings: argparse.Namespace) -> None:
         show.side_by_side(queries, runs)
 
 
-def with_bm25(find: Callable[..., Run], corpus: Corpus) -> Callable[..., Run]:
-    """A search whose first documents are fused with BM25's, by reciprocal ranks."""
-    bm25 = BM25.build(corpus, corpus.ids)
-
-    def found(queries: dict[str, str], k: int, **options: bool) -> Run:
-        depth = max(k, FUSED_DEPTH)
-        return fuse([find(queries, depth, **options), bm25.search(queries, depth)], k=k)
-
-    return found
-
-
 def run_export(settings: argparse.Namespace) -> None:
     """The folder, and the repository on the hub where there is to be one."""
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
@@ -196,7 +188,7 @@ def run_export(settings: argparse.Namespace) -> None:
     show.tell(f"{settings.model} in {settings.output}, with its card in README.md")
     if settings.push:
         try:
-            model.push_to_hub(settings.push, settings.layout, card)
+            push_to_hub(model, settings.push, settings.layout, card)
         except Exception as error:  # of what kind depends on the version of the hub's HTTP library
             raise ValueError(f"{settings.push} is not on the hub: {error}") from error
         show.tell(f"and on the hub as {settings.push}")
@@ -214,7 +206,7 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
         write_text(output / "table.csv", csv_table(table))
 
 
-def check_same(systems: list[Indexed]) -> None:
+def check_same(systems: list[Opened]) -> None:
     """ValueError unless all folders hold the same documents, under names of their own."""
     first_one = systems[0]
     for other in systems[1:]:
@@ -224,7 +216,8 @@ def check_same(systems: list[Indexed]) -> None:
                 f"{first_one.folder} has passages of {first_one.made.words} words and {other.folder} of "
                 f"{other.made.words}: index both with the same --words"
             )
-        if other.made.fingerprint != first_one.made.fingerprint:
+        contents = [dict(zip(of.corpus.ids, of.corpus, strict=True)) for of in (first_one, other)]
+        if contents[0] != contents[1]:  # an index that was brought up to date has another order
             raise ValueError(f"{first_one.folder} and {other.folder} hold different documents")
     names = [BASELINE, FUSED, *(one.name for one in systems)]
     if len(set(names)) < len(names):

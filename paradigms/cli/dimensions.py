@@ -6,7 +6,6 @@ report is experiments/random_projections.py.
 
 import argparse
 import re
-from typing import Any
 
 import numpy as np
 
@@ -119,10 +118,10 @@ def of_model(
     from paradigms.cli.indexed import Checkpoint
     from paradigms.evaluate import seeds_interval
     from paradigms.io.progress import progress_bar
-    from paradigms.model import Paradigm
+    from paradigms.registry import as_paradigm
 
-    model: Any = Checkpoint.of(settings).open(pickled=settings.pickled)
-    if not isinstance(model, Paradigm) or model.recipe.reads_pool:
+    model = as_paradigm(Checkpoint.of(settings).open(pickled=settings.pickled), settings.model)
+    if model.recipe.reads_pool:
         raise ValueError(f"{settings.model} gives a document no score that depends on it and the query alone")
     asked, parts = model.encode_queries(queries), []
     with progress_bar() as bar:

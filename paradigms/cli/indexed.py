@@ -1,7 +1,7 @@
 """A folder that can be searched: the documents, their index, and which model made it.
 
-corpus.jsonl has the documents in BEIR's form; index/ is any `TokenIndex`; search.json, written last, says
-what they were made of; .begun, written first, marks a folder that may be gone on with.
+corpus.jsonl has the documents in BEIR's form; index/ is a `Store`; search.json, written last, says
+what they were made of; .begun marks a folder whose build or update has not ended and can be resumed.
 """
 
 from __future__ import annotations
@@ -10,34 +10,28 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.cli import show
 from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Corpus, Problems, Run
+from paradigms.data import Corpus, Problems
 from paradigms.data.beir import read_corpus, write_corpus
-from paradigms.data.by_document import Passages
-from paradigms.data.collection import Digest
+from paradigms.data.collection import Digest, Document
+from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
-from paradigms.generative.model import Generative
-from paradigms.index import INDEXES, open_index
-from paradigms.index.base import TokenIndex
+from paradigms.find import INDEXES, open_index
+from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, write_json, write_text
 from paradigms.io.typed import read_settings
 from paradigms.model import Paradigm
-from paradigms.registry import load
+from paradigms.registry import as_paradigm, load
+from paradigms.retrieve import Indexed, Passages, Retriever
 
 BEGUN = ".begun"
-NO_INDEX: dict[type, str] = {
-    Generative: "whose documents are in its weights: search takes its folder as it is",
-    CrossAttention: "which scores pairs of texts and encodes none: rerank takes it",
-}
+FRESH = ".fresh.jsonl"  # during an update, the source's documents as they are now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +52,10 @@ class Checkpoint:
         )
 
     def open(self, *, pickled: bool) -> Any:
-        """The model, on the GPU if there is one; errors as those of `load`."""
+        """Return the model on the `chosen_device`; errors as those of `load`."""
         documents, layout = self.document_model or None, self.model_layout or None
         model = load(self.model, documents=documents, layout=layout, pickled=pickled)
-        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return model.to(chosen_device())
 
 
 def whole(name: str) -> str:
@@ -71,10 +65,8 @@ def whole(name: str) -> str:
 
 def words_that_fit(model: Any) -> int:
     """`WORDS`, or what a model reads where that is less: two words for three tokens, as in English prose."""
-    if isinstance(model, Generative):  # whose documents are in its weights
-        return WORDS
-    length = (model if isinstance(model, CrossAttention) else model.encoder.settings).document_length
-    return max(1, min(WORDS, 2 * length // 3))
+    length = model.document_length
+    return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,36 +81,31 @@ class Made(Checkpoint):
 
 
 @dataclass(frozen=True)
-class Indexed:
-    """An opened folder."""
+class Opened:
+    """An opened folder. retriever: of its documents."""
 
     folder: Path
     made: Made
     corpus: Corpus
-    index: TokenIndex
-    model: Paradigm
-    pieces: Passages  # of the documents, which the index holds
+    index: Indexed  # of pieces.corpus
+    pieces: Pieces
+    best: int  # passages of a document whose scores are summed
 
     @property
     def name(self) -> str:
         return self.folder.name
 
-    def only(self, ids: Iterable[str]) -> Indexed:
-        """With these documents alone (`TokenIndex.only`). KeyError names an unknown one."""
-        held = [piece for id in ids for piece in self.pieces.of(id)]
-        return replace(self, index=self.index.only(held))
+    @property
+    def retriever(self) -> Retriever:
+        return Passages(self.index, self.pieces, self.best)
 
-    def search(self, queries: Mapping[str, str], k: int, *, progress: bool = False) -> Run:
-        """The k best documents of every query, best first; none of a query without a token."""
-        tokenize = self.model.encoder.tokenize
-        known = {id: text for id, text in queries.items() if tokenize([text], "query").counts.any()}
-        both = partial(self.index.search, self.model), partial(self.index.rerank, self.model)
-        found = self.pieces.searching(*both)(known, k, progress=progress)
-        return {id: found.get(id, {}) for id in queries}
+    def only(self, ids: Iterable[str]) -> Opened:
+        """With these documents alone (`Indexed.only`). KeyError names an unknown one."""
+        return replace(self, index=self.index.only(piece for id in ids for piece in self.pieces.of(id)))
 
 
-def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Indexed, Problems]:
-    """Index a source. A folder that holds the same is left as it is; an interrupted build goes on.
+def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
+    """Index a source. A finished index is brought up to date (`update`), an interrupted build resumes.
 
     settings: of the command `index`. FileExistsError where the folder holds something else; ValueError where
     the source has no document.
@@ -129,10 +116,9 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is no index: choose another output")
     check_source(source)
-    paradigm = checkpoint.open(pickled=settings.pickled)
-    if not isinstance(paradigm, Paradigm):
-        why = next(why for kind, why in NO_INDEX.items() if isinstance(paradigm, kind))
-        raise ValueError(f"{checkpoint.model} holds {paradigm.name}, {why}")
+    if settings.kind not in INDEXES:
+        raise ValueError(f"unknown kind {settings.kind!r} of index; there are {', '.join(INDEXES)}")
+    paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     passages = settings.passages and not is_text(source)
     words = words_of(source, settings.words, words_that_fit(paradigm), passages)
     found = digest.passing(documents(source, problems, words))
@@ -146,24 +132,67 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[In
 
     with locked(folder, make=True):
         if file.is_file():
-            for _ in found:
-                pass
-            _check_made(folder, asdict(read_settings(Made, file)), made())
+            old = read_settings(Made, file)
+            _check_made(folder, asdict(replace(old, fingerprint="")), made() | {"fingerprint": ""})
+            fresh = folder / FRESH
+            write_corpus(chain([first], found), fresh)
+            if begun.is_file() or old.fingerprint != digest.hexdigest():
+                update(folder, old, read_corpus(fresh), paradigm, precision)
+            fresh.unlink()
             return open_folder(folder, paradigm), problems
         write_text(begun, "")
         write_corpus(chain([first], found), folder / CORPUS)
-        corpus = Passages(read_corpus(folder / CORPUS), words if passages else 0).corpus
-        INDEXES[settings.kind].build(
-            paradigm, corpus.ids, corpus, folder / INDEX, precision=precision, progress=True
-        )
+        corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
+        how = {"kind": settings.kind, "precision": precision, "progress": True}
+        Indexed.build(paradigm, corpus, folder / INDEX, **how)
         write_json(file, made())
         begun.unlink()
         return open_folder(folder, paradigm), problems
 
 
+def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, precision: str) -> None:
+    """Bring an index up to date: encode new and changed documents, delete changed and missing ones.
+
+    Prints how many of each. After an interruption, at any point, the same call continues: what changed is
+    deleted from the index before the corpus has its new text, and encoded after that.
+    """
+    write_text(folder / BEGUN, "")
+    store = open_index(folder / INDEX).store.compact()  # after an interruption, without deleted documents
+    before = read_corpus(folder / CORPUS)
+    held, words = set(store.ids), made.words if made.passages else 0
+
+    def row(corpus: Corpus, id: str) -> Document:
+        position = corpus.position(id)
+        return id, corpus.titles[position], corpus[position]
+
+    old, new = Pieces(before, words), set(documents.ids)
+    same = [
+        id
+        for id in before.ids
+        if id in new and row(documents, id) == row(before, id) and held.issuperset(old.of(id))
+    ]
+    stays = {piece for id in same for piece in old.of(id)}
+    missing = new.difference(same)
+    encoded = [id for id in documents.ids if id in missing]
+    changed, gone = len(missing.intersection(before.ids)), len(set(before.ids) - new)
+    if held - stays:
+        store = store.delete(held - stays).compact()
+    digest = Digest()
+    write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), folder / CORPUS)
+    if encoded:
+        _, titles, texts = zip(*(row(documents, id) for id in encoded), strict=True)
+        added = Pieces(Corpus(encoded, texts, titles), words).corpus
+        store.add(paradigm, added.ids, added, precision=precision, progress=True)
+    write_json(folder / MARKER, asdict(replace(made, fingerprint=digest.hexdigest())))
+    (folder / BEGUN).unlink()
+    if encoded or gone:
+        counts = f"{len(encoded) - changed:,} added, {changed:,} encoded again, {gone:,} deleted"
+        show.tell(f"{folder} is brought up to date: {counts}")
+
+
 def open_folder(
     folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
-) -> Indexed:
+) -> Opened:
     """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none.
 
     best: passages of a document whose scores are summed, where the index holds passages.
@@ -176,14 +205,19 @@ def open_folder(
         raise FileNotFoundError(
             f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
         )
+    if (folder / BEGUN).is_file():
+        raise ValueError(
+            f"an update of {folder} has not ended: if none is running, resume it with the command "
+            "`python -m paradigms index` that made it"
+        )
     made, digest = read_settings(Made, file), Digest()
     index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
-    pieces = Passages(corpus, made.words if made.passages else 0, best)
-    if digest.hexdigest() != made.fingerprint or pieces.corpus.ids != index.ids:
+    pieces = Pieces(corpus, made.words if made.passages else 0)
+    if digest.hexdigest() != made.fingerprint or pieces.corpus.ids != index.store.ids:
         raise ValueError(f"{folder / CORPUS} has other documents than were indexed: index the source again")
     paradigm = paradigm or made.open(pickled=pickled)
-    index.check(paradigm)
-    return Indexed(folder, made, corpus, index, paradigm, pieces)
+    index.store.check(paradigm)
+    return Opened(folder, made, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
 
 
 def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from rich.text import Text
 from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
 from paradigms.data.trec import check_ids
-from paradigms.evaluate.report import PALETTE, SystemAlignment
+from paradigms.evaluate.report import PALETTE
+from paradigms.explanation import Explanation
 from paradigms.io.terminal import Terminal, shown
 
 SNIPPET = 240  # characters
@@ -66,7 +67,7 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
         console.print(f"{shared} of the first {RANKS} are found by all (bold)")
 
 
-def alignment(found: SystemAlignment, query: str, document: str, console: Terminal | None = None) -> None:
+def alignment(found: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
     """Query tokens each in a colour, document tokens in that of the query token they score most for.
 
     Below them the links that make the score, largest first: S, A and their share of rel.

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from paradigms.data import LAYOUTS, Corpus, Problems, load_collection
 from paradigms.data.collection import Document, gathered, mended
-from paradigms.data.texts import CORPUS, WORDS, json_lines, text_passages
+from paradigms.data.texts import CORPUS, JSON_LINES, WORDS, json_lines, text_passages
 
-JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 NAMES = ("hf:", "irds:")  # of collections that are no folder
 
 

@@ -23,6 +23,7 @@ from paradigms.data.collection import (
     Run,
     Split,
     best_first,
+    check_answered,
     check_queries,
     hold_out,
 )
@@ -62,13 +63,24 @@ def load_collection(name: str | Path, *, documents: int | None = None) -> Collec
     if isinstance(name, str) and name.startswith("hf:"):
         path, _, prefix = name.removeprefix("hf:").partition(":")
         return read_hub(path, prefix or None)
-    folder = Path(name)
+    return layout_of(Path(name))(Path(name))
+
+
+def check_collection(name: str | Path) -> None:
+    """Check a folder's layout without reading it. Raises FileNotFoundError as `load_collection` does."""
+    if not str(name).startswith(("hf:", "irds:")) and name != "pydocs":
+        layout_of(Path(name))
+
+
+def layout_of(folder: Path) -> Callable[[Path], Collection]:
+    """The reader of a folder's layout. Raises FileNotFoundError if there is none."""
+    name = str(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"no collection {str(name)!r}: expected 'pydocs', 'hf:owner/name', 'irds:identifier' or a folder "
+            f"no collection {name!r}: expected 'pydocs', 'hf:owner/name', 'irds:identifier' or a folder "
             f"in the layout of {' or '.join(LAYOUTS)}"
         )
     for recognised, read in LAYOUTS.values():
         if recognised(folder):
-            return read(folder)
+            return read
     raise FileNotFoundError(f"{folder} has none of the layouts {', '.join(LAYOUTS)}")

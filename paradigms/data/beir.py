@@ -21,10 +21,14 @@ from paradigms.data.collection import (
     grade,
 )
 from paradigms.data.lines import json_document, json_row, read_documents
-from paradigms.io.files import atomic_folder, atomic_text
+from paradigms.io.files import atomic_folder, atomic_text, contents
 from paradigms.io.gzipped import byte_lines, numbered_lines
 
 HEADER = ("query-id", "corpus-id", "score")
+# Files of `write_folder`, and meta.json of `pydocs`.
+WRITTEN = contents(
+    "corpus.jsonl", "queries.jsonl", "meta.json", "qrels/", "qrels/*.tsv", marks=["corpus.jsonl"]
+)
 SPLITS = ("train", "dev", "test")
 
 
@@ -61,7 +65,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
-    with atomic_folder(path, ["corpus.jsonl"]) as folder:
+    with atomic_folder(path, WRITTEN) as folder:
         corpus = collection.corpus
         write_corpus(zip(corpus.ids, corpus.titles, corpus, strict=True), folder / "corpus.jsonl")
         with atomic_text(folder / "queries.jsonl") as stream:

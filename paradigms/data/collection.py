@@ -6,7 +6,9 @@ collection from these and counts what is wrong with them.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
+from math import isnan
 from typing import Any, overload
 
 import numpy as np
@@ -45,6 +47,11 @@ class Corpus(Sequence[str]):
         if len(self._positions) != len(ids):
             raise ValueError("the ids of a corpus must differ from each other")
 
+    @classmethod
+    def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
+        """The corpus itself, or one of document id → text."""
+        return texts if isinstance(texts, Corpus) else cls(list(texts), list(texts.values()))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -66,6 +73,12 @@ class Corpus(Sequence[str]):
             return self._positions[id]
         except KeyError:
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
+
+    def only(self, ids: Iterable[str]) -> "Corpus":
+        """The corpus of these documents alone, in its order. KeyError names an unknown id."""
+        rows = sorted({self.position(id) for id in ids})
+        titles = [self.titles[row] for row in rows]
+        return Corpus([self.ids[row] for row in rows], [self[row] for row in rows], titles)
 
 
 @dataclass(frozen=True)
@@ -161,11 +174,31 @@ def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[st
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:count])
 
 
+def ranked(query: str, scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
+    """`best_first` of a query's documents. ValueError names one whose score is NaN."""
+    lost = next((document for document, score in scores.items() if isnan(score)), None)
+    if lost is not None:
+        raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
+    return best_first(scores, count)
+
+
 def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
     """KeyError names a query of the run that has no text."""
     unknown = next((query for query in run if query not in queries), None)
     if unknown is not None:
         raise KeyError(f"the run names the query {unknown!r}, which has no text")
+
+
+def check_answered(run: Run, asked: Names[str], what: object) -> None:
+    """ValueError, which begins with `what`, if the run lacks one of the queries that were asked.
+
+    A query for which no document was found is in the run, without documents.
+    """
+    lost = [query for query in asked if query not in run]
+    if lost:
+        raise ValueError(
+            f"{what}: {len(lost):,} of {len(asked):,} queries have no answer, such as {lost[0]!r}"
+        )
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:

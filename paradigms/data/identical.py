@@ -3,7 +3,7 @@
 BEIR's figures leave it out (`ignore_identical_ids`): a document with the id of the query is no result of it.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 
 from paradigms.data.collection import Corpus, Run, Split, best_first
 
@@ -41,15 +41,6 @@ def without_own(run: Run, own: Set[str], k: int | None = None) -> Run:
         return run
     kept = ((q, {d: s for d, s in scores.items() if d != q or q not in own}) for q, scores in run.items())
     return {query: best_first(scores, k) for query, scores in kept}
-
-
-def searching_others(search: Callable[..., Run], own: Set[str]) -> Callable[..., Run]:
-    """`search(queries, k, …)` that finds k documents that are not the query itself."""
-
-    def found(queries: dict[str, str], k: int, **options: bool) -> Run:
-        return without_own(search(queries, k + 1, **options), own, k)
-
-    return found if own else search
 
 
 def told(own: Set[str]) -> str:

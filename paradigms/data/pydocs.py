@@ -18,7 +18,6 @@ word triples with one already taken (Jaccard similarity at least NEAR), is left 
 """
 
 import ast
-import fcntl
 import gc
 import hashlib
 import importlib.metadata
@@ -38,7 +37,7 @@ from pathlib import Path
 from paradigms.data import near
 from paradigms.data.beir import read_folder, write_folder
 from paradigms.data.collection import Collection, Digest, assemble, some_documents
-from paradigms.io.files import atomic_text
+from paradigms.io.files import atomic_text, locked
 from paradigms.io.progress import progress_bar
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
@@ -99,9 +98,7 @@ def read_pydocs(documents: int | None = None) -> Collection:
     """
     versions = installed_versions()
     folder = cache_folder() / f"pydocs-{_key(versions)}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together one builds
+    with locked(folder.parent, make=True, wait=True):  # of several processes that start together one builds
         collection = _cached(folder)
         if collection is None:
             write_folder(_assembled(build(_sources())), folder)

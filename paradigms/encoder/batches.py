@@ -1,7 +1,4 @@
-"""f(texts) = f(texts, a few of like length at a time): less padding, and gradient caching.
-
-`Batch` is what every encoder reads.
-"""
+"""f(texts), computed in parts of similar length: less padding, and gradient caching."""
 
 import ctypes
 import sys
@@ -22,18 +19,18 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokenised texts, padded: what the encoder reads, and which of its tokens count."""
+    """Tokenised and padded texts, with a mask of the tokens that count."""
 
     input_ids: Int[Tensor, "x l"]
     attention_mask: Int[Tensor, "x l"]
     counts: Bool[Tensor, "x l"]
-    types: Int[Tensor, "x l"] | None = None  # which of two joined texts a token is of; None = one text
+    types: Int[Tensor, "x l"] | None = None  # 0 or 1: first or second of two joined texts; None = one text
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """The same texts with `function` applied to every tensor that is there."""
+        """Apply a function to every tensor of the batch."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return Batch(**{name: function(t) for name, t in tensors.items() if t is not None})
 
@@ -41,22 +38,25 @@ class Batch:
         return self.map(lambda t: t.to(device))
 
     def inputs(self) -> dict[str, Tensor]:
-        """What a backbone of transformers reads, by its names."""
+        """Keyword arguments of a transformers backbone."""
         types = {} if self.types is None else {"token_type_ids": self.types}
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
 
     def lengths(self) -> list[int]:
-        """Of each text one more than the place of its last token that is attended to, or counts."""
+        """Length of each text up to its last token that is attended to or counts."""
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
     def some(self, places: Int[Tensor, " y"], width: int) -> "Batch":
-        """The texts in some places, cut to `width` tokens."""
+        """Select texts by their positions, cut to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 
 
 def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
-    """Places of texts of like length, the longest first: at most `rows`, and `tokens` once padded, or one."""
+    """Group positions of texts with similar lengths, longest first.
+
+    A group has at most `rows` texts and at most `tokens` tokens after padding, but at least one text.
+    """
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
     parts, start = [], 0
     while start < len(order):
@@ -75,13 +75,14 @@ def in_parts(
     tokens: int | None = None,
     rows: int | None = None,
 ) -> Tokens:
-    """encode(batch), up to rounding and dropout, in the parts of `by_length`. axis: that of the texts.
+    """encode(batch), computed in the parts of `by_length`; equal up to rounding and dropout.
 
-    Where there are more than `rows` texts, only the last `rows` keep their activations; the other parts are
-    encoded again, with the dropout that they had, once the gradient of all vectors is known: the gradient of
-    the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021, arXiv:2101.06983). As it
-    is one graph, DistributedDataParallel sees one forward and one backward pass. With `tokens` None, as many
-    texts give as many parts on every process, as sharded weights need it.
+    axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
+    other parts are encoded again, with the same dropout, when the gradient of all vectors is known. This
+    gives the gradient of the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021,
+    arXiv:2101.06983). Everything is one graph, so DistributedDataParallel sees one forward and one backward
+    pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded weights
+    require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -89,35 +90,36 @@ def in_parts(
         return encode(batch)
     lengths = batch.lengths()
     parts = by_length(lengths, tokens, rows)
-    found, left = [], len(batch)
+    encoded, left = [], len(batch)
     for part in parts:
         places, width = torch.tensor(part, device=batch.counts.device), max(1, lengths[part[0]])
         texts = batch.some(places, width)
-        found.append(_cached(encode, texts) if cached and left > rows else encode(texts))
+        encoded.append(_cached(encode, texts) if cached and left > rows else encode(texts))
         left -= len(part)
     order = torch.tensor([place for part in parts for place in part], device=batch.counts.device)
-    joined = (join_documents if axis == 1 else join_queries)(found)
+    joined = (join_documents if axis == 1 else join_queries)(encoded)
     return joined.map(lambda t: t.index_select(axis, order.argsort()))
 
 
 def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
-    # Tensors one by one, as checkpoint finds out from them which devices' generators dropout draws from.
+    # checkpoint infers from its tensor arguments which devices' random generators dropout draws from.
     tensors = [t for f in fields(batch) if (t := getattr(batch, f.name)) is not None]
-    return checkpoint(lambda *given: encode(Batch(*given)), *tensors, use_reentrant=False)
+    return checkpoint(lambda *parts: encode(Batch(*parts)), *tensors, use_reentrant=False)
 
 
 def insert(rows: Tensor, at: int, value: int) -> Tensor:
-    """A column of one value [x, l] → [x, l + 1]."""
+    """Insert a column of one value: [x, l] → [x, l + 1]."""
     return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Leave up to 1 GiB of freed memory to this process, as far as its malloc is glibc's.
+    """Let this process keep up to 1 GiB of freed memory, if its malloc is glibc's.
 
-    By default large freed tensors go back to the system, which clears their pages again: a fifth of a step.
+    By default, large freed tensors return to the system, and clearing their pages again takes a fifth of a
+    training step.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # A glibc that takes no such threshold for mapping is better left to choose both, which it does together.
+    # If glibc rejects this mmap threshold, leave both thresholds to it: it adapts them together.
     if hasattr(library, "mallopt") and library.mallopt(M_MMAP_THRESHOLD, 1 << 30):
         library.mallopt(M_TRIM_THRESHOLD, 1 << 30)

@@ -1,4 +1,4 @@
-"""How much of long documents an encoder never reads: what lies beyond `document_length` is cut."""
+"""Count the document tokens that an encoder never reads because `document_length` cuts them off."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from typing import NamedTuple
 
 from paradigms.encoder.towers import Encoder, TwoTowers
 
-COUNTED = 1_000  # documents at most, at even distances
+COUNTED = 1_000  # documents that are counted at most, evenly spaced
+CHARACTERS = 1_000_000  # tokenised characters per document; longer documents are extrapolated
 
 
 class Cut(NamedTuple):
-    """How many of the counted documents are cut, the share of their tokens that is, and both in words."""
+    """Truncation of the counted documents."""
 
-    cut: int
-    share: float
-    told: str
+    cut: int  # documents that are cut
+    share: float  # of the tokens that are cut off
+    summary: str  # both numbers in a sentence
 
 
 def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
+    """Tokenise at most `COUNTED` of the texts and compare their lengths with `document_length`."""
     encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
     room = layout.length - len(layout.marker) - around
     places = range(0, len(texts), -(-len(texts) // COUNTED) or 1)
-    some = [layout.prefix + texts[place] for place in places]
-    rows = encoder.tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"] if some else []
-    cut, tokens = sum(len(ids) > room for ids in rows), sum(map(len, rows))
-    lost = sum(max(0, len(ids) - room) for ids in rows)
+    full = [layout.prefix + texts[place] for place in places]
+    starts = [text[:CHARACTERS] for text in full]
+    rows = encoder.tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
+    counts = [
+        len(ids) * len(text) // max(1, len(start))
+        for ids, text, start in zip(rows, full, starts, strict=True)
+    ]
+    cut, tokens = sum(count > room for count in counts), sum(counts)
+    lost = sum(max(0, count - room) for count in counts)
     share, among = lost / max(1, tokens), f" (of {len(texts):,})" if len(places) < len(texts) else ""
-    told = f"{cut:,} of {len(places):,}{among} texts are longer than {layout.length} tokens and cut: "
-    return Cut(cut, share, f"{told}{100 * share:.1f}% of all tokens are not read")
+    summary = f"{cut:,} of {len(places):,}{among} texts are longer than {layout.length} tokens and cut: "
+    return Cut(cut, share, f"{summary}{100 * share:.1f}% of all tokens are not read")

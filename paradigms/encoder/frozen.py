@@ -1,6 +1,7 @@
-"""hidden = upper(lower(text)): layers that are not trained run once a text, and what they gave is kept.
+"""hidden = upper(lower(text)): frozen layers run once per text, and their output is stored.
 
-`Split` cuts a backbone in two; `LowerStates` keeps what its lower part gives on disk, in float16.
+`Split` cuts a backbone in two; `LowerStates` stores the output of its lower part on disk, in float16.
+Encoders read these states, so this module is part of the encoder; `train.job` decides what is stored where.
 """
 
 import hashlib
@@ -13,25 +14,28 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paradigms.core import at_least_float32
 from paradigms.encoder.batches import Batch, by_length
-from paradigms.io.files import atomic_folder
+from paradigms.io.files import atomic_folder, contents, remove_folder
+from paradigms.io.manifest import MANIFEST, damage, write_manifest
 from paradigms.io.progress import progress_bar
 
-SHARD = 1024  # texts of one file
-TOKENS = 1 << 12  # padded tokens that the lower layers read at once
-MOST = 64 << 30  # bytes of states that one `LowerStates.add` keeps; at most half of the disk's free space
+SHARD = 1024  # texts per file
+TOKENS = 1 << 12  # padded tokens per pass of the lower layers
+KEPT = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
+MOST = 64 << 30  # bytes of states that one `LowerStates.add` may store, in at most half of the free space
 
 
 class Split:
-    """A backbone as upper(lower(text)): `trained` upper layers; the rest frozen, without gradients and
-    dropout.
+    """A backbone as upper(lower(text)), with `trained` upper layers; the lower layers are frozen.
 
-    What the lower layers use is frozen wherever it stands, such as T5's position bias. ValueError where the
-    backbone has fewer layers, or computes something else once it is cut.
+    Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen,
+    such as T5's shared position bias. Raises ValueError if the backbone has fewer layers, or if the cut
+    changes its output.
     """
 
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:
@@ -44,7 +48,7 @@ class Split:
                 "the embeddings"
             )
         self._upper = list(layers[len(layers) - trained :])
-        self._given = _Given(layers[0], self._upper[0])
+        self._source = _Source(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         with _evaluating(backbone), torch.enable_grad():
@@ -54,8 +58,8 @@ class Split:
         self.frozen = [parameters[name] for name in used if parameters[name].requires_grad]
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
         with _evaluating(backbone), torch.no_grad():
-            whole, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
-        if not torch.allclose(whole, cut, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
+            uncut, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
+        if not torch.allclose(uncut, cut, rtol=1e-3, atol=1e-3 * float(uncut.abs().max())):
             raise ValueError(f"the layers of {type(backbone).__name__} cannot be split: set trained_layers=0")
         for p in self.frozen:
             p.requires_grad_(False)
@@ -66,35 +70,35 @@ class Split:
             p.requires_grad_(True)
 
     def lower(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """The states that enter the upper layers, from the store if there is one, and rounded as in it."""
+        """Input of the upper layers, from the store if there is one, rounded to float16 as in the store."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
         return self.store.find(batch, lambda missing: self.compute(missing).half())
 
     def compute(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """The same by the lower layers, not rounded."""
+        """Input of the upper layers, computed by the lower layers and not rounded."""
         with _evaluating(self.backbone), torch.no_grad():
-            return self._run_lower(batch.to(self.backbone.device)).float()
+            return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
-        """The backbone's first output, of what `lower` gave: the last hidden states, or an MLM's logits."""
-        self._given.states = states
-        whole = self.place._modules[self.name]
-        self.place._modules[self.name] = nn.ModuleList([self._given, *self._upper])
+        """The backbone's first output from the states of `lower`: last hidden states, or an MLM's logits."""
+        self._source.states = states
+        layers = self.place._modules[self.name]
+        self.place._modules[self.name] = nn.ModuleList([self._source, *self._upper])
         try:
             return self.backbone(**batch.inputs())[0]
         finally:
-            self.place._modules[self.name] = whole
+            self.place._modules[self.name] = layers
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
-        """Name for the states: it follows those weights that the lower layers use, and their precision."""
-        found = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
+        """Name of the states' folder: a hash of the lower layers' weights and precision."""
+        digest = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
-            found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()[:16]
+            digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def _run_lower(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The states of a batch. parameters: by name, in place of the backbone's own."""
+        """Run the lower layers. parameters: replacements of the backbone's parameters, by name."""
         stop = self._upper[0].register_forward_pre_hook(_stop, with_kwargs=True)
         try:
             torch.func.functional_call(self.backbone, dict(parameters or {}), (), batch.inputs())
@@ -106,12 +110,12 @@ class Split:
 
 
 class LowerStates:
-    """Hidden states by token ids, in memory-mapped files of `folder` that processes and trainings share."""
+    """Hidden states by token ids, in memory-mapped files that processes and trainings share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: set[str] = set()
-        self._kept: set[bytes] = set()  # texts whose states are there, as `add` names them
+        self._stored: set[bytes] = set()  # hashes of the text groups that `add` has stored
         self._rows: dict[bytes, Tensor] = {}
         self.open()
 
@@ -124,12 +128,12 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
     ) -> str:
-        """Why not to keep the states of so many texts, from the lengths of SHARD of them; "" where to."""
-        some = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
-        if not some:
+        """Reason not to store the texts' states, estimated from a sample of SHARD texts; "" if they fit."""
+        sample = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
+        if not sample:
             return ""
-        width, lengths = compute(tokenize(some[:1])).shape[-1], tokenize(some).lengths()
-        needed = 2 * width * sum(lengths) * len(texts) // len(some)
+        width, lengths = compute(tokenize(sample[:1])).shape[-1], tokenize(sample).lengths()
+        needed = 2 * width * sum(lengths) * len(texts) // len(sample)
         held = sum(rows.nbytes for rows in self._rows.values())
         free = shutil.disk_usage(next(place for place in self.folder.parents if place.is_dir())).free
         if needed <= MOST and needed - held <= free // 2:
@@ -150,47 +154,49 @@ class LowerStates:
         processes: int = 1,
         progress: bool = False,
     ) -> None:
-        """Keep the states of the texts that are not there yet, of which this process computes its share.
+        """Compute and store this process's share of the texts' missing states.
 
-        layout: how `tokenize` cuts and marks texts; those that were kept with it are not tokenised again.
-        Every process calls this, waits for the others, and then calls `open`. ValueError for states beyond
-        what float16 holds.
+        layout: description of how `tokenize` cuts and marks texts; texts stored with the same layout are not
+        tokenised again. Every process calls this, waits for the others, and then calls `open`. Raises
+        ValueError if a state is beyond float16.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
             for number, start in enumerate(bar.track(starts, description="frozen layers")):
-                some = texts[start : start + SHARD]
-                asked = "\0".join([layout, *some]).encode("utf-8", "surrogatepass")
-                told = hashlib.sha256(asked).digest()
-                if told in self._kept:
+                group = texts[start : start + SHARD]
+                joined = "\0".join([layout, *group]).encode("utf-8", "surrogatepass")
+                digest = hashlib.sha256(joined).digest()
+                if digest in self._stored:
                     continue
-                batch = tokenize(some)
+                batch = tokenize(group)
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
                 if new and number % processes == process and not (self.folder / name).exists():
-                    self._write(name, list(new), _computed(batch, list(new.values()), compute), told)
+                    self._write(name, list(new), _computed(batch, list(new.values()), compute), digest)
 
     def open(self) -> None:
-        """Read what was written since. A damaged file is deleted, with a warning: `add` makes it again."""
-        for file in sorted(self.folder.glob("*/states.safetensors")):
-            name = file.parent.name
-            if name not in self._files:
-                try:
-                    with safe_open(file, "pt") as found:
-                        states, lengths = found.get_tensor("states"), found.get_tensor("lengths").tolist()
-                        held = found.get_tensor("keys").numpy()
-                        told = found.get_tensor("texts").numpy().tobytes()
-                except SafetensorError as error:
-                    warnings.warn(f"{file} is damaged ({error}): its states are computed again", stacklevel=2)
-                    shutil.rmtree(file.parent, ignore_errors=True)
+        """Map the files written since the last call; delete damaged ones, with a warning.
+
+        `add` computes deleted states again.
+        """
+        for place in sorted(self.folder.glob("[0-9a-f]*/")):
+            if place.name not in self._files:
+                if wrong := damage(place):
+                    warnings.warn(
+                        f"{place} is damaged ({wrong}): its states are computed again", stacklevel=2
+                    )
+                    remove_folder(place, KEPT)
                     continue
-                self._kept.add(told)
+                with safe_open(place / "states.safetensors", "pt") as file:
+                    states, lengths = file.get_tensor("states"), file.get_tensor("lengths").tolist()
+                    held = file.get_tensor("keys").numpy()
+                    self._stored.add(file.get_tensor("texts").numpy().tobytes())
                 for key, rows in zip(held, states.split(lengths), strict=True):
                     self._rows[key.tobytes()] = rows
-                self._files.add(name)
+                self._files.add(place.name)
 
     def find(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Float[Tensor, "x l w"]:
-        """[x, l, w] of a batch, padded with 0; `compute` gives those that are not there."""
+        """States of a batch, padded with 0; missing ones are computed by `compute`."""
         rows = [self._rows.get(key) for key in keys(batch)]
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
@@ -207,7 +213,7 @@ class LowerStates:
         return states
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
-        with torch.autocast(rows[0].device.type, enabled=False):  # which refuses to join float16 on a CPU
+        with torch.autocast(rows[0].device.type, enabled=False):  # it does not concatenate float16 on a CPU
             states = torch.cat(rows)
         tensors = {
             "states": states,
@@ -217,23 +223,24 @@ class LowerStates:
         }
         if not tensors["states"].isfinite().all():
             raise ValueError(
-                "the lower layers give numbers beyond those of float16, in which they are kept: set "
+                "the lower layers' states exceed the range of float16, in which they are stored: set "
                 "trained_layers to 0"
             )
-        with atomic_folder(self.folder / name, None) as place:
+        with atomic_folder(self.folder / name, KEPT) as place:
             save_file(tensors, place / "states.safetensors")
+            write_manifest(place)
 
 
 def keys(batch: Batch) -> list[bytes]:
-    """Of each text what its states depend on: the ids of its tokens, and which of them are attended to."""
+    """Hash of each text's token ids and attention mask, which determine its states."""
     ids, attention = batch.input_ids.cpu().numpy(), batch.attention_mask.cpu().numpy()
     rows = zip(ids, attention.astype(bool), batch.lengths(), strict=True)
-    content = (own[:length].tobytes() + there[:length].tobytes() for own, there, length in rows)
+    content = (row[:length].tobytes() + attended[:length].tobytes() for row, attended, length in rows)
     return [hashlib.blake2b(row, digest_size=16).digest() for row in content]
 
 
 def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
-    """float16 states of the texts at `places`, each cut to its length."""
+    """Compute the float16 states of the texts at `places`, each cut to its length."""
     lengths = [batch.lengths()[place] for place in places]
     rows: list[Tensor] = [torch.empty(0)] * len(places)
     for part in by_length(lengths, TOKENS):
@@ -244,10 +251,13 @@ def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor
 
 
 def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:
-    """The module whose child is the one list of the backbone's layers, the child's name, the layers."""
+    """Find the backbone's list of layers: (parent module, name of the list in it, layers).
+
+    Raises ValueError unless there is exactly one list.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found = [
+    lists = [
         (module, name, list(child))
         for module in backbone.modules()
         for name, child in module.named_children()
@@ -255,12 +265,12 @@ def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:
         and len(child)
         and all(isinstance(layer, GradientCheckpointingLayer) for layer in child)
     ]
-    if len(found) != 1:
+    if len(lists) != 1:
         raise ValueError(
-            f"{type(backbone).__name__} has {len(found)} lists of layers, where trained_layers needs one to "
+            f"{type(backbone).__name__} has {len(lists)} lists of layers, where trained_layers needs one to "
             "split: set trained_layers to 0"
         )
-    return found[0]
+    return lists[0]
 
 
 class _Reached(Exception):
@@ -269,13 +279,13 @@ class _Reached(Exception):
         self.states = states
 
 
-def _stop(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Before the first upper layer: ends the backbone's pass with the states that would enter it."""
-    raise _Reached(given[0] if given else named["hidden_states"])
+def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """End the backbone's pass before the first upper layer, with that layer's input."""
+    raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 
-class _Given(nn.Module):
-    """In place of a backbone's lower layers: gives the next one `states`, and T5's its position bias."""
+class _Source(nn.Module):
+    """Stands in for a backbone's lower layers: returns `states`, and for T5 the position bias."""
 
     def __init__(self, bottom: nn.Module, following: nn.Module) -> None:
         super().__init__()
@@ -303,6 +313,6 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def precision(device: torch.device) -> str:
-    """Of matrix products under the autocast that is on, if one is."""
+    """dtype of matrix products under the current autocast, if any."""
     on = torch.is_autocast_enabled(device.type)
     return str(torch.get_autocast_dtype(device.type) if on else torch.float32)

@@ -1,6 +1,6 @@
-"""What the folder of a pretrained encoder says of its use: pooling, prompts and length, as published.
+"""Published settings of a pretrained encoder: pooling, prompts and length from its folder.
 
-sentence-transformers and PyLate write modules.json, module configurations and
+sentence-transformers and PyLate store them in modules.json, the modules' configurations and
 config_sentence_transformers.json.
 """
 
@@ -12,53 +12,48 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.encoder.backbone import packaged
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.io.typed import json_or_empty, parse_json, read_json
 
 MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 OLD = re.compile(r"pooling_mode_(?P<mode>\w+?)(_tokens?)?")  # a key of the older form
-DOCUMENTS = ("document", "passage", "corpus")  # names of the prompt of documents, the first one counts
+DOCUMENTS = ("document", "passage", "corpus")  # names of the document prompt; the first one present counts
 
 logger = logging.getLogger(__name__)
 
 
-def as_published(backbone: str | Path, settings: EncoderSettings, given: Collection[str]) -> EncoderSettings:
-    """The settings, with what the backbone's folder says of itself in place of what is not `given`.
+def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
+    """Replace settings by those that the backbone's folder publishes, and log the changes.
 
-    Pooling, where a side is pooled; prompts, as markers; lengths, at most those of the encoder's training.
-    What is taken is logged. ValueError where the folder pools in a way that is not known here.
+    These are the pooling, if a side is pooled; prompts, as markers; and the training length, as an upper
+    bound of both lengths. fixed: names of settings that keep their values. Raises ValueError if the folder
+    names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None or not (folder / MODULES).is_file():
         return settings
-    own: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
-    pooled = "pooled" in (settings.query_vectors, settings.document_vectors) or settings.pooled_dim
-    if pooled and "pooling" not in given:
+    published: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
+    pooled = "pooled" in (settings.query_vectors, settings.document_vectors) or settings.pooled_dim != 0
+    if pooled and "pooling" not in fixed:
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
-                own["pooling"] = pooling(place)
+                published["pooling"] = pooling(place)
         except ValueError as error:
             raise ValueError(f"{backbone}: {error}; set the pooling yourself") from error
     longest = json_or_empty(folder / LENGTH).get("max_seq_length")
     for name in ("query_length", "document_length"):
-        own[name] = min(longest or getattr(settings, name), getattr(settings, name))
-    own = {name: v for name, v in own.items() if name not in given and v != getattr(settings, name)}
-    if own:
-        logger.info("%s: %s, as its folder says", backbone, ", ".join(f"{k}={v!r}" for k, v in own.items()))
-    return replace(settings, **own)
-
-
-def width(backbone: str | Path) -> int:
-    """The width of a backbone's vectors, without its weights."""
-    from transformers import AutoConfig
-
-    return int(pretrained(AutoConfig, packaged(backbone)).hidden_size)
+        published[name] = min(longest or getattr(settings, name), getattr(settings, name))
+    changes = {k: v for k, v in published.items() if k not in fixed and v != getattr(settings, k)}
+    if changes:
+        values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
+        logger.info("%s: %s, as its folder says", backbone, values)
+    return replace(settings, **changes)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of each module of modules.json. ValueError for a path that leaves the folder."""
+    """Read (kind, folder) of each module in modules.json. Raises ValueError if a path leaves the folder."""
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
@@ -71,7 +66,10 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def pooling(folder: Path) -> str:
-    """The one way in which tokens are pooled, in either form of the module's configuration."""
+    """Read the pooling mode from a module's configuration, in its older or newer form.
+
+    Raises ValueError if there are several modes, none, or an unknown one.
+    """
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):
         raise ValueError("pooling leaves the prompt out")
@@ -86,11 +84,11 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """The markers of both sides: PyLate's prefix, and then the prompt."""
-    given = config.get("prompts") or {}
-    default = given.get(config.get("default_prompt_name")) or ""
-    query = given.get("query")
-    document = next((given[name] for name in DOCUMENTS if given.get(name) is not None), None)
+    """Read the markers of queries and documents: PyLate's prefix, followed by the prompt."""
+    named = config.get("prompts") or {}
+    default = named.get(config.get("default_prompt_name")) or ""
+    query = named.get("query")
+    document = next((named[name] for name in DOCUMENTS if named.get(name) is not None), None)
     markers = {}
     for side, text in (("query", query), ("document", document)):
         prefix = config.get(f"{side}_prefix") or ""
@@ -100,12 +98,12 @@ def prompts(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _folder(backbone: str | Path) -> Path | None:
-    """The backbone's folder, downloaded by hub name without its weights; None where it cannot be had."""
+    """Find the backbone's folder, or download it without weights; None if neither succeeds."""
     backbone = packaged(backbone)
     if Path(backbone).is_dir() or Path(backbone).is_absolute():
         return Path(backbone)
     from huggingface_hub import snapshot_download
 
-    with suppress(Exception):  # loading the backbone will tell
+    with suppress(Exception):  # loading the backbone raises the error
         return Path(snapshot_download(str(backbone), allow_patterns=[MODULES, "*Pooling/*", MODEL, LENGTH]))
     return None

@@ -1,88 +1,86 @@
-"""What of a text becomes D or Q, as data: the settings by which the paradigms' encoders differ."""
+"""Encoder settings: how text becomes D or Q. The paradigms' encoders differ in nothing else."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from paradigms.io.typed import check_types
+from paradigms.io.typed import Range, check_types
 
 Side = Literal["query", "document"]
+Vectors = Literal["pooled", "first", "all"]
+Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncoderSettings:
-    """Where D and Q come from. Lengths are in tokens, special tokens and markers included."""
+    """Settings of D and Q. Lengths are in tokens and include special tokens and markers."""
 
-    encoder: str = "text"  # a key of text.ENCODERS: the class that makes D and Q
-    query_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes Q
-    document_vectors: Literal["pooled", "first", "all"] = "all"  # what of the text becomes D
-    first: int = 8  # m of ME-BERT: vectors kept by "first"
+    encoder: str = "text"  # key of text.ENCODERS
+    query_vectors: Vectors = "all"  # vectors of Q: all tokens', one pooled vector, or the first ones
+    document_vectors: Vectors = "all"  # vectors of D
+    first: Annotated[int, Range(1, 4096)] = 8  # number of vectors with "first": m of ME-BERT
     pooling: Literal["cls", "mean", "max", "last"] = "cls"
-    dim: int | None = 128  # h; None keeps the encoder's own width and adds no projection
+    # h; None = the backbone's width, without a projection
+    dim: Annotated[int | None, Range(1, 1 << 14)] = 128
     projection_bias: bool = False
-    activation: Literal["identity", "tanh", "relu"] = "identity"  # of the projection
-    layer_norm: bool = False  # of every vector, after the projection, with a trained gain and bias
-    normalize: bool = True  # L2: similarities are cosines
-    pooled_dim: int = 0  # COIL: width of the pooled vector that joins the tokens; 0 = none
-    query_length: int = 48
-    document_length: int = 128
-    query_marker: str = ""  # put first; one token if the vocabulary holds it, else a text prefix
+    activation: Literal["identity", "tanh", "relu"] = "identity"  # after the projection
+    layer_norm: bool = False  # trained layer norm after the projection
+    normalize: bool = True  # L2-normalise vectors: similarities are cosines
+    # COIL: width of the pooled vector that is added to the tokens; 0 = none
+    pooled_dim: Annotated[int | None, Range(0, 1 << 14)] = 0
+    query_length: Annotated[int, Range(1, 1 << 13)] = 48
+    document_length: Annotated[int, Range(1, 1 << 17)] = 128
+    query_marker: str = ""  # precedes the text, as one token if the vocabulary has it, else as a text prefix
     document_marker: str = ""
-    query_augmentation: bool = False  # fill queries up with [MASK] tokens that count
-    attend_augmentation: bool = False  # and let the other tokens attend to them
-    skip: str = ""  # document tokens that are one of these characters do not count
-    skip_exact: bool = False  # only as the vocabulary has them: not after a space, nor inside a word
+    query_augmentation: bool = False  # pad queries with [MASK] tokens that count
+    attend_augmentation: bool = False  # let the other tokens attend to these [MASK] tokens
+    skip: str = ""  # characters: document tokens that consist of one of them do not count
+    skip_exact: bool = False  # skip only the bare token, not its forms after a space or inside a word
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
-    salience: Literal["none", "entropic", "hard", "relu"] = "none"  # ALIGNER's head, and its gate λ
-    salience_sides: Literal["both", "query", "document"] = "both"  # the other side's tokens weigh 1
-    salience_l1: float = 0.0  # weight of the mean salience in the training loss: see train/contrastive.py
-    query_ratio: float = 0.5  # α^q: share of query tokens that the gate has room for
-    document_ratio: float = 0.4  # α^d
-    eps: float = 0.002  # ε of the entropic gate
-    iterations: int | None = None  # its Eq. 5 steps; None = exact
-    lora_rank: int = 0  # > 0 trains low-rank adapters in place of the encoder's weights
-    lora_targets: str = "all-linear"  # or a regular expression that names of adapted modules match whole
-    dora: bool = False  # adapters that learn the lengths of a weight's rows apart from their directions
+    salience: Salience = "none"  # gate λ of ALIGNER's salience head
+    salience_sides: Literal["both", "query", "document"] = "both"  # sides with a salience; otherwise it is 1
+    # weight γ of the mean salience in the training loss (train/contrastive.py)
+    salience_l1: Annotated[float, Range(0, 1e6)] = 0.0
+    # α^q: the gate's budget, as a share of the query tokens
+    query_ratio: Annotated[float, Range(0, 1, above=True)] = 0.5
+    document_ratio: Annotated[float, Range(0, 1, above=True)] = 0.4  # α^d
+    eps: Annotated[float, Range(0, 1e6, above=True)] = 0.002  # ε of the entropic gate
+    iterations: Annotated[int | None, Range(1, 1000)] = None  # iterations of Eq. 5; None = exact solution
+    # rank of low-rank adapters, trained in place of the backbone's weights; 0 = none
+    lora_rank: Annotated[int, Range(0, 1024)] = 0
+    lora_targets: str = "all-linear"  # or a regular expression that matches full names of modules
+    dora: bool = False  # learn magnitude and direction of weights separately
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.pooled_dim and (self.dim is None or self.pooled_dim % self.dim):
+        if self.pooled_dim != 0 and (self.dim is None or (self.pooled_dim or 0) % self.dim):
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
-        if self.pooled_dim and "pooled" in (self.query_vectors, self.document_vectors):
+        if self.pooled_dim != 0 and "pooled" in (self.query_vectors, self.document_vectors):
             raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
         if self.dim is None and (self.projection_bias or self.activation != "identity"):
-            raise ValueError("projection_bias and activation are of the projection, which dim makes: set dim")
+            raise ValueError(
+                "projection_bias and activation belong to the projection, which dim adds: set dim"
+            )
         if self.attend_augmentation and not self.query_augmentation:
             raise ValueError("attend_augmentation needs query_augmentation")
         if self.skip_exact and not self.skip:
-            raise ValueError("skip_exact says how skip is meant: set skip")
-        if self.pooled_dim and self.layer_norm:
-            raise ValueError("layer_norm is of vectors of width dim; the pooled vector has pooled_dim")
-        for name in ("query_length", "document_length", "first", "dim", "iterations"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pooled_dim", "lora_rank", "salience_l1"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("query_ratio", "document_ratio"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        if self.eps <= 0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
+            raise ValueError("skip_exact qualifies skip: set skip")
+        if self.pooled_dim != 0 and self.layer_norm:
+            raise ValueError("layer_norm takes vectors of width dim; the pooled vector has width pooled_dim")
         if not self.lora_rank and (self.dora or self.lora_targets != "all-linear"):
-            raise ValueError("dora and lora_targets are settings of adapters: set lora_rank above 0")
+            raise ValueError("dora and lora_targets configure adapters: set lora_rank above 0")
         if self.salience_l1 and self.salience == "none":
-            raise ValueError(f"salience_l1={self.salience_l1} needs a salience; relu is what it is meant for")
+            raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
     def weighs(self, side: Side) -> bool:
-        """Whether tokens of that side carry a salience."""
+        """Whether tokens of a side have a salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
 
 
 class Layout(NamedTuple):
-    """How a side's texts become tokens."""
+    """Length and marker of a side's tokenised texts."""
 
     length: int
-    prefix: str  # a marker that goes before the text, or
+    prefix: str  # marker as a text before the text, or
     marker: list[int]  # the id of a marker that is one token, or none
     at: int  # its place: after [CLS]

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paradigms.core import Tokens
+from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import (
     add_adapters,
+    beginnings,
     load_backbone,
     load_heads,
     load_tokenizer,
@@ -33,7 +34,7 @@ from paradigms.io.files import write_json
 from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
-# Padded tokens at once on a processor, whose cache then holds a layer's activations. On a GPU: all.
+# Padded tokens per pass on a CPU, whose cache then holds a layer's activations; a GPU has no limit.
 TOKENS = {"cpu": 1536}
 POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; no vocabulary has them
 
@@ -41,23 +42,26 @@ POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; 
 class TextEncoder(nn.Module):
     """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
 
-    Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # a subclass may have settings of its own
+    Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # subclasses may extend it
 
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__()
-        own = (name for name, kind in ENCODERS.items() if kind is type(self))
-        self.settings = settings = replace(settings, encoder=next(own, type(self).__name__))
-        self.tokens = TOKENS  # of one pass at most, by kind of device
-        self.split: Split | None = None  # of a backbone of which some layers alone are trained: `freeze`
+        names = (name for name, kind in ENCODERS.items() if kind is type(self))
+        self.settings = settings = replace(settings, encoder=next(names, type(self).__name__))
+        self.tokens = TOKENS  # padded tokens per pass at most, by device type
+        self.split: Split | None = None  # set by `freeze`, if only the upper layers are trained
         backbone = packaged(backbone)
         self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
-        # Rows orthonormal: a random projection, which keeps the pretrained geometry up to the error that
-        # theory/projections.py bounds, so training starts from similarities that already mean something.
+        # Orthonormal rows make a random projection, which keeps the pretrained similarities up to the error
+        # that theory/projections.py bounds: training starts from meaningful similarities.
         bias = settings.projection_bias
         self.projection = orthogonal(width, settings.dim, bias) if settings.dim else None
         self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
+        if settings.pooled_dim is None:
+            dim = settings.dim or width
+            self.settings = settings = replace(settings, pooled_dim=max(1, width // dim) * dim)
         pooled = settings.pooled_dim
         self.pooled_projection = orthogonal(width, pooled, bias) if pooled else None
         self.salience_heads = nn.ModuleDict(
@@ -81,9 +85,10 @@ class TextEncoder(nn.Module):
         return next(self.parameters()).device
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Pad and cut to the side's length; texts without tokens of their own get an all-False mask.
+        """Tokenise, pad and cut texts to the side's length; texts without tokens get an all-False mask.
 
-        TypeError for one string, or what is no string; ValueError for half a character.
+        Raises TypeError if `texts` is one string or holds anything else than strings, ValueError for a lone
+        surrogate.
         """
         check_several(texts, f"{side} texts")
         for n, text in enumerate(texts):
@@ -91,7 +96,7 @@ class TextEncoder(nn.Module):
         s, layout = self.settings, self._layouts[side]
         augment = side == "query" and s.query_augmentation
         rows = self.tokenizer(
-            [layout.prefix + text for text in texts],
+            beginnings(self.tokenizer, [layout.prefix + text for text in texts], layout.length),
             padding="max_length" if augment else True,
             truncation=True,
             max_length=layout.length - len(layout.marker),
@@ -100,9 +105,9 @@ class TextEncoder(nn.Module):
             return_tensors="pt",
         )
         ids, attention = rows["input_ids"], rows["attention_mask"]
-        own = rows["special_tokens_mask"] == 0  # neither added by the tokenizer nor padding
-        blank = torch.tensor([not text.strip() for text in texts]) | ~own.any(-1)
-        counts = attention.bool() if s.special_tokens else own
+        content = rows["special_tokens_mask"] == 0  # neither special tokens nor padding
+        blank = torch.tensor([not text.strip() for text in texts]) | ~content.any(-1)
+        counts = attention.bool() if s.special_tokens else content
         for marker in layout.marker:
             ids, attention = (insert(t, layout.at, v) for t, v in ((ids, marker), (attention, 1)))
             counts = insert(counts, layout.at, s.special_tokens)
@@ -116,7 +121,7 @@ class TextEncoder(nn.Module):
 
     @property
     def skipped(self) -> list[str]:
-        """The tokens of documents that do not count."""
+        """Tokens that do not count in documents."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> Layout:
@@ -133,22 +138,22 @@ class TextEncoder(nn.Module):
         return Layout(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:
-        """All of the settings by which a side's texts become token ids and attention."""
+        """Description of all settings that determine the token ids and attention of a side's texts."""
         s = self.settings
         augment = (s.query_augmentation, s.attend_augmentation) if side == "query" else ()
         return repr((self._layouts[side], augment))
 
     def labels(self, text: str, side: Side) -> list[str]:
-        """A readable name for each place of the Tokens that this text becomes."""
+        """Readable names of the tokens that a text becomes."""
         if self._vectors(side) == "pooled":
             return ["[pooled]"]
-        ids = self.tokenize([text], side).input_ids[0, : self._kept(side)].tolist()
+        ids = self.tokenize([text], side).input_ids[0, : self._first(side)].tolist()
         return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Tokens of x texts with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+        """Encode x texts: Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
 
-        chunk: texts encoded at once with gradients cached (`batches.in_parts`); 0 = none are cached.
+        chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
         """
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
@@ -161,7 +166,7 @@ class TextEncoder(nn.Module):
         return load_backbone(name)
 
     def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """The backbone's first output: the last hidden states."""
+        """The backbone's first output, its last hidden states."""
         if self.split is None:
             return self.backbone(**batch.inputs())[0]
         return self.split.upper(self.split.lower(batch), batch)
@@ -173,9 +178,9 @@ class TextEncoder(nn.Module):
         if self._vectors(side) == "pooled":
             vectors = self._finish(self._project(pooled))
         else:
-            kept = self._kept(side)
-            vectors = self._finish(self._project(hidden[:, :kept]))
-            counts, ids = batch.counts[:, :kept], batch.input_ids[:, :kept]
+            first = self._first(side)
+            vectors = self._finish(self._project(hidden[:, :first]))
+            counts, ids = batch.counts[:, :first], batch.input_ids[:, :first]
         salience = self._salience(vectors, counts, side) if self.settings.weighs(side) else None
         axis = 1 if side == "query" else 0
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
@@ -183,32 +188,32 @@ class TextEncoder(nn.Module):
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def freeze(self, trained_layers: int) -> None:
-        """Train the heads and the `trained_layers` upper layers alone, the rest without dropout; 0 = all.
+        """Train only the heads and the `trained_layers` upper layers; 0 trains all layers.
 
-        ValueError as of `frozen.Split`.
+        Frozen layers run without dropout. Raises ValueError as `frozen.Split` does.
         """
         if trained_layers == (self.split.trained if self.split else 0):
             return
         if self.split is not None:
             self.split.release()
-            self.split = None  # where the next one cannot be made, all layers are trained
+            self.split = None  # all layers are trained if the next Split fails
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
         self.split = Split(self.backbone, trained_layers, probe) if trained_layers else None
 
     def keep_states(self, folder: Path) -> LowerStates:
-        """Take what the frozen layers give from `folder`, as far as `LowerStates.add` has put it there."""
+        """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there."""
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0
         weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
-        kept = folder / self.split.fingerprint(weights)
-        if self.split.store is None or self.split.store.folder != kept:
-            self.split.store = LowerStates(kept)
+        place = folder / self.split.fingerprint(weights)
+        if self.split.store is None or self.split.store.folder != place:
+            self.split.store = LowerStates(place)
         return self.split.store
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors
 
-    def _kept(self, side: Side) -> int | None:
+    def _first(self, side: Side) -> int | None:
         return self.settings.first if self._vectors(side) == "first" else None
 
     def _pool(self, hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "x 1 w"]:
@@ -228,7 +233,7 @@ class TextEncoder(nn.Module):
         return vectors if self.layer_norm is None else self.layer_norm(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
-        vectors = vectors if vectors.dtype == torch.float64 else vectors.float()  # similarities in float32
+        vectors = at_least_float32(vectors)  # similarities then have float32, too
         return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     @property
@@ -246,14 +251,14 @@ class TextEncoder(nn.Module):
         assert tokens.ids is not None
         parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self.dim)).squeeze(-3)
         shape = parts.shape[:-1]
-        there = tokens.mask.any(-1, keepdim=True).expand(shape)
+        mask = tokens.mask.any(-1, keepdim=True).expand(shape)
         ids = POOLED - torch.arange(shape[-1], device=parts.device).expand(shape)
         salience = None
         if tokens.salience is not None:
             salience = torch.cat([parts.new_ones(shape), tokens.salience], -1)
         return Tokens(
             torch.cat([parts, tokens.vectors], -2),
-            torch.cat([there, tokens.mask], -1),
+            torch.cat([mask, tokens.mask], -1),
             torch.cat([ids, tokens.ids], -1),
             salience,
         )
@@ -261,8 +266,8 @@ class TextEncoder(nn.Module):
     def _salience(self, vectors: Tensor, counts: Tensor, side: Side) -> Tensor:
         """u_i = λ_i · relu(W d_i + b) with 1ᵀλ = ⌈α · length⌉ (Qian et al. 2022, Eq. 3 and 4).
 
-        λ is the entropic gate, its hard limit, whose ties share the budget, or (relu) 1. A text without a
-        score above 0 has no salience; its rel is 0 where Z = Σ A.
+        λ is the entropic gate; its hard limit, where ties share the budget; or 1 ("relu"). A text without a
+        positive score has salience 0, and its rel with Z = Σ A is 0.
         """
         s = self.settings
         with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
@@ -280,9 +285,9 @@ class TextEncoder(nn.Module):
         return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
 
     def save(self, folder: Path, *, merged: bool) -> None:
-        """backbone/ as transformers writes it, and heads.safetensors with every other weight.
+        """Write backbone/ in transformers' format, and every other weight to heads.safetensors.
 
-        merged: adapters become part of the backbone's weights; else these are as they were before training.
+        merged: add the adapters to the backbone's weights; otherwise these stay as before training.
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
@@ -304,10 +309,10 @@ class TextEncoder(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "TextEncoder":
-        """What `save` wrote, of the class that wrote it.
+        """Load an encoder that `save` wrote, as the class that wrote it.
 
-        FileNotFoundError for a missing file; ValueError for an unregistered encoder or weights that do not
-        fit.
+        Raises FileNotFoundError if a file is missing, ValueError for an unregistered class or for weights
+        that do not fit the settings.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
         settings = read_settings(kind.Settings, folder / "encoder.json")
@@ -319,7 +324,7 @@ class TextEncoder(nn.Module):
         return encoder
 
     def _heads(self) -> dict[str, Tensor]:
-        """The weights that are not the backbone's own: projections, salience heads, adapters."""
+        """All weights outside the pretrained backbone: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
 
@@ -329,7 +334,7 @@ ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
 
 
 def encoder_class(name: str) -> type[TextEncoder]:
-    """A class of `ENCODERS`; ValueError for an unknown name."""
+    """Look up a class in `ENCODERS`. Raises ValueError for an unknown name."""
     if name not in ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. One of your own is registered by "
@@ -339,5 +344,5 @@ def encoder_class(name: str) -> type[TextEncoder]:
 
 
 def bare(token: str) -> str:
-    """A token without the mark of its place: after a space (▁ or Ġ), or inside a word (##)."""
+    """Remove a token's marker for a preceding space (▁ or Ġ) or for the inside of a word (##)."""
     return token.removeprefix("##").lstrip("▁Ġ")

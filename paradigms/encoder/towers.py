@@ -1,4 +1,4 @@
-"""An encoder for queries and one for documents, as one: two towers."""
+"""Two towers: an encoder for queries and another for documents, used as one encoder."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,10 +15,10 @@ from paradigms.encoder.text import TextEncoder
 
 
 class TwoTowers(nn.Module):
-    """Queries and documents by an encoder each, trained and searched as one: DPR (Karpukhin et al. 2020).
+    """Separate encoders of queries and documents, as in DPR (Karpukhin et al. 2020).
 
-    A saved pair has a folder for each side. `settings` are those of documents: see `described`. ValueError
-    for vectors of other widths.
+    A saved pair has a folder for each side. `settings` are the document encoder's; `described` gives both.
+    Raises ValueError if the encoders' vectors have different widths.
     """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
@@ -62,6 +62,6 @@ Encoder: TypeAlias = TextEncoder | TwoTowers
 
 
 def described(encoder: Encoder) -> dict[str, Any]:
-    """Every setting of an encoder: of two towers those of documents, and of queries as "query_tower"."""
+    """All settings of an encoder; for two towers, the query tower's are under "query_tower"."""
     query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
     return asdict(encoder.settings) | query

@@ -2,18 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
 from paradigms.align import UNBOUNDED
-from paradigms.data import Run
-from paradigms.index.base import TokenIndex
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.explanation import Explanation
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import naming
 from paradigms.model import Paradigm
+from paradigms.retrieve.indexed import text_of
+from paradigms.store import Store
 
 BLOCK = 1 << 16  # padded tokens that are handed over at once
 
@@ -24,7 +28,7 @@ class Engine(ABC):
     """Documents of one or more vectors of `dim` numbers, and the best by Σⱼ maxᵢ dᵢᵀqⱼ.
 
     single: documents and queries have one vector each. place: what errors name, such as a folder. An engine
-    brings `_add` and `_search`, which get what `add` and `search` have checked.
+    brings `_add` and `_top`, which get what `add` and `top` have checked.
     """
 
     dim: int
@@ -48,22 +52,22 @@ class Engine(ABC):
             with naming(self.place):
                 self._add(ids, documents)
 
-    def search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
-        """The k best documents of one query and their scores, best first; none of a query without vectors.
+    def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
+        """The k best documents for one query and their scores, best first; none for a query without vectors.
 
-        ValueError where its vectors do not fit.
+        among: score these documents alone, every one. ValueError where the vectors do not fit.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         self._check("the query", query)
         with naming(self.place):
-            return self._search(query, k) if len(query) else []
+            return self._top(query, k, among) if len(query) else []
 
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
 
     @abstractmethod
-    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]: ...
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]: ...
 
     def _check(self, what: str, vectors: Vectors) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
@@ -74,20 +78,20 @@ class Engine(ABC):
             raise ValueError(f"{what} has vectors that are not finite")
 
 
-def hand_over(index: TokenIndex, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
+def hand_over(store: Store, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
     """Write the stored vectors of every document into an engine; how many documents have any.
 
     ValueError where the model's rel is no Σⱼ maxᵢ (`check_maxima`), or its vectors do not fit the engine.
     """
-    index.check(model)
+    store.check(model)
     check_maxima(model, engine)
     count = 0
     with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(index))
-        for rows in index.blocks(BLOCK, np.flatnonzero(index.living)):
-            tokens = index.tokens(rows)
+        task = bar.add_task(f"hand over {model.name}", total=len(store))
+        for rows in store.blocks(BLOCK, np.flatnonzero(store.living)):
+            tokens = store.tokens(rows)
             parts = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
-            named = zip(index.names(rows), parts, strict=True)
+            named = zip(store.names(rows), parts, strict=True)
             whole = [(id, part) for id, part in named if len(part)]
             if whole:
                 engine.add(*map(list, zip(*whole, strict=True)))
@@ -96,33 +100,71 @@ def hand_over(index: TokenIndex, model: Paradigm, engine: Engine, *, progress: b
     return count
 
 
-def search(
-    engine: Engine, model: Paradigm, queries: Mapping[str, str], k: int = 100, *, progress: bool = False
-) -> Run:
-    """rel of the k best documents of every query, best first."""
-    check_maxima(model, engine)
-    normalise, found = model.recipe.normalise_function, {}
-    with progress_bar(progress) as bar:
-        task = bar.add_task(f"search {model.name}", total=len(queries))
-        for name, text in queries.items():
-            query = model.encode_queries([text]).to("cpu")
-            vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
-            Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # reads neither A nor a document
-            found[name] = {id: score / Z for id, score in engine.search(vectors, k)}
-            bar.advance(task)
-    return found
+@dataclass(frozen=True, eq=False)
+class EngineRetriever:
+    """Search and rerank by rel over the documents of an engine.
+
+    model: made the index that was handed over. corpus: its texts, which only `explain` reads. ValueError
+    where the engine cannot answer for the model (`check_maxima`).
+    """
+
+    engine: Engine
+    model: Paradigm
+    corpus: Corpus | None = None
+
+    def __post_init__(self) -> None:
+        check_maxima(self.model, self.engine)
+
+    def size_in_bytes(self) -> int:
+        """0: the engine keeps its documents elsewhere."""
+        return 0
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        return self._asked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        """rel of the run's documents; −∞ for those that the engine does not hold, such as empty ones."""
+        check_queries(run, queries)
+        counts = {query: len(documents) for query, documents in run.items() if documents}
+        scored = self._asked(f"rerank {self.model.name}", queries, counts, run, progress)
+        return {
+            query: best_first(dict.fromkeys(documents, -inf) | scored.get(query, {}))
+            for query, documents in run.items()
+        }
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        return [self.model.explain(query, text_of(self.corpus, document))]
+
+    def _asked(
+        self,
+        what: str,
+        queries: Mapping[str, str],
+        counts: Mapping[str, int],
+        among: Mapping[str, Collection[str]],
+        progress: bool,
+    ) -> Run:
+        """For each query the `counts` best documents, of those `among` which it asks."""
+        normalise, run = self.model.recipe.normalise_function, {}
+        with progress_bar(progress) as bar:
+            for name, count in bar.track(counts.items(), description=what):
+                query = self.model.encode_queries([queries[name]]).to("cpu")
+                vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
+                Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # reads neither A nor a document
+                ranking = self.engine.top(vectors, count, among.get(name))
+                run[name] = best_first({id: score / Z for id, score in ranking})
+        return run
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:
     """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets, and vectors fit."""
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
-    maxsim = recipe.is_maxsim(1 if one else UNBOUNDED)
+    maxsim = recipe.align.is_maxsim(1 if one else UNBOUNDED)
     if not maxsim or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
         raise ValueError(
             f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
             f"{settings.salience}; engines support MaxSim only: "
-            "model.with_alignment('query_to_document', 'query_tokens') scores by that"
+            "model.with_alignment(QueryToDocument(), 'query_tokens') scores by that"
         )
     if engine.single and not one:
         raise ValueError(f"{recipe.name} has several vectors a document, and this engine takes one")

@@ -1,7 +1,7 @@
 """LanceDB: a table on a disk or in an object store, opened by any process (extra `lancedb`)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,13 +68,18 @@ class LanceEngine(Engine):
         rows = [{"id": id, "vector": v} for id, v in zip(ids, vectors, strict=True)]
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         if self.metric == COSINE:
             _check_unit("the query", query)
         wanted = query[0] if self.single else query
         asked = self.table.search(np.ascontiguousarray(wanted)).distance_type(self.metric)
-        found = asked.nprobes(self.nprobes).refine_factor(10).limit(k).to_list()
-        return [(row["id"], len(query) - row["_distance"]) for row in found]  # 1 − dᵀq of each query vector
+        if among is None:
+            asked = asked.nprobes(self.nprobes).refine_factor(10)
+        else:
+            names = ", ".join("'" + id.replace("'", "''") + "'" for id in among)
+            asked = asked.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
+        rows = asked.limit(k).to_list()
+        return [(row["id"], len(query) - row["_distance"]) for row in rows]  # 1 − dᵀq of each query vector
 
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
         """Make LanceDB's index of the vectors, such as IVF_FLAT; settings: of its class in lancedb.index.

@@ -11,41 +11,38 @@ identical ids where its task says so.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.data import Corpus, Run
+from paradigms.data import Corpus, Run, best_first
 from paradigms.data.collection import joined
-from paradigms.evaluate.reranking import rerank
-from paradigms.index import INDEXES
-from paradigms.model import Paradigm
+from paradigms.registry import RERANKERS
+from paradigms.retrieve import Model, Reranking, retriever_of
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta
 
 
 class MTEBModel:
-    """A paradigm that searches and reranks in MTEB, or a cross-attention reranker for its reranking tasks.
+    """A model that searches and reranks in MTEB; a cross-attention reranker does its reranking tasks alone.
 
     name: "organisation/model" under which results are kept. kind: of `INDEXES`. precision: of encoding, "no",
     "bf16" or "fp16".
     """
 
-    def __init__(
-        self, model: Paradigm | CrossAttention, name: str = "", *, kind: str = "exact", precision: str = "no"
-    ) -> None:
-        if not isinstance(model, Paradigm | CrossAttention):
-            raise ValueError(f"{model.name} ranks the one corpus it was trained on, which is none of mteb's")
+    def __init__(self, model: Model, name: str = "", *, kind: str = "exact", precision: str = "no") -> None:
         self.model, self.kind, self.precision = model, kind, precision
         self.name = name if "/" in name else f"retrieval-paradigms/{name or model.name}"
         self._corpus = Corpus([], [])
 
     def index(self, corpus: Iterable[Mapping[str, Any]], **_: Any) -> None:
-        """Take the documents, rows with id, text and perhaps a title."""
+        """Take the documents, rows with id, text and perhaps a title.
+
+        ValueError for a generative model, which ranks the one corpus it was built for.
+        """
         rows = [(str(row["id"]), joined(row.get("title") or "", _text(row))) for row in corpus]
         self._corpus = Corpus([id for id, _ in rows], [text for _, text in rows])
+        self.model.check_corpus(self._corpus.ids)
 
     def search(
         self,
@@ -60,27 +57,18 @@ class MTEBModel:
         texts = {str(row["id"]): _text(row) for row in queries}
         if top_ranked is not None:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}
-            found = rerank(self.model, texts, self._corpus, pool, precision=self.precision)
-            return {query: dict(list(scores.items())[:top_k]) for query, scores in found.items()}
-        if isinstance(self.model, CrossAttention):
-            raise ValueError(f"{self.model.name} scores given pairs: evaluate it on reranking tasks")
-        with tempfile.TemporaryDirectory() as folder:
-            index = INDEXES[self.kind].build(
-                self.model,
-                self._corpus.ids,
-                self._corpus,
-                f"{folder}/index",
-                batch_size=encode_kwargs.get("batch_size", 64),
-                precision=self.precision,
-            )
-            return index.search(self.model, texts, top_k)
+            run = Reranking(self.model, self._corpus, precision=self.precision).rerank(texts, pool)
+            return {query: best_first(scores, top_k) for query, scores in run.items()}
+        size = encode_kwargs.get("batch_size", 64)
+        given = {"precision": self.precision, "kind": self.kind, "batch_size": size}
+        return retriever_of(self.model, self._corpus, **given).search(texts, top_k)
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
         """What mteb writes beside the results."""
         from mteb.models import ModelMeta
 
-        kind = "cross-encoder" if isinstance(self.model, CrossAttention) else "late-interaction"
+        kind = "cross-encoder" if self.model.name in RERANKERS else "late-interaction"
         return ModelMeta.create_empty(
             {
                 "name": self.name,

@@ -1,6 +1,6 @@
 """PostgreSQL with the extension pgvector: a table of vectors on a server (extra `pgvector`)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paradigms.engines.base import Engine, Vectors
 from paradigms.io.typed import naming
@@ -75,13 +75,17 @@ class PgvectorEngine(Engine):
                     for n, vector in enumerate(vectors):
                         copy.write_row((id, vector) if self.single else (id, n, vector))
 
-    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         # rel = Σⱼ maxᵢ dᵢᵀqⱼ, and <#> is the negative inner product.
         rel = " + ".join(["max(-(vector <#> %s))"] * len(query))
-        near = f"(SELECT id FROM {TABLE} ORDER BY vector <#> %s LIMIT {self.nearest})"
-        where = f"WHERE id IN ({' UNION '.join([near] * len(query))})" if self.nearest else ""
+        where, values = "", [*query]
+        if among is not None:
+            where, values = "WHERE id = ANY(%s)", [*query, list(among)]
+        elif self.nearest:
+            near = f"(SELECT id FROM {TABLE} ORDER BY vector <#> %s LIMIT {self.nearest})"
+            where, values = f"WHERE id IN ({' UNION '.join([near] * len(query))})", [*query] * 2
         asked = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
-        return self.connection.execute(asked, [*query] * (2 if self.nearest else 1)).fetchall()
+        return self.connection.execute(asked, values).fetchall()
 
     def approximate(self, m: int = 16, ef_construction: int = 64) -> None:
         """Make an HNSW index of all vectors, in place of the last; its settings are pgvector's.

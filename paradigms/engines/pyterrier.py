@@ -5,52 +5,39 @@ pt.Experiment([bm25, retriever % 100, bm25 % 100 >> text >> Reranker(model)], to
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyterrier as pt
 
-from paradigms.baselines.bm25 import BM25
-from paradigms.baselines.cross_attention import CrossAttention
+from paradigms import retrieve
 from paradigms.data import Corpus, Run
 from paradigms.data.beir import read_corpus, write_corpus
-from paradigms.evaluate.reranking import rerank
-from paradigms.generative.model import Generative
-from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import INDEXES
-from paradigms.index.base import TokenIndex
+from paradigms.find import INDEXES
+from paradigms.io.files import replace_file
 from paradigms.model import Paradigm
+from paradigms.store.build import store_files
 
 
 class Retriever(pt.Transformer):
     """qid, query → qid, query, docno, score, rank: the k best documents for each query; ids become texts.
 
-    found: an index with the `model` that made it, a generative model's retriever, or a BM25.
+    retriever: any of `paradigms.retrieve`, such as an index with its model or a BM25.
     """
 
-    def __init__(
-        self, found: TokenIndex | GenerativeRetriever | BM25, model: Paradigm | None = None, k: int = 1000
-    ) -> None:
-        if isinstance(found, TokenIndex):
-            if model is None:
-                raise ValueError("an index is searched with the model that made it: give it as model")
-            found.check(model)
-        self.found, self.model, self.k = found, model, k
+    def __init__(self, retriever: retrieve.Retriever, k: int = 1000) -> None:
+        self.retriever, self.k = retriever, k
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         pt.validate.query_frame(inp, extra_columns=["query"])
         inp = inp.astype({"qid": str})
         queries = _texts(inp, "qid", "query")
-        search: Any = self.found.search
-        if self.model is not None:
-            search = partial(search, self.model)
-        run = search(queries, self.k)
+        run = self.retriever.search(queries, self.k)
         rows = [(q, d, score) for q, documents in run.items() for d, score in documents.items()]
-        found = pd.DataFrame(rows, columns=["qid", "docno", "score"])
+        results = pd.DataFrame(rows, columns=["qid", "docno", "score"])
         asked = inp[pt.model.query_columns(inp)].drop_duplicates("qid")
-        return pt.model.add_ranks(asked.merge(found, on="qid"))
+        return pt.model.add_ranks(asked.merge(results, on="qid"))
 
 
 class Reranker(pt.Transformer):
@@ -59,7 +46,7 @@ class Reranker(pt.Transformer):
     A generative model scores documents of its own corpus by their docno.
     """
 
-    def __init__(self, model: Paradigm | Generative | CrossAttention, precision: str = "no") -> None:
+    def __init__(self, model: retrieve.Model, precision: str = "no") -> None:
         self.model, self.precision = model, precision
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +57,8 @@ class Reranker(pt.Transformer):
             run.setdefault(query, {})[document] = 0.0
         texts = _texts(inp, "docno", "text")
         corpus = Corpus(list(texts), list(texts.values()))
-        scored = rerank(self.model, _texts(inp, "qid", "query"), corpus, run, precision=self.precision)
+        reranking = retrieve.Reranking(self.model, corpus, precision=self.precision)
+        scored = reranking.rerank(_texts(inp, "qid", "query"), run)
         out = inp.drop(columns=[c for c in ("score", "rank") if c in inp])
         pairs = zip(out["qid"], out["docno"], strict=True)
         return pt.model.add_ranks(out.assign(score=[scored[q][d] for q, d in pairs]))
@@ -79,7 +67,7 @@ class Reranker(pt.Transformer):
 class Indexer(pt.Indexer):
     """{docno, text} → a `Retriever` over an index in `folder`, which keeps the texts in corpus.jsonl too.
 
-    kind: of `index.INDEXES`; settings: those of its `build`. FileExistsError where a corpus.jsonl is there
+    kind: a key of `INDEXES`; settings: as of `Store.build`. FileExistsError where a corpus.jsonl is there
     and no index that was made or begun beside it.
     """
 
@@ -93,16 +81,18 @@ class Indexer(pt.Indexer):
 
     def index(self, iter: Iterable[Mapping[str, str]], **kwargs: Any) -> Retriever:
         file = self.folder / "corpus.jsonl"
-        if file.exists() and not any(self.folder.glob("*index*")):  # hidden while it is made
+        ours = store_files(self.folder / "index") or (self.folder / ".index.building").is_dir()
+        if file.exists() and not ours:
             raise FileExistsError(f"{file} would be replaced, and is no index's: choose another folder")
         new = file.with_name(f".{file.name}")  # until the index has accepted it
         write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), new)
         corpus = read_corpus(new)
-        index = INDEXES[self.kind].build(
-            self.model, corpus.ids, corpus, self.folder / "index", progress=True, **self.settings
+        folder = self.folder / "index"
+        index = retrieve.Indexed.build(
+            self.model, corpus, folder, kind=self.kind, progress=True, **self.settings
         )
-        new.replace(file)
-        return Retriever(index, self.model, self.k)
+        replace_file(new, file)
+        return Retriever(index, self.k)
 
 
 def _texts(frame: pd.DataFrame, id: str, text: str) -> dict[str, str]:

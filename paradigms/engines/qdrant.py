@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,28 @@ class QdrantEngine(Engine):
                 points, held = [], 0
             held += d.size
             points.append(
-                # Qdrant's ids are numbers or UUIDs: one that each of ours always becomes.
                 self.models.PointStruct(
-                    id=str(uuid.uuid5(uuid.NAMESPACE_URL, id)),
+                    id=_uuid(id),
                     vector=d[0].tolist() if self.single else d.tolist(),
                     payload={"id": id},
                 )
             )
         self.client.upsert(COLLECTION, points, wait=True)
 
-    def _search(self, query: Vectors, k: int) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         wanted = query[0].tolist() if self.single else query.tolist()
-        found = self.client.query_points(COLLECTION, query=wanted, limit=k, search_params=self.asked).points
-        return [((point.payload or {})["id"], point.score) for point in found]
+        asked: dict[str, Any] = {"search_params": self.asked}
+        if among is not None:
+            ids = self.models.HasIdCondition(has_id=[_uuid(id) for id in among])
+            exact = self.models.SearchParams(exact=True)
+            asked = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
+        points = self.client.query_points(COLLECTION, query=wanted, limit=k, **asked).points
+        return [((point.payload or {})["id"], point.score) for point in points]
+
+
+def _uuid(id: str) -> str:
+    """Qdrant's ids are numbers or UUIDs: the one that an id of ours always becomes."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, id))
 
 
 def _vectors(params: Any) -> str:

@@ -4,6 +4,7 @@ from paradigms.evaluate.measures import (
     MEASURES,
     Interval,
     PerQuery,
+    candidates,
     cutoff_curve,
     has_answer,
     on_split,
@@ -13,7 +14,7 @@ from paradigms.evaluate.measures import (
     with_judgements,
 )
 from paradigms.evaluate.pictures import alignment_picture, write_pictures
-from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, recall_picture, write_report
+from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, write_report
 from paradigms.evaluate.significance import compare, holm, paired_test
 from paradigms.evaluate.table import (
     ResultTable,

@@ -32,7 +32,7 @@ class Claim:
     """mean(contrast) > −margin, or |mean(contrast)| ≤ margin where `equal`."""
 
     place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" of a control
-    sentence: str  # as printed, or what a control asks
+    statement: str  # the claim in our words, the words at issue quoted; or what a control asks
     quantity: str  # what `contrast` is, with its measure: "nDCG@10, XTR − ColBERT"
     contrast: Float[np.ndarray, "seeds queries"]
     margin: float = 0.0  # how much less still counts, chosen before measuring
@@ -55,10 +55,10 @@ class Verdict:
     def row(self) -> dict[str, str]:
         """As a row of a study's table."""
         seeds, queries = self.claim.contrast.shape
-        place, sentence = self.claim.place, self.claim.sentence
+        place, statement = self.claim.place, self.claim.statement
         mean, low, high = self.interval
         return {
-            "claim": f"“{sentence}” ({place})" if place else f"Control: {sentence}",
+            "claim": f"{statement} ({place})" if place else f"Control: {statement}",
             "quantity": self.claim.quantity,
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",

@@ -7,7 +7,6 @@ are ordered alike for every measure, and intervals come from resampling queries 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
 from typing import Any, NamedTuple
 
 import ir_measures
@@ -15,8 +14,8 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 from jaxtyping import Float
 
-from paradigms.data import Corpus, Judgements, Run, Split, best_first
-from paradigms.data.collection import body
+from paradigms.data import Corpus, Judgements, Run, Split
+from paradigms.data.collection import best_first, body, ranked
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 TAILS = (0.025, 0.975)  # of 95% intervals
@@ -79,6 +78,17 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
+
+
+def candidates(run: Run, judgements: Judgements, depth: int) -> Run:
+    """The documents that rerank mode scores: the first `depth` of each query, then the relevant others."""
+    result: Run = {}
+    for query, scores in run.items():
+        top = best_first(scores, depth)
+        worst = min(top.values(), default=0.0)
+        gold = [d for d, grade in sorted(judgements.get(query, {}).items()) if grade > 0 and d not in top]
+        result[query] = top | {d: worst - 1 - n for n, d in enumerate(gold)}
+    return result
 
 
 def per_query(
@@ -177,14 +187,6 @@ def _parse(name: str) -> ir_measures.Measure:
         raise ValueError(
             f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {known}"
         ) from None
-
-
-def ranked(query: str, scores: dict[str, float]) -> dict[str, float]:
-    """The documents of a query, best first. ValueError names one whose score is NaN."""
-    lost = [document for document, score in scores.items() if isnan(score)]
-    if lost:
-        raise ValueError(f"the score of document {lost[0]!r} for query {query!r} is NaN: it has no rank")
-    return best_first(scores)
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:

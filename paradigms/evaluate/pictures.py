@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paradigms.evaluate.report import AlignmentExample, Report, SystemAlignment, recall_picture, shortened
-from paradigms.io.files import atomic_folder
+from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, shortened
+from paradigms.explanation import Explanation
+from paradigms.io.files import atomic_folder, contents
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -28,14 +29,14 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
             figures[name] = alignment_picture(example, system)
             if any(a not in (0, 1) for *_, a in system.links):
                 figures[f"{name}_weights"] = alignment_picture(example, system, weights=True)
-    with atomic_folder(folder, ["recall.png"]) as fresh:
+    with atomic_folder(folder, contents("recall.png", "alignment_*.png", marks=["recall.png"])) as fresh:
         for name, figure in figures.items():
             figure.savefig(fresh / f"{name}.png", dpi=120)
     return [folder / f"{name}.png" for name in figures]
 
 
 def alignment_picture(
-    example: AlignmentExample, alignment: SystemAlignment, *, weights: bool = False
+    example: AlignmentExample, alignment: Explanation, *, weights: bool = False
 ) -> "matplotlib.figure.Figure":
     """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import jinja2
 
 from paradigms.evaluate.table import ResultTable
+from paradigms.explanation import Explanation
 from paradigms.io.files import write_text
 
 if TYPE_CHECKING:
@@ -27,33 +28,13 @@ DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass
-class SystemAlignment:
-    """One system's A for one (document, query): what `rel` sums, by token.
-
-    links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
-    Σ s·a + rest. reads: what A may read. A salience is one weight per token, or None.
-    """
-
-    system: str
-    reads: str
-    query_tokens: list[str]
-    document_tokens: list[str]
-    links: list[tuple[int, int, float, float]]
-    Z: float
-    rel: float
-    query_salience: list[float] | None = None
-    document_salience: list[float] | None = None
-    rest: float = 0.0  # the part of rel that belongs to no pair
-
-
-@dataclass
 class AlignmentExample:
     query_id: str
     document_id: str
     query: str
     document: str
     relevant: bool
-    systems: list[SystemAlignment]
+    systems: list[Explanation]
 
 
 @dataclass
@@ -157,7 +138,7 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _system_data(example: AlignmentExample, system: SystemAlignment) -> dict:
+def _system_data(example: AlignmentExample, system: Explanation) -> dict:
     """A system as the page's JSON block holds it; links flattened, numbers to 4 digits."""
     where = f"query {example.query_id!r}, document {example.document_id!r}, system {system.system!r}"
 

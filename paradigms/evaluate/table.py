@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from paradigms.evaluate.measures import PerQuery
 from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare
 from paradigms.io.files import write_text
 
+MATRIX_COLUMNS = 6  # of a difference table: 80 columns hold them beside the names
 ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
 
 
@@ -128,15 +130,21 @@ def rich_table(table: ResultTable) -> Table:
     return shown
 
 
-def rich_matrix(table: ResultTable) -> Table:
-    """`ResultTable.matrix` for a terminal."""
-    shown = Table(caption=Text(table.matrix_note), caption_justify="left")
-    shown.add_column("", no_wrap=True)
-    for system in [*table.rows][:-1]:
-        shown.add_column(Text(system), justify="right", no_wrap=True)
-    for system, cells in table.matrix:
-        shown.add_row(Text(system), *cells)
-    return shown
+def rich_matrix(table: ResultTable) -> Group:
+    """`ResultTable.matrix` for a terminal of 80 columns: systems are numbered, numbers stay whole."""
+    numbers = {system: n for n, system in enumerate(table.rows, 1)}
+    parts = []
+    for start in range(0, len(numbers) - 1, MATRIX_COLUMNS):
+        stop = min(start + MATRIX_COLUMNS, len(numbers) - 1)
+        shown = Table(collapse_padding=True)
+        shown.add_column("")
+        for number in range(start, stop):
+            shown.add_column(f"− {number + 1}", justify="right", no_wrap=True)
+        for system, cells in [(next(iter(numbers)), []), *table.matrix]:
+            if cells[start:stop] or start == 0:
+                shown.add_row(Text(f"{numbers[system]} {system}"), *cells[start:stop])
+        parts.append(shown)
+    return Group(*parts, Text(table.matrix_note, "dim italic"))
 
 
 def markdown_table(table: ResultTable) -> str:

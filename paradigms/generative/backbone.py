@@ -1,4 +1,4 @@
-"""The pretrained model under a generative paradigm: T5 or BART, or any encoder without a decoder."""
+"""The pretrained backbone of a generative paradigm: T5, BART, or any encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from paradigms.encoder.backbone import load_backbone, load_model, load_tokenizer
 from paradigms.generative.decoder import FAMILIES
 from paradigms.generative.identifiers import END
 
-UNUSED = "[unused0]"  # of BERT's vocabularies
+UNUSED = "[unused0]"  # in BERT's vocabularies
 
 
 def load_base(name: str | Path) -> Any:
-    """A T5 or BART with its decoder, or another encoder, by hub name or folder; "offline" is that encoder.
+    """Load a T5 or BART with its decoder, or an encoder, by hub name or folder.
 
-    ValueError for encoder-decoders of other families, and for scaled embeddings or biased logits.
+    "offline" is the packaged all-MiniLM-L6-v2. Raises ValueError for encoder-decoders of other families, and
+    for scaled embeddings or biased logits.
     """
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
@@ -26,8 +27,8 @@ def load_base(name: str | Path) -> Any:
     config = pretrained(AutoConfig, name)
     if config.model_type not in FAMILIES:
         raise ValueError(
-            f"{name} is a {config.model_type}; generative paradigms need an encoder, or an encoder-decoder "
-            f"of {', '.join(FAMILIES)}"
+            f"{name} is a {config.model_type}; generative paradigms need an encoder, or one of the "
+            f"encoder-decoders {', '.join(FAMILIES)}"
         )
     base = load_model(AutoModelForSeq2SeqLM, name)
     if getattr(config, "scale_embedding", False) or getattr(base, "final_logits_bias", Tensor([0])).any():
@@ -36,7 +37,7 @@ def load_base(name: str | Path) -> Any:
 
 
 def load_base_tokenizer(name: str | Path) -> Any:
-    """`load_tokenizer`, with an end token: an encoder's is an unused token (`END`) or its separator."""
+    """Load a tokenizer with an end token; for an encoder, an unused token (`END`) or the separator."""
     tokenizer = load_tokenizer(packaged(name))
     if tokenizer.eos_token is None:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
@@ -55,6 +56,6 @@ def encoder_of(base: Any) -> Any:
 
 
 def token_vectors(base: Any) -> Float[Tensor, "v h"]:
-    """What a decoder reads for the base's tokens; those of an encoder get a root mean square of 1."""
+    """A decoder's input vectors for the backbone's tokens; an encoder's are scaled to a mean square of 1."""
     vectors = base.get_input_embeddings().weight.detach()
     return vectors if base.config.is_encoder_decoder else vectors / vectors.square().mean().sqrt()

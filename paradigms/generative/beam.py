@@ -1,8 +1,8 @@
-"""The valid sequences (d₁, …, d_m) with the largest Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
+"""argmax over valid sequences (d₁, …, d_m) of Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
 
-Probabilities are over the whole vocabulary, never renormalised, and not divided by lengths (De Cao et al.
-2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix
-finds the best sequences under the model; a narrower one may miss some.
+Probabilities are those over the whole vocabulary, neither renormalised over valid tokens nor divided by the
+length (De Cao et al. 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search
+that drops no prefix is exact; a narrower one may miss some of the best sequences.
 """
 
 from dataclasses import dataclass, fields
@@ -17,17 +17,17 @@ from paradigms.generative.decoder import Memory, decode
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import Branches, NGramIndex, ranges
 
-NOTHING = -1  # stands behind a sequence's last token; sorts before every token
+NOTHING = -1  # pads sequences; sorts before every token
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """x token sequences, by query, then by falling score, then by tokens."""
+    """x token sequences, sorted by query, then by descending score, then by tokens."""
 
-    queries: Int[np.ndarray, " x"]  # place of the query in its batch
-    tokens: Int[np.ndarray, "x m"]  # NOTHING behind the sequence
+    queries: Int[np.ndarray, " x"]  # the query's position in the batch
+    tokens: Int[np.ndarray, "x m"]  # padded with NOTHING
     scores: Float[np.ndarray, " x"]  # Σ log p, float64
-    states: Int[np.ndarray, "x s"]  # of the constraint, after the whole sequence
+    states: Int[np.ndarray, "x s"]  # the constraint's state after the sequence
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -51,12 +51,12 @@ def beam_search(
     length: int,
     keep: bool = False,
 ) -> Hypotheses:
-    """At most `beams` sequences per query, of at most `length` tokens, by Σ log p.
+    """Find at most `beams` sequences per query, of at most `length` tokens, by Σ log p.
 
-    A sequence is finished when nothing may follow it, or at `length`; without a constraint, after the end
-    token. Finished sequences compete with unfinished ones for the beams; a search ends when no unfinished one
-    is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys);
-    finished ones take no beam.
+    A sequence is finished when no token may follow it or at `length`; without a constraint, after the end
+    token. Finished and unfinished sequences compete for the beams, and the search ends when no unfinished
+    sequence is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's
+    keys); finished sequences then take no beam.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
@@ -64,48 +64,48 @@ def beam_search(
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
     prefixes = Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
     table = None if constraint is None else _branches(model, constraint, start)
-    entry = np.zeros(count, dtype=np.int64)  # the place of each unfinished prefix in the table
-    finished, kept = prefixes[:0], [prefixes[:0]]
+    entry = np.zeros(count, dtype=np.int64)  # the row of each unfinished prefix in the table
+    finished, steps = prefixes[:0], [prefixes[:0]]
     with model.evaluating(), torch.inference_mode():
         _, memory = model.begin(sources)
         for step in range(length):
             if not len(prefixes):
                 break
             slots, log_p = _next(model, memory, prefixes, step, count)
-            parents, found = _continue(prefixes, step, log_p, table, entry, 2 * beams if keep else beams)
-            kept.append(found)
+            parents, longer = _continue(prefixes, step, log_p, table, entry, 2 * beams if keep else beams)
+            steps.append(longer)
             if constraint is None:
-                ended = found.tokens[:, step] == model.identifiers.end
+                ended = longer.tokens[:, step] == model.identifiers.end
             else:
-                table = _branches(model, constraint, found.states)
+                table = _branches(model, constraint, longer.states)
                 ended = np.diff(table.offsets) == 0
             ended |= step + 1 == length
-            rivals = np.flatnonzero(~ended) if keep else np.arange(len(found))
-            chosen = _best_first(_join([finished, found[rivals]]), beams)
-            fresh = rivals[chosen[chosen >= len(finished)] - len(finished)]
-            finished = _join([finished[chosen[chosen < len(finished)]], found[fresh[ended[fresh]]]])
+            rivals = np.flatnonzero(~ended) if keep else np.arange(len(longer))
+            best = _best_first(_join([finished, longer[rivals]]), beams)
+            fresh = rivals[best[best >= len(finished)] - len(finished)]
+            finished = _join([finished[best[best < len(finished)]], longer[fresh[ended[fresh]]]])
             entry = fresh[~ended[fresh]]
-            prefixes = found[entry]
+            prefixes = longer[entry]
             if len(prefixes):
-                _go_on(memory, slots[parents[entry]], prefixes, count)
-    results = _join(kept) if keep else finished
+                _keep_parents(memory, slots[parents[entry]], prefixes, count)
+    results = _join(steps) if keep else finished
     return results[_best_first(results, len(results))]
 
 
 def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
-    found = constraint.branches(states)
-    return found if model.clusters is None else model.clusters.branches(found)
+    branches = constraint.branches(states)
+    return branches if model.clusters is None else model.clusters.branches(branches)
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
-    """Where a prefix stands on axis n of the decoder: its place among those of its query."""
+    """Position of each prefix on the decoder's axis n: its rank among the prefixes of its query."""
     return np.arange(len(prefixes)) - np.searchsorted(prefixes.queries, prefixes.queries)
 
 
 def _next(
     model: Generative, memory: Memory, prefixes: Hypotheses, step: int, count: int
 ) -> tuple[Int[np.ndarray, " x"], Float[Tensor, "x v"]]:
-    """The prefixes' places n, and log p of what follows each, from one step of the decoder."""
+    """Run one decoder step: the prefixes' slots, and log p of each next token."""
     slots = _slots(prefixes)
     begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
     last = np.full((count, slots.max() + 1), model.start)
@@ -116,11 +116,11 @@ def _next(
     return slots, model.next_log_probabilities(states[where][None], prefix[None])[0]
 
 
-def _go_on(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
-    """Let the decoder's memory follow: each prefix goes on from the one that stood at its slot."""
-    here = _slots(prefixes)
-    rows = np.zeros((count, here.max() + 1), dtype=np.int64)
-    rows[prefixes.queries, here] = slots
+def _keep_parents(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
+    """Reorder the decoder's memory: each prefix continues the one at its parent's slot."""
+    new_slots = _slots(prefixes)
+    rows = np.zeros((count, new_slots.max() + 1), dtype=np.int64)
+    rows[prefixes.queries, new_slots] = slots
     memory.keep(torch.from_numpy(rows).to(memory.mask.device))
 
 
@@ -132,7 +132,7 @@ def _continue(
     entry: Int[np.ndarray, " x"],
     k: int,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
-    """The k best valid continuations by one token for every query, and the prefix that each continues."""
+    """The k best valid one-token continuations per query, and the row of the prefix that each extends."""
     if table is None:
         rows, tokens = _largest(log_p, k)
     else:
@@ -145,15 +145,15 @@ def _continue(
     written = prefixes.tokens[rows]
     written[:, step] = tokens
     states = prefixes.states[rows] if table is None else table.states[places[best]]
-    found = Hypotheses(prefixes.queries[rows], written, scores[best], states)
-    order = _best_first(found, k)
-    return rows[order], found[order]
+    longer = Hypotheses(prefixes.queries[rows], written, scores[best], states)
+    order = _best_first(longer, k)
+    return rows[order], longer[order]
 
 
 def _largest_of_each(
     queries: Int[np.ndarray, " c"], scores: Float[np.ndarray, " c"], k: int
 ) -> Int[np.ndarray, " y"]:
-    """The k largest scores of every query, with all that equal the k-th; queries ascend."""
+    """Places of the k largest scores of every query, with all ties of the k-th; queries ascend."""
     different, first, counts = np.unique(queries, return_index=True, return_counts=True)
     padded = torch.full((len(different), int(counts.max(initial=0))), -torch.inf, dtype=torch.float64)
     rows = np.repeat(np.arange(len(different)), counts)
@@ -164,12 +164,12 @@ def _largest_of_each(
 
 
 def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"], Int[np.ndarray, " y"]]:
-    """Rows and columns of the k largest of every row, with all that equal the k-th, and never −∞."""
+    """Rows and columns of every row's k largest finite scores, with all ties of the k-th."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width))
     if width > k and bool(((values[:, k - 1] == values[:, k]) & (values[:, k] > -torch.inf)).any()):
-        taken = (scores >= values[:, k - 1 : k]) & (scores > -torch.inf)
-        rows, places = taken.nonzero(as_tuple=True)
+        largest = (scores >= values[:, k - 1 : k]) & (scores > -torch.inf)
+        rows, places = largest.nonzero(as_tuple=True)
     else:
         rows, ranks = (values[:, :k] > -torch.inf).nonzero(as_tuple=True)
         places = columns[rows, ranks]
@@ -177,7 +177,7 @@ def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"
 
 
 def _best_first(hypotheses: Hypotheses, k: int) -> Int[np.ndarray, " y"]:
-    """Which to take, and in which order: of every query the k best, equal scores by their tokens."""
+    """Indices of the k best hypotheses of every query, in order; equal scores are ordered by tokens."""
     columns = hypotheses.tokens.T[::-1]
     order = np.lexsort((*columns, -hypotheses.scores, hypotheses.queries))
     queries = hypotheses.queries[order]

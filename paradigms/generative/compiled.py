@@ -1,4 +1,4 @@
-"""Loops that numba compiles: SEAL's score, and a step of its index. Imported where used: numba is slow."""
+"""Compiled loops of SEAL's score and index. Import this module where it is used: importing numba is slow."""
 
 from typing import no_type_check
 
@@ -8,29 +8,32 @@ from numba import njit
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
-    """W of each document: of number d, found[bounds[d]:bounds[d + 1]] are the [key, position] of its
-    occurrences and text[starts[d]:ends[d]] its tokens, all below `size`."""
+def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
+    """W of each document.
+
+    Document d has the occurrences [key, position] in occurrences[bounds[d]:bounds[d + 1]] and the tokens
+    text[starts[d]:ends[d]], all below `size`.
+    """
     scores = np.zeros(len(starts))
     covered = np.full(size, -1)  # the last document in which a token was covered
-    counted = np.full(size, -1)  # the last count of different tokens that it was part of
+    counted = np.full(size, -1)  # the last count of different tokens that included a token
     count = 0
     for d in range(len(starts)):
         free = np.ones(ends[d] - starts[d], np.bool_)
         row = bounds[d]
         while row < bounds[d + 1]:
-            key, taken = found[row, 0], False
+            key, placed = occurrences[row, 0], False
             first, last = offsets[key], offsets[key + 1]
-            while row < bounds[d + 1] and found[row, 0] == key:
-                start, fits = found[row, 1], True
+            while row < bounds[d + 1] and occurrences[row, 0] == key:
+                start, fits = occurrences[row, 1], True
                 for i in range(start, start + last - first):
                     fits = fits and free[i]
                 if fits:
-                    taken = True
+                    placed = True
                     for i in range(start, start + last - first):
                         free[i] = False
                 row += 1
-            if not taken:
+            if not placed:
                 continue
             different = new = 0
             count += 1
@@ -56,10 +59,10 @@ def score(found, bounds, starts, ends, text, grams, offsets, weights, late, size
 @njit(nogil=True, cache=True)
 def previous_smaller(values):
     """max{j < i : values[j] < values[i]} for each i, or 0."""
-    found = np.zeros(len(values), np.int64)
+    previous = np.zeros(len(values), np.int64)
     for i in range(1, len(values)):
         j = i - 1
         while j > 0 and values[j] >= values[i]:
-            j = found[j]
-        found[i] = j
-    return found
+            j = previous[j]
+        previous[i] = j
+    return previous

@@ -1,10 +1,11 @@
-"""Identifier tokens → decoder states: the decoders of T5 and BART, as retrieval needs them.
+"""Identifier tokens → decoder states: the decoders of T5 and BART, with many sequences per query.
 
 One layer of T5 is x += SA(x̄); x += Σ_h O_h V_h Q α_h; x += FFN(x̄), with x̄ = g ⊙ x / rms(x), Q the query's
 encoder states and α_h the cross-attention of head h (Raffel et al. 2020, §2.1; Wu et al. 2024, Eq. 4 and 5).
-BART normalises after each sum, with means and biases (Lewis et al. 2020, §2.1). Unlike transformers' decoder,
-the sequences of one query share its keys and values (axes [b, n, m, h]: queries, sequences, places,
-features), and attention, norms and gates can be held fixed, which makes it linear (`Trace`).
+BART normalises after each sum, with means and biases (Lewis et al. 2020, §2.1). Two things differ from
+transformers' decoder: the sequences of a query share its keys and values (axes [b, n, m, h]: queries,
+sequences, positions, features), and attention, norms and gates can be held fixed, which makes the decoder
+linear (`Trace`).
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-FAMILIES = ("t5", "mt5", "bart")  # model types whose decoders these are
+FAMILIES = ("t5", "mt5", "bart")  # supported model types
 Drop = Callable[[Tensor], Tensor]
 
 
 def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
-    """A decoder of T5 v1.1 with random weights, for encoder states of this width."""
+    """Decoder of T5 v1.1 with random weights, for encoder states of the given width."""
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Stack
 
@@ -33,20 +34,20 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
 
 
 class Attention(NamedTuple):
-    """One attention of a layer, by whichever names its family has for its parts."""
+    """Weights of one attention, under the same names for T5 and BART."""
 
     q: nn.Linear
     k: nn.Linear
     v: nn.Linear
     o: nn.Linear
     heads: int
-    scale: float  # of the scores: T5 has none
+    scale: float  # factor of the scores; 1 in T5
     norm: nn.Module
 
 
 class Layer(NamedTuple):
-    own: Attention
-    crossing: Attention
+    self_attention: Attention
+    cross_attention: Attention
     feed: Any
     feed_norm: nn.Module
 
@@ -64,12 +65,12 @@ def layers_of(decoder: Any) -> list[Layer]:
         ]
     return [
         Layer(
-            _attention(own.SelfAttention, own.layer_norm),
-            _attention(crossing.EncDecAttention, crossing.layer_norm),
+            _attention(first.SelfAttention, first.layer_norm),
+            _attention(second.EncDecAttention, second.layer_norm),
             feed.DenseReluDense,
             feed.layer_norm,
         )
-        for own, crossing, feed in (block.layer for block in decoder.block)
+        for first, second, feed in (block.layer for block in decoder.block)
     ]
 
 
@@ -80,15 +81,15 @@ def _attention(a: Any, norm: nn.Module) -> Attention:
 
 
 def _after(decoder: Any) -> bool:
-    """Whether norms stand after the sums, as in BART."""
+    """Whether the decoder normalises after the sums, as BART does."""
     return decoder.config.model_type == "bart"
 
 
 @dataclass
 class Trace:
-    """What a pass with attention, norm scales and gates held fixed went through.
+    """Intermediate values of a pass with attention, norm scales and gates held fixed.
 
-    Such a pass is homogeneous linear in (context vectors, decoder inputs).
+    The output of such a pass is homogeneous and linear in (context vectors, decoder inputs).
     """
 
     contexts: list[Float[Tensor, "b n m heads k"]] = field(default_factory=list)  # c = V_h Q α_h, per layer
@@ -98,34 +99,35 @@ class Trace:
 
 @dataclass
 class Memory:
-    """What decoding keeps of b queries: per layer the cross-attention's keys and values, and the past's."""
+    """Cache for decoding b queries: each layer's cross-attention and self-attention keys and values."""
 
     mask: Bool[Tensor, "b j"]
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
 
     def of(self, query: int) -> "Memory":
-        """That of one query, with nothing decoded yet."""
+        """One query's memory, before decoding."""
         row = slice(query, query + 1)
         return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])
 
     def keep(self, rows: Int[Tensor, "b n"]) -> None:
-        """Go on with these of each query's sequences: what a beam search does after each step."""
+        """Keep the given sequences of each query, as a beam search does after each step."""
         self.past = [(_take(keys, rows), _take(values, rows)) for keys, values in self.past]
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
-    """Q, as every layer's cross-attention sees it."""
-    crossing = [layer.crossing for layer in layers_of(decoder)]
+    """Memory of queries with the given encoder states: keys and values of every cross-attention."""
+    crossing = [layer.cross_attention for layer in layers_of(decoder)]
     return Memory(mask, [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing], [])
 
 
 def decode(
     decoder: Any, inputs: Float[Tensor, "b n m h"], memory: Memory, trace: Trace | None = None
 ) -> Float[Tensor, "b n m h"]:
-    """States of places t … t + m − 1, after the t places that `memory` has seen; it then has seen these too.
+    """Decoder states of positions t … t + m − 1, where `memory` holds the t positions before.
 
-    With a `trace` the pass is the linear one and leaves its parts there; values are the same.
+    The new positions are added to `memory`. With a `trace`, the pass is the linear one and stores its
+    intermediate values there; the states are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     dropout = partial(nn.functional.dropout, training=decoder.training)
@@ -140,17 +142,17 @@ def decode(
     bias = _bias(decoder, before, inputs)
     memory.past = []
 
-    def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *given: Any) -> Tensor:
+    def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if after:
-            return _norm(norm, x + drop(part(x, *given)), trace)
-        return x + drop(part(_norm(norm, x, trace), *given))
+            return _norm(norm, x + drop(part(x, *arguments)), trace)
+        return x + drop(part(_norm(norm, x, trace), *arguments))
 
     for number, layer in enumerate(layers_of(decoder)):
-        own, crossing, feed, feed_norm = layer
+        to_self, to_query = layer.self_attention, layer.cross_attention
         seen, crossed = past[number] if past else None, memory.crossed[number]
-        x = add(x, own.norm, _self_attention, own, seen, bias, memory, drop_weights, trace)
-        x = add(x, crossing.norm, _cross_attention, crossing, crossed, memory.mask, drop_weights, trace)
-        x = add(x, feed_norm, _feed_forward, feed, drop, trace)
+        x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, drop_weights, trace)
+        x = add(x, to_query.norm, _cross_attention, to_query, crossed, memory.mask, drop_weights, trace)
+        x = add(x, layer.feed_norm, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
     if trace is not None:
@@ -205,7 +207,7 @@ def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tens
     )
     linear = first(x)
     inner = act(linear)
-    if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄, for ReLU a gate of 0 and 1
+    if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄; the ratio is ReLU's 0/1 gate
         inner = (inner / linear).where(linear != 0, 0).detach() * linear
     return second(drop(inner))
 
@@ -214,8 +216,8 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     scale = _inverse_rms(norm, x)
-    found = norm.weight * (x * (scale if trace is None else scale.detach())).to(norm.weight.dtype)
-    return found if getattr(norm, "bias", None) is None else found + norm.bias
+    normed = norm.weight * (x * (scale if trace is None else scale.detach())).to(norm.weight.dtype)
+    return normed if getattr(norm, "bias", None) is None else normed + norm.bias
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
 
 
 def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
-    """T5's relative position bias, which its first layer has for all; −∞ for places yet to come."""
+    """T5's relative position bias, which all layers share; −∞ for later positions."""
     total = before + inputs.shape[2]
     place = torch.arange(total, device=inputs.device)
     bias = inputs.new_zeros(1, 1, inputs.shape[2], total)
@@ -243,6 +245,6 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:
-    """x[b, rows[b]], whole rows at once."""
+    """x[b, rows[b]] by one index_select of whole rows."""
     first = x.shape[1] * torch.arange(len(rows), device=rows.device)[:, None]
     return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)

@@ -1,8 +1,8 @@
-"""rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder writes the path of clusters that leads to d.
+"""rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder generates the path of clusters that leads to d.
 
 DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index"), with the hierarchical
 semantic identifiers of its §3.2, or one token per document ("atomic"). A reads the decoder's state. With
-`softmax="place"` or `pawa_rank` digits are specific to their place; both together are NCI's decoder (Wang et
+`softmax="place"` or `pawa_rank`, each position has its own digits; both together are NCI's decoder (Wang et
 al. 2022).
 """
 
@@ -25,7 +25,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.typed import check_type
 
 Kind = Literal["semantic", "atomic"]
-BATCH = 64  # documents encoded at once
+BATCH = 64  # documents per batch
 
 
 def dsi(
@@ -40,7 +40,8 @@ def dsi(
 ) -> Generative:
     """DSI over `backbone`; settings are fields of `GenerativeSettings`.
 
-    embedder: the encoder whose mean-pooled document vectors are clustered, `branching` clusters a level.
+    embedder: the encoder whose mean-pooled document vectors are clustered, with `branching` clusters per
+    level.
     """
     check_type("identifiers", identifiers, Kind)
     chosen = GenerativeSettings(**{"name": "dsi", "tokens": "own"} | settings)
@@ -53,15 +54,15 @@ def dsi(
 
 
 def document_vectors(corpus: Corpus, embedder: str | Path, length: int) -> Float[np.ndarray, "n h"]:
-    """The mean of each document's token vectors, of length 1."""
+    """The normalised mean of each document's token vectors."""
     paradigm = dpr(embedder, pooling="mean", document_length=length)
     paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
     vectors = np.empty((len(corpus), paradigm.encoder.dim), dtype=np.float32)
     parts = by_length([len(text) for text in corpus], rows=BATCH)
     with progress_bar(len(corpus) > BATCH) as bar:
-        for some in bar.track(parts, description="embed documents"):
-            found = paradigm.encode_documents([corpus[i] for i in some])
-            vectors[some] = found.vectors[0, :, 0].float().cpu().numpy()
+        for part in bar.track(parts, description="embed documents"):
+            documents = paradigm.encode_documents([corpus[i] for i in part])
+            vectors[part] = documents.vectors[0, :, 0].float().cpu().numpy()
     return vectors
 
 
@@ -73,24 +74,28 @@ def semantic(
     position_specific: bool = False,
     seed: int = 0,
 ) -> Identifiers:
-    """x_d ↦ (c₁, …, c_L): the clusters that hold d in a hierarchy of k-means, then d's place in the last one.
+    """x_d ↦ (c₁, …, c_L): d's clusters in hierarchical k-means, then d's position in the last cluster.
 
-    DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, again in every cluster of more
-    documents. Digit c is the token c + 2 of k + 2; position specific, at place i, i·k + c + 2 of k·L + 2
-    (NCI: Wang et al., NeurIPS 2022). Ids are unique and none is another's prefix. Equal vectors are parted in
-    their order (`problems`). vectors: [documents, features]. ValueError names a document whose vector is not
-    finite in float32.
+    DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, repeated within every cluster of more
+    than k documents. Digit c is token c + 2 of k + 2; with `position_specific`, at position i, token
+    i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and none is a prefix of
+    another. Equal vectors are divided by their order and counted in `problems`. vectors: [documents,
+    features]. Raises ValueError, with a document's id, if a vector is not finite in float32.
     """
     if branching < 2:
-        raise ValueError(f"branching must be at least 2, not {branching}")
+        raise ValueError(f"branching must be at least 2, got {branching}")
     if not documents or len(vectors) != len(documents):
-        raise ValueError(f"one vector per document is needed, not {len(vectors)} for {len(documents)}")
+        raise ValueError(
+            f"expected one vector per document, got {len(vectors)} for {len(documents)} documents"
+        )
     with np.errstate(over="ignore"):
         X = np.asarray(vectors, dtype=np.float32)
     broken = ~np.isfinite(X).all(1)
     if broken.any():
         first = documents[int(broken.argmax())]
-        raise ValueError(f"{int(broken.sum())} vectors are not finite, as that of document {first!r}")
+        raise ValueError(
+            f"{int(broken.sum())} vectors are not finite, for example the vector of document {first!r}"
+        )
 
     problems = Problems()
     digits: list[list[int]] = [[] for _ in documents]
@@ -101,10 +106,10 @@ def semantic(
             labels = np.arange(len(members))
         else:
             labels = np.zeros(len(members), dtype=int) if alike else kmeans(X[members], branching, seed)
-            if not labels.any():  # one cluster: to try again would never end
+            if not labels.any():  # a single cluster: repeating k-means would never end
                 if not alike:
                     example = f"{len(members)} documents with {documents[members[0]]}"
-                    problems.add("cluster that k-means does not part (parted in order)", example)
+                    problems.add("cluster that k-means does not divide (divided by order)", example)
                 labels, alike = np.arange(len(members)) * branching // len(members), True
             pending += [(members[labels == c], alike) for c in range(labels.max() + 1)]
         for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
@@ -117,8 +122,10 @@ def semantic(
 
 
 def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
-    """argmin over labels c of Σₙ ‖xₙ − mean of its cluster‖², locally: at most k clusters, none empty."""
-    centred = X - X.mean(0, dtype=np.float64)  # deep in a hierarchy vectors lie close together, far from 0
+    """argmin over labels of Σₙ ‖xₙ − mean of its cluster‖², a local minimum; ≤ k clusters, none empty."""
+    centred = X - X.mean(
+        0, dtype=np.float64
+    )  # deep in the hierarchy, vectors are close together and far from 0
     scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
     groups = Groups.of(np.zeros(len(X), dtype=np.int64))
     labels = grouped_kmeans(scaled, groups, np.array([k]), None, seed)[1]

@@ -1,7 +1,7 @@
-"""rel(d, q) = Σᵢ log p(tᵢ | t_<i, q): the decoder writes the title of d.
+"""rel(d, q) = Σᵢ log p(tᵢ | t_<i, q): the decoder generates the title of d.
 
-De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. A reads the decoder's state, which has
-seen the title so far. A title that several documents share names them all.
+De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. A reads the decoder's state, which
+depends on the title so far. Documents with equal titles share one identifier.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from paradigms.generative.settings import GenerativeSettings
 
 
 def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:
-    """GENRE; settings are fields of `GenerativeSettings`. title_length: tokens, the end included."""
+    """GENRE; settings are fields of `GenerativeSettings`. title_length: in tokens, with the end token."""
     named = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
     return Generative.build(chosen, backbone, named, corpus)

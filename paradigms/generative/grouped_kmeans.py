@@ -10,25 +10,25 @@ from torch import Tensor
 
 from paradigms.io.progress import progress_bar
 
-ROUNDS = 20  # of Lloyd's algorithm, at most
-ALIKE = 1e-4  # vectors that differ by less, relative to their length, are equal but for rounding
-BLOCK = 1 << 14  # vectors in memory at once, of several groups
-SAMPLE = 1 << 15  # of a larger group, so many vectors, evenly spaced, make the centroids
+ROUNDS = 20  # iterations of Lloyd's algorithm, at most
+ALIKE = 1e-4  # vectors with a smaller relative distance count as equal up to rounding
+BLOCK = 1 << 14  # vectors in memory at once
+SAMPLE = 1 << 15  # a larger group's centroids are fitted to this many evenly spaced vectors
 
 
 @dataclass(frozen=True)
 class Groups:
-    """t vectors in g groups, and an order of the vectors with each group together, the smallest first."""
+    """t vectors in g groups, and an order of the vectors by group, smallest group first."""
 
-    group: Int[np.ndarray, " t"]  # of each vector
+    group: Int[np.ndarray, " t"]  # group of each vector
     counts: Int[np.ndarray, " g"]
     by_size: Int[np.ndarray, " g"]  # groups, ascending by size
-    starts: Int[np.ndarray, " g"]  # where each group begins in that order
-    place: Int[np.ndarray, " t"]  # of each vector in that order
+    starts: Int[np.ndarray, " g"]  # start of each group in the order
+    place: Int[np.ndarray, " t"]  # position of each vector in the order
 
     @classmethod
     def of(cls, group: Int[np.ndarray, " t"]) -> "Groups":
-        """From the group of each vector, numbers 0 … g − 1 without a gap."""
+        """Build from the group of each vector; groups are numbered 0 … g − 1 without gaps."""
         counts = np.bincount(group)
         by_size = np.argsort(counts, kind="stable")
         starts, place = np.empty_like(counts), np.empty(len(group), dtype=np.int64)
@@ -37,7 +37,7 @@ class Groups:
         return cls(group, counts, by_size, starts, place)
 
     def blocks(self) -> Iterator[Int[np.ndarray, " b"]]:
-        """Groups of like size that fit into a block; one that does not fit is alone."""
+        """Yield groups of similar size that fit into a block together; a larger group forms its own block."""
         first, sizes = 0, self.counts[self.by_size]
         for last in range(1, len(sizes) + 1):
             if last == len(sizes) or (last + 1 - first) * sizes[last] > BLOCK:
@@ -53,13 +53,13 @@ def grouped_kmeans(
     seed: int,
     progress: bool = False,
 ) -> tuple[Float[Tensor, "g k h"], Int[np.ndarray, " t"]]:
-    """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², locally, with c(t) < wanted[g(t)].
+    """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², a local minimum, with c(t) < wanted[g(t)].
 
-    Lloyd's algorithm from the means of the labels `warm`; empty clusters start from vectors drawn as in
-    k-means++ (Arthur & Vassilvitskii, SODA 2007). A cluster for which no distinct vector is left has the
-    group's mean and no member. vectors: in the order of `groups.place`, such as a memory map; each is read
-    twice. warm and the labels: in the vectors' own order. The draws of a group depend on the seed and its
-    number alone.
+    Lloyd's algorithm, started from the means of the labels `warm`. Empty clusters start from vectors drawn as
+    in k-means++ (Arthur & Vassilvitskii, SODA 2007); a cluster for which no distinct vector is left gets the
+    group's mean and no member. vectors: in the order of `groups.place`, for example a memory map; each is
+    read twice. warm and the returned labels are in the original order. A group's draws depend only on the
+    seed and the group's number.
     """
     k = int(wanted.max())
     centroids = torch.zeros(len(wanted), k, vectors.shape[1])
@@ -69,16 +69,18 @@ def grouped_kmeans(
         begin[groups.place] = warm
     draws = torch.from_numpy(np.random.default_rng(seed).random((len(wanted), k)))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several add up in another order, and near a border that is another cluster
+    torch.set_num_threads(
+        1
+    )  # the order of sums, and so the cluster of a borderline vector, depends on threads
     try:
         with progress_bar(progress) as bar:
             task = bar.add_task("cluster tokens", total=len(wanted))
             for block in groups.blocks():
                 longest = int(groups.counts[block].max())
-                chosen = np.arange(longest)
+                sample = np.arange(longest)
                 if longest > SAMPLE:
-                    chosen = np.linspace(0, longest - 1, SAMPLE).astype(np.int64)
-                X, real, rows = _read(vectors, groups, block, chosen)
+                    sample = np.linspace(0, longest - 1, SAMPLE).astype(np.int64)
+                X, real, rows = _read(vectors, groups, block, sample)
                 mean = (X * real[..., None]).sum(1, keepdim=True) / real.sum(1)[:, None, None]
                 apart = ALIKE**2 * X.square().sum(-1)
                 started = torch.from_numpy(begin[rows])[..., None] == torch.arange(k)
@@ -96,11 +98,11 @@ def grouped_kmeans(
 
 
 def _read(
-    vectors: np.ndarray, groups: Groups, block: np.ndarray, chosen: np.ndarray
+    vectors: np.ndarray, groups: Groups, block: np.ndarray, members: np.ndarray
 ) -> tuple[Float[Tensor, "b n h"], Bool[Tensor, "b n"], Int[np.ndarray, "b n"]]:
-    """The chosen members of each group, by number; which of them exist; and their rows."""
-    rows = groups.starts[block, None] + chosen
-    return torch.from_numpy(vectors[rows]), torch.from_numpy(chosen < groups.counts[block, None]), rows
+    """Vectors of the given members of each group in the block, which of them exist, and their rows."""
+    rows = groups.starts[block, None] + members
+    return torch.from_numpy(vectors[rows]), torch.from_numpy(members < groups.counts[block, None]), rows
 
 
 def _fit(
@@ -111,7 +113,10 @@ def _fit(
     allowed: Bool[Tensor, "b k"],
     draws: Float[Tensor, "b k"],
 ) -> tuple[Float[Tensor, "b k h"], Bool[Tensor, "b k"]]:
-    """Centroids of groups of mean 0, and which are in use. apart: squared distance of equal vectors."""
+    """Centroids of groups with mean 0, and which are in use.
+
+    apart: squared distance below which vectors count as equal.
+    """
     C, alive = _seed(X, real, apart, *_means(X, started), allowed, draws)
     labels = torch.full(real.shape, -1)
     for _ in range(ROUNDS):
@@ -126,7 +131,7 @@ def _fit(
 def _seed(
     X: Tensor, real: Tensor, apart: Tensor, C: Tensor, alive: Tensor, allowed: Tensor, draws: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Allowed centroids that are not alive become vectors, drawn ∝ their squared distance from the others."""
+    """Start unused allowed centroids from vectors, drawn ∝ their squared distance to the other centroids."""
     distance = torch.full(real.shape, torch.inf)
 
     def add(c: int, which: Tensor) -> Tensor:
@@ -137,7 +142,7 @@ def _seed(
     for c in range(C.shape[1]):
         distance = add(c, alive[:, c])
     for c in range(C.shape[1]):
-        weights = distance.where(distance.isfinite(), 1).double() * real  # of the first one, all alike
+        weights = distance.where(distance.isfinite(), 1).double() * real  # uniform for the first centroid
         cumulative = weights.cumsum(-1)
         total = cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, draws[:, c, None] * total, right=True)
@@ -155,6 +160,6 @@ def _nearest(X: Tensor, C: Tensor, alive: Tensor) -> Int[Tensor, "b n"]:
 
 
 def _means(X: Tensor, members: Bool[Tensor, "b n k"]) -> tuple[Tensor, Tensor]:
-    """The mean of every cluster's members, and whether it has some."""
+    """Mean of every cluster's members, and whether it has any."""
     counts = members.sum(1)
     return members.mT.to(X.dtype) @ X / counts.clamp(min=1)[..., None], counts > 0

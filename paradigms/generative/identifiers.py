@@ -1,8 +1,9 @@
-"""Identifiers: the token sequences that a decoder writes to name a document, d ↦ (d₁, …, d_M).
+"""Identifiers, d ↦ (d₁, …, d_M): the token sequences that a decoder generates to name a document.
 
-`titles` (GENRE: De Cao et al., ICLR 2021), `dsi.semantic` and `atomic` (DSI: Tay et al., NeurIPS 2022) and
-`text` (SEAL: Bevilacqua et al., NeurIPS 2022) make them, all in one form; `problems` counts what was odd. In
-vocabularies of our own, as in T5's, 0 pads and starts the decoder, 1 ends, and 2 is the first free.
+Three functions and `dsi.semantic` build them: `titles` (GENRE: De Cao et al., ICLR 2021), `atomic` (DSI: Tay
+et al., NeurIPS 2022) and `text` (SEAL: Bevilacqua et al., NeurIPS 2022). `problems` counts irregular
+documents. New vocabularies follow T5's convention: token 0 pads and starts the decoder, 1 ends a sequence,
+and 2 is the first free token.
 """
 
 import hashlib
@@ -28,28 +29,28 @@ from paradigms.io.files import write_json
 from paradigms.io.typed import check_type, naming, parse_json, require
 
 START, END, FIRST = 0, 1, 2
-TITLE_WORDS = 10  # of its text, where a document has no title
-BATCH = 1000  # texts in one call of a tokenizer
+TITLE_WORDS = 10  # words of the text that replace a missing title
+BATCH = 1000  # texts per call of a tokenizer
 
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Token sequences that name documents: one may name several, a document may have several.
+    """Token sequences that name documents; several documents may share one, and a document may have several.
 
     Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
-    sequences stay apart. ValueError where a document has none, or an identifier is empty, holds `end` or
-    leaves the vocabulary.
+    sequences are stored separately. Raises ValueError if a document has no identifier, or if an identifier is
+    empty, contains `end` or uses a token outside the vocabulary.
     """
 
     kind: str  # "title", "semantic", "atomic" or "text"
     documents: list[str]  # document ids, in the corpus's order
-    tokens: Int[np.ndarray, " t"]  # all identifiers one after the other, without `end`; int64
+    tokens: Int[np.ndarray, " t"]  # all identifiers, concatenated, without `end`; int64
     offsets: Int[np.ndarray, " n1"]  # [n + 1]
-    owners: Int[np.ndarray, " n"]  # position of the document that identifier n names, ascending
+    owners: Int[np.ndarray, " n"]  # position of the document named by identifier n, ascending
     vocabulary: int  # tokens are in [0, vocabulary)
-    end: int | None  # closes an identifier; None where every substring names the document ("text")
+    end: int | None  # closes an identifier; None if every substring names the document ("text")
     problems: Problems
-    starts: Int[np.ndarray, " s"]  # places in `tokens` where training spans may begin ("text"), ascending
+    starts: Int[np.ndarray, " s"]  # positions in `tokens` at which spans may begin ("text"), ascending
 
     def __post_init__(self) -> None:
         if (np.diff(self.starts, prepend=-1, append=len(self.tokens)) <= 0).any():
@@ -86,60 +87,60 @@ class Identifiers:
 
     @property
     def longest(self) -> int:
-        """The most tokens of an identifier, `end` included."""
+        """Length of the longest identifier, including `end`."""
         return int(np.diff(self.offsets).max()) + (self.end is not None)
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Document id -> its position."""
+        """Position of each document id."""
         return {id: n for n, id in enumerate(self.documents)}
 
     def of(self, document: int) -> range:
-        """The numbers of the identifiers that name the document at this position."""
+        """Numbers of the identifiers of the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 
     def windows(self, n: int, span: int) -> list[slice]:
-        """Slices of `tokens`, of `span` places each, that cover identifier n and begin at `starts`.
+        """Slices of `tokens`, each `span` long, that cover identifier n and begin at `starts`.
 
-        They overlap, or leave gaps, where starts ask for it. An identifier of at most `span` tokens is one
+        They may overlap or leave gaps, depending on `starts`. An identifier of at most `span` tokens is one
         window.
         """
         first, last = self.offsets[n : n + 2].tolist()
         at = slice(*np.searchsorted(self.starts, [first, last - span + 1]))
         possible = self.starts[at].tolist() if last - first > span else []
-        found: list[int] = possible[:1]
-        while found and found[-1] < possible[-1]:
-            within = bisect_right(possible, found[-1] + span) - 1
-            found.append(possible[max(within, bisect_right(possible, found[-1]))])
-        return [slice(at, at + span) for at in found] or [slice(first, last)] * (first < last)
+        begins: list[int] = possible[:1]
+        while begins and begins[-1] < possible[-1]:
+            within = bisect_right(possible, begins[-1] + span) - 1
+            begins.append(possible[max(within, bisect_right(possible, begins[-1]))])
+        return [slice(at, at + span) for at in begins] or [slice(first, last)] * (first < last)
 
     def target(self, n: int) -> tuple[int, ...]:
-        """What a decoder is to write for identifier n: its tokens and `end`."""
+        """Target sequence of identifier n: its tokens and `end`."""
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
 
     @property
     def targets(self) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]:
-        """All that a decoder may write, as CSR: `tokens` with `end` behind each identifier, and offsets."""
+        """All target sequences as CSR: `tokens` with `end` after each identifier, and offsets."""
         if self.end is None:
             return self.tokens, self.offsets
         return np.insert(self.tokens, self.offsets[1:], self.end), self.offsets + np.arange(len(self) + 1)
 
     def places(self) -> list[Int[np.ndarray, " v"]]:
-        """{dᵢ} for i = 1, 2, …: the tokens, `end` too, that stand at place i of an identifier, ascending."""
+        """{dᵢ} for i = 1, 2, …: the tokens at position i of any identifier, including `end`, ascending."""
         tokens, offsets = self.targets
         firsts, lengths = offsets[:-1], np.diff(offsets)
         return [np.unique(tokens[firsts[lengths > i] + i]) for i in range(self.longest)]
 
     @property
     def digest(self) -> str:
-        """sha256 of what names what; the same for identifiers that are equal in all but `problems`."""
-        found = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())
+        """SHA-256 of all fields except `problems`."""
+        digest = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())
         for array in (self.tokens, self.offsets, self.owners, self.starts):
-            found.update(array.astype("<i8").tobytes())
-        return found.hexdigest()
+            digest.update(array.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write identifiers.safetensors and identifiers.json into a folder that exists."""
+        """Write identifiers.safetensors and identifiers.json into an existing folder."""
         arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners", "starts")}
         save_file(arrays, folder / "identifiers.safetensors")
         plain = {name: getattr(self, name) for name in ("kind", "documents", "vocabulary", "end")}
@@ -147,7 +148,10 @@ class Identifiers:
 
     @classmethod
     def load(cls, folder: Path) -> "Identifiers":
-        """What `save` wrote. FileNotFoundError or ValueError name the file that is missing or damaged."""
+        """Read what `save` wrote.
+
+        Raises FileNotFoundError or ValueError with the name of the missing or damaged file.
+        """
         plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
         for file in (plain_file, arrays_file):
             require(file, folder)
@@ -160,20 +164,21 @@ class Identifiers:
             plain["problems"] = Problems(**plain["problems"])
             for name, kind in {"kind": str, "vocabulary": int, "end": int | None}.items():
                 check_type(name, plain[name], kind)
-        with naming(folder):  # of which of the two is not known
+        with naming(folder):  # either file may be the wrong one
             return cls(**plain, **arrays)
 
 
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
-    """d ↦ the tokens of its title, at most `length` of them with the end token (GENRE).
+    """d ↦ the tokens of its title, at most `length` with the end token (GENRE).
 
-    Without a title, the first words of the text are the name, then the id. Too long titles are cut; equal
-    ones name several documents. tokenizer: a fast Hugging Face one; ValueError without an end token.
+    A document without a title is named by the first words of its text, or else by its id. Long titles are
+    truncated; documents with equal titles share their identifier. tokenizer: a fast Hugging Face tokenizer.
+    Raises ValueError if the tokenizer has no end token.
     """
     if tokenizer.eos_token is None:
-        raise ValueError("titles need a tokenizer with an eos_token, as T5's; this one has none")
+        raise ValueError("titles need a tokenizer with an eos_token, such as T5's; this tokenizer has none")
     if length < 2:
-        raise ValueError(f"length must be at least 2, one token and the end, not {length}")
+        raise ValueError(f"length must be at least 2 (one token and the end token), got {length}")
     problems = Problems()
     rows: list[list[int]] = [[] for _ in corpus.ids]
     sources: dict[str, Callable[[int], str]] = {
@@ -198,7 +203,8 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
         left = [i for i in left if not rows[i]]
     if left:
         raise ValueError(
-            f"{len(left)} documents have no token in title, text or id, as {corpus.ids[left[0]]!r}: no name"
+            f"{len(left)} documents have no token in title, text or id, for example "
+            f"{corpus.ids[left[0]]!r}: they cannot be named"
         )
     _name_shared(rows, corpus.ids, problems)
     end = int(tokenizer.eos_token_id)
@@ -206,15 +212,15 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
 
 
 def atomic(documents: Sequence[str]) -> Identifiers:
-    """d ↦ one token of its own, its position + 2 (DSI's unstructured atomic ids)."""
+    """d ↦ one token, its position + 2 (DSI's unstructured atomic identifiers)."""
     rows = [[FIRST + i] for i in range(len(documents))]
     return make("atomic", documents, rows, FIRST + len(rows), END, Problems())
 
 
 def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifiers:
-    """d ↦ its own tokens, the first `length`, of which every substring is a name (SEAL).
+    """d ↦ the first `length` tokens of its text, every substring of which names d (SEAL).
 
-    tokenizer: a fast Hugging Face one. A document without tokens has no name and cannot be found.
+    tokenizer: a fast Hugging Face tokenizer. A document without tokens cannot be retrieved.
     """
     problems = Problems()
     rows, starts, size = [], [], 0
@@ -239,7 +245,7 @@ def make(
     problems: Problems,
     starts: Sequence[int] = (),
 ) -> Identifiers:
-    """Identifiers from one token sequence per document."""
+    """Build Identifiers from one token sequence per document."""
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
     owners, begins = np.arange(len(rows)), np.array(starts, dtype=np.int64)
@@ -247,29 +253,29 @@ def make(
 
 
 class Tokenized(NamedTuple):
-    """A text and its tokens without special ones."""
+    """A text and its tokens without special tokens."""
 
     text: str
     ids: list[int]
-    ends: list[int]  # the character at which each token ends
-    special: bool  # whether the text spells special tokens, which are left out
+    ends: list[int]  # character offset at which each token ends
+    special: bool  # whether the text spells special tokens, which are dropped
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """The first `length` tokens of each text, without spelled-out padding or end tokens ("</s>")."""
+    """Yield the first `length` tokens of each text; drop padding and end tokens that the text spells out."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
-    # Not verbose: no warning on texts that are longer than a model's input.
+    # verbose=False: no warning about texts longer than the model's input.
     settings |= dict.fromkeys(("add_special_tokens", "return_attention_mask", "verbose"), False)
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
         encoded = tokenizer(batch, return_token_type_ids=False, **settings)
-        found = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        for text, ids, places in found:
-            kept = [n for n, id in enumerate(ids) if id not in special]
-            first = kept[:length]
+        rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for text, ids, places in rows:
+            plain = [n for n, id in enumerate(ids) if id not in special]
+            first = plain[:length]
             ends = [places[n][1] for n in first]
-            yield Tokenized(text, [ids[n] for n in first], ends, len(kept) < len(ids))
+            yield Tokenized(text, [ids[n] for n in first], ends, len(plain) < len(ids))
 
 
 def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
@@ -286,20 +292,20 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text that have tokens (ending after the word before), and the first token of each."""
+    """The words of a text in which at least one token ends, and each word's first token."""
 
     def __init__(self, tokenized: Tokenized) -> None:
         self.text, self.tokens, ends, _ = tokenized
         places = [match.span() for match in WORD.finditer(self.text)]
         closed = np.array([end for _, end in places[:-1]])
         bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(self.tokens)]
-        kept = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
-        self.places = [places[n] for n in kept]
+        filled = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
+        self.places = [places[n] for n in filled]
         self.words = [self.text[start:end] for start, end in self.places]
-        self.bounds = [*(bounds[n] for n in kept), len(self.tokens)]
+        self.bounds = [*(bounds[n] for n in filled), len(self.tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
-        """The words at which a span of `words` words may start: no stop words where there is another."""
+        """Words at which a span of `words` words may start; stop words only if there are no others."""
         every = range(max(0, len(self.words) - words) + 1) if self.words else range(0)
         return [n for n in every if _content(self.words[n])] or list(every)
 
@@ -320,20 +326,20 @@ class Targets:
     """n token sequences for each of b queries, padded."""
 
     ids: Int[Tensor, "b n m"]
-    mask: Bool[Tensor, "b n m"]  # True = a token that counts
-    start: int = START  # what the decoder reads before the first
+    mask: Bool[Tensor, "b n m"]  # False = padding
+    start: int = START  # the decoder's input before the first token
 
     def to(self, device: torch.device | str) -> "Targets":
         return Targets(self.ids.to(device), self.mask.to(device), self.start)
 
     @property
     def inputs(self) -> Int[Tensor, "b n m"]:
-        """What the decoder reads: the same, one place later."""
+        """The decoder's inputs: the ids shifted by one position."""
         return nn.functional.pad(self.ids[..., :-1], (1, 0), value=self.start)
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> "Targets":
-        """From token sequences, rows[b][n]; every query needs as many. See `Generative.targets`."""
+        """Pad token sequences rows[b][n]; every query must have the same number. See `Generative.targets`."""
         length = max(len(tokens) for sequences in rows for tokens in sequences)
         ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
         mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]

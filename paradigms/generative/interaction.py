@@ -1,4 +1,4 @@
-"""A T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: the exact identity, its truncations, and the paper's form.
+"""rel of a T5 decoder as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: the exact identity, its truncations, and the paper's form.
 
 Wu et al. 2024, Eq. 11 to 16, derive rel = sum(ẼᵀQ ⊙ A) for one layer without norms, residuals and
 feed-forward. With norm scales, attention and gates held fixed (`decoder.Trace`), the whole decoder is linear
@@ -24,21 +24,21 @@ from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 
-# exact: all paths. direct: every layer's contexts by the residual stream alone. last: the last layer's alone.
-# naive: the last layer with its heads' attention averaged and their vectors summed, as the paper's Eq. 13
-# reads and its public practice does: M document tokens, and no equality with rel.
+# exact: all paths. direct: the contexts of all layers, through the residual stream only. last: the same for
+# the last layer only. naive: the last layer with attention averaged and vectors summed over heads, as in the
+# paper's Eq. 13 and its public code: M document tokens, and the sum does not equal rel.
 Form = Literal["exact", "direct", "last", "naive"]
 
 
 def decompose(
     model: Generative, sources: Batch, targets: Targets, scorer: ScoreName, form: Form = "exact"
 ) -> tuple[Tokens, Tokens, Interaction]:
-    """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest of b queries and n identifiers each.
+    """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest for b queries with n identifiers each.
 
-    Document tokens are ordered (layer, head, place). But for the naive form, rel is the model's scores summed
-    over places. The exact form computes the rest from the prefix; in the truncated forms, and for BART
-    (biases and positions), the rest is the difference. For log probabilities it includes −Σᵢ log Σ_v exp
-    logit_iv.
+    Document tokens are ordered (layer, head, position). Except for the naive form, rel is the sum of the
+    model's scores over positions. The exact form computes the rest from the prefix; in the truncated forms,
+    and for BART (biases and positions), the rest is the difference. For log probabilities the rest includes
+    −Σᵢ log Σ_v exp logit_iv.
     """
     with model.evaluating(), torch.no_grad():  # contexts are held fixed: no gradient reaches the encoder
         states, memory = model.begin(sources)
@@ -57,7 +57,7 @@ def decompose(
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
         else:
             contexts = _residual_path(model, gradients[0], trace)
-        crossing = [layer.crossing for layer in layers_of(model.decoder)]
+        crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
         used = range(len(contexts))[-1:] if form in ("last", "naive") else range(len(contexts))
         D = torch.stack([_vectors(crossing[layer], contexts[layer]) for layer in used], 2)
         A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
@@ -76,13 +76,13 @@ def decompose(
 
 
 def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Tensor]:
-    """∂rel/∂c^{lh}_i along the residual stream alone: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i."""
+    """∂rel/∂c^{lh}_i through the residual stream only: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i."""
     if trace.scale is None:
         raise ValueError(
             f"{model.name} normalises after each layer, as BART does: only the form 'exact' is defined"
         )
     stream = gradient * model.decoder.final_layer_norm.weight * trace.scale
-    crossing = [layer.crossing for layer in layers_of(model.decoder)]
+    crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 
 

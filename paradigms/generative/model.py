@@ -1,7 +1,8 @@
-"""rel(d, q) = log p(identifier of d | q) of a sequence-to-sequence model, as one trainable, savable module.
+"""rel(d, q) = log p(identifier of d | q): a sequence-to-sequence model as one module to train and save.
 
-Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model is built for a corpus, whose identifiers are its
-index. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding change the output vectors.
+Wu et al. 2024 (arXiv:2404.00684), Eq. 8 to 14. The model is built for a corpus; the identifiers of its
+documents take the place of an index. DSI, GENRE and SEAL differ in their identifiers; PAWA and NP-decoding
+change the output vectors.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import load_heads, quiet
+from paradigms.encoder.backbone import beginnings, load_heads, quiet
 from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.generative import backbone as base
@@ -32,13 +33,13 @@ from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
-# Padded tokens that the decoder reads at once; each has a logit for every entry of the vocabulary.
+# Padded tokens in one pass of the decoder; each has a logit for every entry of the vocabulary.
 TOKENS = {"cpu": 1 << 10}
 MANY_TOKENS = 1 << 14
 
 
 class Generative(Trainable):
-    """log p(identifier | query) with a T5, a BART, or an encoder under a small decoder."""
+    """log p(identifier | query) by a T5, a BART, or an encoder with a small decoder."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Generative(Trainable):
         identifiers: Identifiers,
         clusters: Clusters | None = None,
     ) -> None:
-        """clusters: those of the identifiers' tokens, where settings.tokens is "clusters"; see `build`."""
+        """clusters: clusters of the identifiers' tokens, if settings.tokens = "clusters"; see `build`."""
         super().__init__()
         check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
@@ -56,32 +57,37 @@ class Generative(Trainable):
         self.tokenizer = base.load_base_tokenizer(backbone)
         self.width: int = config.hidden_size
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
-        own = settings.tokens == "own"
-        if not own and identifiers.vocabulary > config.vocab_size:
+        new_tokens = settings.tokens == "own"
+        if not new_tokens and identifiers.vocabulary > config.vocab_size:
             raise ValueError(
                 f"identifiers use {identifiers.vocabulary} tokens, the vocabulary of {backbone} has "
                 f"{config.vocab_size}: build them with its tokenizer"
             )
         if (settings.tokens == "clusters") != (clusters is not None):
-            raise ValueError(f"tokens={settings.tokens!r} and clusters: {clusters}; one goes with the other")
+            raise ValueError(
+                f"tokens='clusters' and clusters go together, got {settings.tokens!r} and {clusters}"
+            )
         if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
-            raise ValueError("the clusters are those of other identifiers")
+            raise ValueError("the clusters belong to other identifiers")
         self.clusters = clusters
-        size = identifiers.vocabulary if own else config.vocab_size
+        size = identifiers.vocabulary if new_tokens else config.vocab_size
         vectors = base.token_vectors(self.backbone)
         heads, layers = getattr(config, "num_attention_heads", 8), settings.decoder_layers
         self.added = None if config.is_encoder_decoder else small_decoder(self.width, heads, layers)
         self.embedding = None
-        if own:
-            self.embedding = nn.Parameter(torch.randn(size, self.width) * vectors.std())  # as it reads others
+        if new_tokens:
+            self.embedding = nn.Parameter(
+                torch.randn(size, self.width) * vectors.std()
+            )  # as large as the others
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
-        self.table = nn.Parameter(torch.randn(size, self.width)) if own and not settings.pawa_rank else None
-        dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # of a T5, or a BART
+        table = new_tokens and not settings.pawa_rank
+        self.table = nn.Parameter(torch.randn(size, self.width)) if table else None
+        dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # T5's or BART's
         pawa = size, self.width, settings.pawa_rank, settings.pawa_layers
         self.pawa = Pawa(*pawa, dropout if self.added is None else 0.0) if settings.pawa_rank else None
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
-            output = self.backbone.lm_head.weight  # never read, so it would get no gradient
+            output = self.backbone.lm_head.weight  # unused: it would get no gradient
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
         for weight in self.encoder.parameters() if settings.frozen else ():
             weight.requires_grad_(False)
@@ -122,15 +128,23 @@ class Generative(Trainable):
         return self.settings.name
 
     def description(self) -> dict[str, Any]:
-        """Settings and identifiers; of clusters only what no refresh changes."""
+        """Settings, and digests of the identifiers and of the clusters' surface tokens."""
         surface = None if self.clusters is None else self.clusters.surface.astype("<i8").tobytes()
         clusters = None if surface is None else hashlib.sha256(surface).hexdigest()
         return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": clusters}
 
+    def check_corpus(self, ids: Sequence[str]) -> None:
+        if self.identifiers.documents != ids:
+            raise ValueError(
+                f"{self.name} names the {len(self.identifiers.documents):,} documents of another corpus, not "
+                f"these {len(ids):,}: a generative paradigm ranks the corpus it was built for"
+            )
+
     def tokenize(self, texts: Sequence[str]) -> Batch:
-        """Sources: queries, or passages in their place; every token counts, </s> too."""
+        """Tokenize queries, or passages in their place; every token counts, including </s>."""
         settings = {"padding": True, "truncation": True, "max_length": self.settings.query_length}
-        rows = self.tokenizer(list(texts), return_tensors="pt", **settings)
+        texts = beginnings(self.tokenizer, texts, self.settings.query_length)
+        rows = self.tokenizer(texts, return_tensors="pt", **settings)
         return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
@@ -138,10 +152,10 @@ class Generative(Trainable):
 
     @property
     def start(self) -> int:
-        """The token before the first: BART's own, where it writes tokens of its own; else `START`."""
+        """The decoder's first input: `START`, or BART's start token if BART's vocabulary is used."""
         config = self.backbone.config
-        own = config.model_type == "bart" and self.settings.tokens == "backbone"
-        return config.decoder_start_token_id if own else START
+        bart = config.model_type == "bart" and self.settings.tokens == "backbone"
+        return config.decoder_start_token_id if bart else START
 
     @property
     def encoder(self) -> Any:
@@ -153,7 +167,7 @@ class Generative(Trainable):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The encoder's: `decode` calls the parts of the decoder's layers one by one."""
+        """The encoder's layers; `decode` calls the parts of the decoder's layers itself."""
         decoding = {id(module) for module in self.decoder.modules()}
         return [layer for layer in super().layers if id(layer) not in decoding]
 
@@ -164,7 +178,7 @@ class Generative(Trainable):
         return self
 
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
-        """Q, the queries' encoder states, and the memory that decoding them needs."""
+        """Q, the queries' encoder states, and the memory for decoding."""
         if self.states is not None:
             states = self.states.find(sources, lambda missing: self.encode(missing).half())
         else:
@@ -190,11 +204,11 @@ class Generative(Trainable):
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
-        """What the decoder reads for a token."""
+        """The decoder's input vectors of tokens."""
         return nn.functional.embedding(ids, self._input_table)
 
     def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
-        """The output vectors against which the states of the last m of the prefix's t places are held."""
+        """Outputs for the states of the last m positions of a prefix of t tokens."""
         adapted = None
         if self.pawa is not None:
             adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
@@ -212,21 +226,22 @@ class Generative(Trainable):
             return self.pawa.matrices
         if self.table is not None:
             return self.table
-        read = self.added is not None or self.clusters is not None  # the vectors that the decoder reads
-        return self._input_table if read else self.backbone.lm_head.weight
+        tied = self.added is not None or self.clusters is not None
+        return self._input_table if tied else self.backbone.lm_head.weight
 
     @property
     def _scale(self) -> float:
         """s of logit_v = s · hᵀ w_v: T5 v1.0 divides by √h where v1.1 and mT5 do not."""
-        config, own = self.backbone.config, self.settings.tokens != "backbone" or self.settings.pawa_rank
+        config, settings = self.backbone.config, self.settings
+        new_vectors = settings.tokens != "backbone" or settings.pawa_rank
         tied = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-        scaled = own or self.added is not None or (tied and config.model_type == "t5")
+        scaled = new_vectors or self.added is not None or (tied and config.model_type == "t5")
         return self.width**-0.5 if scaled else 1.0
 
     def forward(
         self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n m"]:
-        """log p(d_i | d_<i, q) of every target token, or another scorer's part of rel; 0 at padding."""
+        """log p(d_i | d_<i, q) of every target token, or its contribution by another scorer; 0 at padding."""
         _, memory = self.begin(sources)
         states = decode(self.decoder, self.embed(targets.inputs), memory)
         return self.token_parts(states, targets, scorer)
@@ -234,18 +249,18 @@ class Generative(Trainable):
     def sequence_scores(
         self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
     ) -> list[Float[np.ndarray, "s n"]]:
-        """rel of each query's own non-empty sequences, sequences[b][n], by each scorer, by teacher forcing.
+        """rel of each query's non-empty sequences, sequences[b][n], by each scorer, with teacher forcing.
 
-        A query is encoded once and its sequences share its keys and values; memory is bounded whatever their
-        number.
+        A query is encoded once, and its sequences share its keys and values. Memory does not grow with the
+        number of sequences.
         """
         sources, most = sources.to(self.device), TOKENS.get(self.device.type, MANY_TOKENS)
         with self.evaluating(), torch.inference_mode():
             _, memory = self.begin(sources)
-            scores = [np.empty((len(scorers), len(own))) for own in sequences]
-            for query, own in enumerate(sequences):
-                for numbers in by_length([len(sequence) for sequence in own], most):
-                    targets = self.targets([[own[n] for n in numbers]]).to(self.device)
+            scores = [np.empty((len(scorers), len(each))) for each in sequences]
+            for query, each in enumerate(sequences):
+                for numbers in by_length([len(sequence) for sequence in each], most):
+                    targets = self.targets([[each[n] for n in numbers]]).to(self.device)
                     states = decode(self.decoder, self.embed(targets.inputs), memory.of(query))
                     for row, scorer in enumerate(scorers):
                         parts = self.token_parts(states, targets, scorer)[0]
@@ -255,9 +270,9 @@ class Generative(Trainable):
     def token_parts(
         self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
     ) -> Float[Tensor, "b n m"]:
-        """The part of rel of every target token, whose decoder states these are; 0 at padding."""
+        """Contribution of every target token to rel, from its decoder state; 0 at padding."""
         outputs, places = self.outputs(states, targets.inputs), [slice(0, None)]
-        if self._places is not None and len(self._places) > 1:  # a softmax for each place
+        if self._places is not None and len(self._places) > 1:  # a softmax for each position
             places = [slice(place, place + 1) for place in range(targets.ids.shape[-1])]
         parts = [outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places]
         return torch.cat(parts, -1).where(targets.mask, 0)
@@ -265,7 +280,7 @@ class Generative(Trainable):
     def next_log_probabilities(
         self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
     ) -> Float[Tensor, "b n v"]:
-        """log p(token | prefix, q) of every token; −∞ for those that the softmax leaves out."""
+        """log p(token | prefix, q) of every token; −∞ for tokens outside the softmax."""
         alphabet = self._alphabet(prefix.shape[-1] - 1)
         scores = self.outputs(states, prefix).log_probabilities(alphabet)[..., 0, :]
         if alphabet is None:
@@ -274,7 +289,7 @@ class Generative(Trainable):
         return full.index_copy(-1, alphabet, scores)
 
     def _softmax_tokens(self) -> list[Tensor] | None:
-        """Of each place, or of all, the tokens that the softmax is over; None: the vocabulary."""
+        """Tokens of the softmax, for each position or once for all; None: the vocabulary."""
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"
@@ -284,22 +299,23 @@ class Generative(Trainable):
         return [torch.from_numpy(tokens) for tokens in places]
 
     def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
-        """The tokens that the softmax of a place is over; None: the vocabulary."""
+        """Tokens of the softmax at a position; None: the vocabulary."""
         if self._places is None:
             return None
-        if self._places[0].device != self.device:  # moved once, not at every place of every batch
+        if self._places[0].device != self.device:  # move once, not for every batch
             self._places = [tokens.to(self.device) for tokens in self._places]
         return self._places[min(place, len(self._places) - 1)]
 
     def target(self, identifier: int) -> list[int]:
-        """The tokens that the decoder writes for an identifier, the end token last."""
+        """Target tokens of an identifier in the decoder's vocabulary, end token last."""
         tokens = self.target_tokens[slice(*self.identifiers.offsets[identifier : identifier + 2])].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
     def written(self, document: int, target: Sequence[int]) -> list[int]:
-        """The tokens that the decoder writes for a target of `pairs` that names this document.
+        """Target tokens in the decoder's vocabulary for a target of `pairs` that names this document.
 
-        With clusters, those of its first occurrence in the document's identifiers; ValueError without one.
+        With clusters, those of its first occurrence in the document's identifiers. Raises ValueError if it
+        does not occur there.
         """
         if self.clusters is None:
             return list(target)
@@ -312,12 +328,12 @@ class Generative(Trainable):
                 if places.size:
                     return self.target(n)[places[0] :][:length]
         id = ids.documents[document]
-        raise ValueError(f"the target {list(target)} is no part of the identifiers of document {id!r}")
+        raise ValueError(f"the target {list(target)} does not occur in the identifiers of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """The token sequences that reranking scores: identifiers, or windows of `span` tokens; none is empty.
+        """The non-empty token sequences that reranking scores: identifiers, or windows of `span` tokens.
 
-        whole: identifiers in any case, which may be the whole text.
+        whole: use identifiers even if they are whole texts.
         """
         ids, span = self.identifiers, self.settings.span
         if whole or ids.kind != "text":
@@ -325,7 +341,7 @@ class Generative(Trainable):
         return [self.target_tokens[at].tolist() for n in ids.of(document) for at in ids.windows(n, span)]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
-        """A readable name for each token that the decoder writes."""
+        """Readable names of tokens in the decoder's vocabulary."""
         if self.settings.tokens == "own":
             return ["end" if token == self.identifiers.end else str(token) for token in tokens]
         surface = list(tokens) if self.clusters is None else self.clusters.surface[list(tokens)].tolist()
@@ -355,5 +371,5 @@ class Generative(Trainable):
         return model
 
     def _heads(self) -> dict[str, Tensor]:
-        """The weights that are not the backbone's own."""
+        """The weights outside the backbone."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}

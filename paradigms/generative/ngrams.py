@@ -1,10 +1,10 @@
-"""{v : p·v is valid} for a prefix p, in time proportional to its size: what a beam search may write next.
+"""{v : p·v is valid} for a prefix p: the tokens that a beam search may generate next, in time ∝ their number.
 
-Valid are all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua et al. 2022,
-arXiv:2204.10628, §3), or those alone that begin a document: a trie of identifiers (De Cao et al. 2021).
-LCP[r] is how many tokens the suffixes of rows r − 1 and r share within a document. An n-gram of depth m
-occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al. 2004,
-"Replacing suffix trees with enhanced suffix arrays"). These rows are listed n-gram by n-gram, so that a set
+Valid are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua et al. 2022,
+arXiv:2204.10628, §3), or only n-grams that begin a document: a trie of identifiers (De Cao et al. 2021).
+LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An n-gram of
+depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al.
+2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by n-gram, so that a set
 of successors is a slice.
 """
 
@@ -17,29 +17,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-SEPARATOR = -1  # closes every document in the text; no n-gram contains it, so none crosses a boundary
+SEPARATOR = -1  # closes every document; no n-gram contains it, so n-grams stay within a document
 
 
 class Branches(NamedTuple):
-    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; maybe none."""
+    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; the sets may be empty."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
     tokens: Int[np.ndarray, " t"]  # ascending within a prefix
-    states: Int[np.ndarray, "t 3"]  # the prefix's state after taking that token
+    states: Int[np.ndarray, "t 3"]  # state of the prefix with that token
 
 
 class Occurrences(NamedTuple):
-    """Where each of x n-grams occurs, as CSR, ascending by document and position."""
+    """Occurrences of each of x n-grams, as CSR, ascending by document and position."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1]
     documents: Int[np.ndarray, " t"]
-    positions: Int[np.ndarray, " t"]  # of the n-gram's first token in its document
+    positions: Int[np.ndarray, " t"]  # of the n-gram's first token within the document
 
 
 def ranges(
     first: Int[np.ndarray, " x"], last: Int[np.ndarray, " x"]
 ) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
-    """The integers of every [first, last), one range after the other, as CSR: offsets [x + 1] and values."""
+    """The integers of every range [first, last), concatenated, as CSR: offsets [x + 1] and values."""
     offsets = np.zeros(len(first) + 1, dtype=np.int64)
     np.cumsum(last - first, out=offsets[1:])
     return offsets, np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
@@ -47,27 +47,29 @@ def ranges(
 
 @dataclass(frozen=True)
 class NGramIndex:
-    """The valid n-grams of a corpus; the state of one is [lo, hi, depth].
+    """The valid n-grams of a corpus; an n-gram's state is [lo, hi, depth].
 
-    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi where it is absent. A
-    node is an n-gram with several successors, or with one that some occurrences lack. About 26 bytes a token.
+    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi if it is absent. A
+    node is an n-gram with several successors, or with one successor that some occurrences lack. The index
+    takes about 26 bytes per token.
     """
 
-    text: Int[np.ndarray, " l"]  # the documents, a SEPARATOR behind each
+    text: Int[np.ndarray, " l"]  # the documents, each closed by SEPARATOR
     starts: Int[np.ndarray, " d1"]  # document d begins at text[starts[d]]
-    rows: Int[np.ndarray, " r"]  # the suffix array: where the suffixes begin, sorted by what they read
+    rows: Int[np.ndarray, " r"]  # the suffix array: start positions of the sorted suffixes
     nodes: Int[np.ndarray, " v"]  # lo · stride + depth of every node, ascending
     first: Int[np.ndarray, " v1"]  # node v has the successors first[v] … first[v + 1] − 1
-    tokens: Int[np.ndarray, " e"]  # of the successors, ascending within a node
+    tokens: Int[np.ndarray, " e"]  # the successors' tokens, ascending within a node
     lows: Int[np.ndarray, " e"]  # lo of the n-gram with that successor; its hi is the next one's lo
 
     @classmethod
     def build(
         cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"], *, whole: bool = False
     ) -> "NGramIndex":
-        """The index of the documents tokens[offsets[d]:offsets[d + 1]]. ValueError if all are empty.
+        """Index the documents tokens[offsets[d]:offsets[d + 1]].
 
-        whole: of n-grams that begin a document alone, so that the longest are whole documents.
+        whole: allow only n-grams that begin a document; the longest are whole documents. Raises ValueError if
+        all documents are empty.
         """
         from pydivsufsort import divsufsort, kasai
 
@@ -77,7 +79,7 @@ class NGramIndex:
             raise ValueError("an n-gram index needs at least one token: every document is empty")
         text = np.insert(tokens.astype(np.int32), offsets[1:], SEPARATOR)
         starts = offsets + np.arange(len(offsets))
-        symbols = np.searchsorted(np.unique(text), text)  # dense, so that most corpora need 2 bytes a token
+        symbols = np.searchsorted(np.unique(text), text)  # dense: most corpora then fit into 2 bytes a token
         symbols = symbols.astype(np.min_scalar_type(int(symbols.max())))
         rows = divsufsort(symbols)
         shared = np.roll(kasai(symbols, rows), 1)  # from rows (r, r + 1) to (r − 1, r)
@@ -85,67 +87,67 @@ class NGramIndex:
         until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
         shared = np.minimum(shared, until_end[rows])
         if whole:
-            kept = np.flatnonzero(np.isin(rows, starts))
-            shared = np.minimum.reduceat(shared[: kept[-1] + 1], np.append(0, kept[:-1] + 1))
-            rows = rows[kept]
+            begins = np.flatnonzero(np.isin(rows, starts))
+            shared = np.minimum.reduceat(shared[: begins[-1] + 1], np.append(0, begins[:-1] + 1))
+            rows = rows[begins]
         stride = int(np.diff(starts).max())  # more than any depth
         changes = previous_smaller(shared)[1:] * stride + shared[1:]  # the node whose successor changes here
-        nodes = np.union1d(changes, 0)  # the empty n-gram is one even where nothing changes
+        nodes = np.union1d(changes, 0)  # the empty n-gram is always a node
         keys = np.concatenate([nodes, changes])
-        lows = np.concatenate([nodes // stride, np.arange(1, len(rows))])  # every node's first successor, too
+        lows = np.concatenate([nodes // stride, np.arange(1, len(rows))])  # with each node's first successor
         successors = text[rows[lows] + keys % stride]
-        kept = np.flatnonzero(successors != SEPARATOR)
-        kept = kept[np.argsort(keys[kept], kind="stable")]
-        nodes, counts = np.unique(keys[kept], return_counts=True)
+        real = np.flatnonzero(successors != SEPARATOR)
+        real = real[np.argsort(keys[real], kind="stable")]
+        nodes, counts = np.unique(keys[real], return_counts=True)
         first = np.concatenate([[0], np.cumsum(counts)])
-        return cls(text, starts, rows, nodes, first, successors[kept], lows[kept].astype(rows.dtype))
+        return cls(text, starts, rows, nodes, first, successors[real], lows[real].astype(rows.dtype))
 
     def start(self) -> Int[np.ndarray, "1 3"]:
         """The state of the empty prefix."""
         return np.array([[0, len(self.rows), 0]])
 
     def branches(self, states: Int[np.ndarray, "x 3"]) -> Branches:
-        """What may follow the prefixes that have these states."""
+        """Successors of the prefixes with the given states."""
         lo, hi, depth = states.T
         key = np.where(lo < hi, lo * self._stride + depth, -1)
         node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
         first, last = self.first[node], self.first[after]
-        single = np.flatnonzero((first == last) & (lo < hi))  # no nodes: with one successor, or none
+        single = np.flatnonzero((first == last) & (lo < hi))  # not nodes: at most one successor
         only = self.text[self.rows[lo[single]] + depth[single]]
         single, only = single[only != SEPARATOR], only[only != SEPARATOR]
-        first[single], last[single] = 0, 1  # a place to be overwritten
+        first[single], last[single] = 0, 1  # placeholders, overwritten below
         offsets, places = ranges(first, last)
         tokens, lows = self.tokens[places].astype(np.int64), self.lows[places].astype(np.int64)
         tokens[offsets[single]], lows[offsets[single]] = only, lo[single]
-        found = np.empty((len(tokens), 3), dtype=np.int64)
-        found[:, 0] = lows
-        found[:-1, 1] = lows[1:]
-        some = np.flatnonzero(last > first)
-        found[offsets[some + 1] - 1, 1] = hi[some]
-        found[:, 2] = np.repeat(depth + 1, last - first)
-        return Branches(offsets, tokens, found)
+        successors = np.empty((len(tokens), 3), dtype=np.int64)
+        successors[:, 0] = lows
+        successors[:-1, 1] = lows[1:]
+        inner = np.flatnonzero(last > first)
+        successors[offsets[inner + 1] - 1, 1] = hi[inner]
+        successors[:, 2] = np.repeat(depth + 1, last - first)
+        return Branches(offsets, tokens, successors)
 
     def counts(self, states: Int[np.ndarray, "x 3"]) -> Int[np.ndarray, " x"]:
-        """How often each n-gram occurs in the corpus, overlaps included."""
+        """Number of occurrences of each n-gram in the corpus, including overlapping ones."""
         return states[:, 1] - states[:, 0]
 
     def locate(self, states: Int[np.ndarray, "x 3"]) -> Occurrences:
-        """Where each n-gram occurs: one entry per occurrence, so memory grows with `counts`."""
+        """Occurrences of each n-gram: one entry each, so memory grows with `counts`."""
         offsets, places = ranges(states[:, 0], states[:, 1])
-        of = np.repeat(np.arange(len(states)), np.diff(offsets))
+        grams = np.repeat(np.arange(len(states)), np.diff(offsets))
         begins = self.rows[places].astype(np.int64)
-        begins = begins[np.lexsort((begins, of))]
+        begins = begins[np.lexsort((begins, grams))]
         documents = np.searchsorted(self.starts, begins, side="right") - 1
         return Occurrences(offsets, documents, begins - self.starts[documents])
 
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
-        """The states of the n-grams; lo = hi where one is absent."""
+        """States of the n-grams; lo = hi for an absent n-gram."""
 
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
-            given: Any = self.rows, token, lo, hi
-            following: Any = {"key": lambda begin: self.text[begin + depth]}
-            return bisect_left(*given, **following), bisect_right(*given, **following)
+            arguments: Any = self.rows, token, lo, hi
+            key: Any = {"key": lambda begin: self.text[begin + depth]}
+            return bisect_left(*arguments, **key), bisect_right(*arguments, **key)
 
         states = []
         for gram in grams:

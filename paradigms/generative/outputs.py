@@ -1,4 +1,4 @@
-"""logit_v = s · h_iᵀ w_v and what is made of it: probabilities, and the vectors that D is made of."""
+"""logit_v = s · h_iᵀ w_v: output vectors of a decoder, their probabilities, and the vectors that form D."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-PLACES = 512  # positions that the adaptor tells apart
+PLACES = 512  # positions that the adaptor distinguishes
 
 
 class Pawa(nn.Module):
     """E ∈ R^{V×h×r} and the adaptor of a_i ∈ R^r: logit_v = s · h_iᵀ E_v a_i, prefix-aware output vectors.
 
     Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, without the vector that NCI
-    adds to E_v a_i. a_i comes from a small transformer over the tokens before place i, with one learned
-    memory vector. NCI has r = h; a smaller r fits a text vocabulary.
+    adds to E_v a_i. A small transformer with one learned memory vector computes a_i from the tokens before
+    position i. NCI has r = h; a smaller r fits a text vocabulary.
     """
 
     def __init__(self, vocabulary: int, width: int, rank: int, layers: int, dropout: float) -> None:
@@ -31,12 +31,12 @@ class Pawa(nn.Module):
         self.reduce = nn.Identity() if rank == width else nn.Linear(width, rank, bias=False)
 
     def adapt(self, prefix: Float[Tensor, "b n m h"]) -> Float[Tensor, "b n m r"]:
-        """a_i from the embeddings of the tokens before each place, the start token first."""
+        """Compute a_i from the embeddings of the tokens before each position, start token first."""
         rows = nn.functional.normalize(prefix.flatten(0, 1), dim=-1) * prefix.shape[-1] ** 0.5
         places = rows.shape[1]
         causal = torch.ones(places, places, dtype=torch.bool, device=rows.device).triu(1)
         memory = self.memory.expand(len(rows), 1, -1)
-        # Said to be causal, as to find that out torch would wait for a GPU.
+        # tgt_is_causal: otherwise torch inspects the mask, which synchronises with a GPU.
         adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal, tgt_is_causal=True)
         return self.reduce(adapted).unflatten(0, prefix.shape[:2])
 
@@ -46,7 +46,7 @@ ScoreName = Literal["log_probability", "logit", "centred_logit"]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Decoder states s·h_i and the vectors that they are compared with: a table of w_v, or PAWA's E_v a_i."""
+    """Decoder states s·h_i and the output vectors: a table of w_v, or PAWA's E_v a_i."""
 
     states: Float[Tensor, "b n m h"]
     table: Float[Tensor, "v h"] | Float[Tensor, "v h r"]  # w, or E
@@ -57,10 +57,10 @@ class Outputs:
         return replace(self, states=self.states[:, :, places], adapted=adapted)
 
     def logits(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """s·h_iᵀw_v of the candidates alone (None: the vocabulary).
+        """s·h_iᵀw_v of the candidates (None: of the whole vocabulary).
 
-        Of PAWA, with fewer candidates than h, as (h_iᵀ E_v) a_i, otherwise as one product over h ⊗ a: the
-        smaller factor.
+        PAWA computes (h_iᵀ E_v) a_i if there are fewer candidates than h, else one product over h ⊗ a:
+        whichever needs less memory.
         """
         table = self._rows(candidates)
         if self.adapted is None:
@@ -73,18 +73,18 @@ class Outputs:
         return outer.flatten(-2) @ table.flatten(1).mT
 
     def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """log softmax over the candidates (None: the vocabulary), in float32 or wider."""
+        """log softmax over the candidates (None: over the vocabulary), in float32 or wider."""
         logits = self.logits(candidates)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def score(
         self, ids: Int[Tensor, "b n m"], scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m"]:
-        """The part of rel of one token per place.
+        """Each target token's contribution to rel.
 
-        logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11), which a constant vector added to every w_v changes, though
-        no loss sees that. log_probability: what is trained, and ranks by default; −∞ for a token that is no
-        candidate. centred_logit: the logit less its mean over the candidates.
+        logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11). Adding one vector to every w_v changes it, but not the
+        loss. log_probability: the trained score and the default; −∞ for a token outside the candidates.
+        centred_logit: the logit minus its mean over the candidates.
         """
         if scorer == "logit":
             return (self.states * self.vectors(ids)).sum(-1)
@@ -95,19 +95,19 @@ class Outputs:
         if candidates is None:
             return log_p.gather(-1, ids[..., None])[..., 0]
         places = torch.searchsorted(candidates, ids.contiguous()).clamp(max=len(candidates) - 1)
-        found = log_p.gather(-1, places[..., None])[..., 0]
-        return found.masked_fill(candidates[places] != ids, -torch.inf)
+        chosen = log_p.gather(-1, places[..., None])[..., 0]
+        return chosen.masked_fill(candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
-        """w of one token per place: the embedding that the formula's D is made of."""
+        """w of each token: the embedding from which D is computed."""
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: all of it), whose own gradient is several times slower."""
+        """table[ids] (None: the whole table); the gradient of plain indexing is several times slower."""
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])
 
     def _adapt(self, rows: Tensor) -> Float[Tensor, "*x h"]:
-        """w of rows of the table."""
+        """w_v of the table's rows, through PAWA's adaptor if there is one."""
         return rows if self.adapted is None else torch.einsum("...hr,...r->...h", rows, self.adapted)

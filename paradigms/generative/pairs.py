@@ -1,10 +1,10 @@
-"""(source, target): the text that an encoder reads and the tokens that a decoder learns to write for it.
+"""(source, target): training pairs of a text for the encoder and a token sequence for the decoder.
 
 Query side: `retrieval_pairs`, query → identifier, and `span_pairs`, query → spans of a relevant document.
 Document side: `indexing_pairs`, passage → identifier (DSI: Tay et al., NeurIPS 2022, §3.1);
 `generated_pairs`, generated query → identifier (Zhuang et al. 2022, DSI-QG); `document_span_pairs`, span →
-span. Spans are those of SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu et al. 2024, §6.2). Draws
-depend on the seed and the ids alone; what gives no pair is counted in `problems`.
+span. Spans are drawn as in SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu et al. 2024, §6.2). Draws
+depend only on the seed and the ids; `problems` counts inputs that yield no pair.
 """
 
 import random
@@ -23,20 +23,23 @@ from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
 from paradigms.io.gzipped import numbered_lines
 
-GRAM = 3  # words of a query and of a passage that are compared
+GRAM = 3  # words in the n-grams by which queries and passages are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What the encoder reads, and what the decoder is to write: the end token too, where one ends it."""
+    """The encoder's input and the decoder's target, which includes the end token if there is one."""
 
     source: str
-    document: int  # position of the document that the target names
+    document: int  # position of the target's document
     target: tuple[int, ...]
 
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
-    """query ↦ each identifier of each relevant document. KeyError names a document without an identifier."""
+    """query ↦ each identifier of each relevant document.
+
+    Raises KeyError, with the id, if a relevant document has no identifier.
+    """
     position, pairs = identifiers.positions, []
     for query, grades in split.judgements.items():
         for id, grade in grades.items():
@@ -56,9 +59,9 @@ def indexing_pairs(
     passages: int = 1,
     seed: int = 0,
 ) -> list[Pair]:
-    """passage ↦ each identifier of its document, of at most `passages` random passages of `words` words."""
+    """passage ↦ each identifier of its document, for at most `passages` random passages of `words` words."""
     if corpus.ids != identifiers.documents:
-        raise ValueError("these identifiers name the documents of another corpus")
+        raise ValueError("the identifiers belong to another corpus")
     pairs = []
     for document, text in enumerate(corpus):
         places = [match.span() for match in WORD.finditer(text)]
@@ -76,38 +79,40 @@ def indexing_pairs(
 def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
-    """generated query ↦ each identifier of its document. generated: as from `read_generated`."""
+    """generated query ↦ each identifier of its document. generated: pairs as `read_generated` yields them."""
     position, pairs = identifiers.positions, []
-    bare = dict.fromkeys(identifiers.documents)
+    without = dict.fromkeys(identifiers.documents)
     for id, query in generated:
         if id not in position:
             problems.add("generated query for an absent document (left out)", id)
         elif not query.strip():
             problems.add("empty generated query (left out)", id)
         else:
-            bare.pop(id, None)
+            without.pop(id, None)
             pairs += _named(query, position[id], identifiers)
-    for id in bare:
+    for id in without:
         problems.add("document without a generated query", id)
     return pairs
 
 
 def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
-    """(document id, query) from the lines {"document": id, "query": text} of a .jsonl file, plain or .gz.
+    """Yield (document id, query) from lines {"document": id, "query": text} of a .jsonl file, plain or .gz.
 
-    ValueError names the file and the line that is none.
+    Raises ValueError, with file and line, if a line has another form.
     """
     for number, line in numbered_lines(path):
         row = json_object(line, f"{path}, line {number}")
         document, query = row.get("document"), row.get("query")
         if not isinstance(document, str) or not isinstance(query, str):
-            raise ValueError(f'{path}, line {number}: not {{"document": id, "query": text}}: {line[:60]}')
+            raise ValueError(
+                f'{path}, line {number}: expected {{"document": id, "query": text}}, got {line[:60]}'
+            )
         yield document, query
 
 
 def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
     if identifiers.end is None:
-        raise ValueError("every substring of a text names it: take span_pairs and document_span_pairs")
+        raise ValueError("text identifiers have no single target: use span_pairs and document_span_pairs")
     return [Pair(source, document, identifiers.target(n)) for n in identifiers.of(document)]
 
 
@@ -122,11 +127,10 @@ def span_pairs(
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
-    """query ↦ `spans` spans of each relevant document, at starts i drawn with P(i) ∝ exp(wᵢ)
-    (`span_weights`).
+    """query ↦ `spans` spans of each relevant document, starts i drawn with P(i) ∝ exp(wᵢ) (`span_weights`).
 
-    A span has `words` words, or all of a shorter document, and starts at no stop word if there is another
-    start. tokenizer, length: those of `identifiers.text`, of whose tokens every target is a slice.
+    A span has `words` words, or all words of a shorter document, and does not start at a stop word if another
+    start exists. tokenizer, length: as for `identifiers.text`; every target is a slice of its tokens.
     """
     queries: dict[int, list[str]] = {}
     for query, grades in split.judgements.items():
@@ -156,9 +160,9 @@ def document_span_pairs(
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
-    """span ↦ span of the same document, `spans` of each: what SEAL learns of a corpus without queries.
+    """span ↦ span of the same document, `spans` pairs each: SEAL's training on a corpus without queries.
 
-    Both are drawn evenly from the starts of `span_pairs`, and differ where the document has two.
+    Both spans are drawn uniformly from the possible starts of `span_pairs`, and differ if there are two.
     """
     pairs = []
     for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
@@ -172,7 +176,7 @@ def document_span_pairs(
 
 
 def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
-    """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: how much of the query starts at word i.
+    """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: its overlap with the words from i on.
 
     ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case, indel the fewest insertions and deletions.
     """

@@ -5,9 +5,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from paradigms.data import Run, best_first, check_queries
+from paradigms.explanation import Explanation
 from paradigms.generative.beam import beam_search
+from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
@@ -34,9 +37,8 @@ class GenerativeRetriever:
         identifiers = self.model.identifiers
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
-    @property
-    def bytes_per_document(self) -> float:
-        """Bytes of weights (but a frozen encoder's own), identifiers and `valid`, per document."""
+    def size_in_bytes(self) -> int:
+        """Bytes of weights (but a frozen encoder's own), identifiers and `valid`."""
         model = self.model
         parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:
@@ -45,7 +47,7 @@ class GenerativeRetriever:
             parts = [part for part in parts if id(part) not in frozen]
         held = [vars(of) for of in (model.identifiers, self.valid, model.clusters) if of is not None]
         parts += [part for of in held for part in of.values() if isinstance(part, np.ndarray)]
-        return sum(part.nbytes for part in parts) / len(model.identifiers.documents)
+        return sum(part.nbytes for part in parts)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """At most k documents of every query, best first; of equal scores the smaller id.
@@ -107,6 +109,40 @@ class GenerativeRetriever:
                         best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
                         found[place][query] = best_first(best)
         return [{query: of[query] for query in run} for of in found]
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        """Decompose the score of the document's best name, one row per token; [] without a name.
+
+        The L·H document tokens of one place are one: A is their mean attention, and S·A the sum of theirs.
+        """
+        model = self.model
+        names = model.names(model.identifiers.positions[document])
+        if not names:
+            return []
+        sources = model.tokenize([query]).to(model.device)
+        targets = model.targets([names]).to(model.device)
+        scorer = model.settings.score
+        with model.evaluating(), torch.inference_mode():
+            best = int(model(sources, targets, scorer).sum(-1)[0].argmax())
+        targets = model.targets([[names[best]]]).to(model.device)
+        interaction = decompose(model, sources, targets, scorer)[-1]
+        A = interaction.alignment[0, 0].unflatten(0, (-1, targets.ids.shape[-1]))
+        shares = interaction.similarity[0, 0].unflatten(0, (-1, targets.ids.shape[-1])) * A
+        mean, share = A.mean(0), shares.sum(0)
+        assert interaction.rest is not None
+        explanation = Explanation(
+            system=model.name,
+            reads="the decoder's state: the query, and the identifier up to the token before",
+            query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
+            document_tokens=model.labels(names[best]),
+            links=[
+                (i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in mean.nonzero().tolist()
+            ],
+            Z=1.0,
+            rel=float(interaction.rel[0, 0]),
+            rest=float(interaction.rest[0, 0]),
+        )
+        return [explanation]
 
     def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
         """For each query identifiers, by number, and their scores."""

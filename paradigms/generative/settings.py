@@ -1,15 +1,15 @@
-"""What makes a generative paradigm besides its backbone and its identifiers: plain data, saved with them."""
+"""Settings of a generative paradigm, beside its backbone and identifiers: plain data, saved with them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.outputs import PLACES, ScoreName
-from paradigms.io.typed import check_types
+from paradigms.io.typed import OneLine, Range, check_types
 
-# How a small decoder over a frozen encoder is trained in a comparison: settings of `train.loop`.
+# Training settings (`train.loop`) of a small decoder over a frozen encoder, in a comparison.
 TRAINING: dict[str, Any] = {"steps": 400, "batch_size": 64, "learning_rate": 2e-3, "warmup": 0.05}
 
 
@@ -17,34 +17,33 @@ TRAINING: dict[str, Any] = {"steps": 400, "batch_size": 64, "learning_rate": 2e-
 class GenerativeSettings:
     """Settings of `model.Generative`. Lengths are in tokens."""
 
-    name: str
-    # Of the decoder with random weights that an encoder without one gets; T5 and BART have their own.
-    decoder_layers: int = 2
+    name: Annotated[str, OneLine()]
+    # Layers of the new decoder that an encoder-only backbone gets; T5 and BART bring their decoders.
+    decoder_layers: Annotated[int, Range(1, 64)] = 2
     frozen: bool = False  # the encoder is not trained: sources are encoded once (`Generative.keep_states`)
-    query_length: int = 48  # of what the encoder reads: queries, and the passages it trains on in their place
-    document_length: int = 128  # of a document's text: in its spans, its embedding (DSI), its context (NP)
-    # Where the vectors of identifier tokens come from. "backbone": its own vocabulary; "own": new tables, for
-    # identifiers that are no text; "clusters": NP-decoding, contextual vectors of the corpus's tokens.
+    # Length of the encoder's input: queries, and training passages used as queries.
+    query_length: Annotated[int, Range(1, 1 << 13)] = 48
+    # Length of a document's text, for spans, embeddings (DSI) and contexts (NP-decoding).
+    document_length: Annotated[int, Range(1, 1 << 17)] = 128
+    # Source of the identifier tokens' vectors. "backbone": the backbone's vocabulary; "own": new tables, for
+    # identifiers that are not text; "clusters": contextual vectors of the corpus's tokens (NP-decoding).
     tokens: Literal["backbone", "own", "clusters"] = "backbone"
-    pawa_rank: int = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
-    pawa_layers: int = 1
-    clusters: int = 5  # of each surface token at most, where tokens are "clusters"
-    # Steps of training after which tokens are clustered anew, by the encoder as it then is (ASYNC); 0: never.
-    refresh: int = 0
-    # What p(token | prefix, q) is normalised over: the vocabulary (for a new decoder over an encoder `build`
-    # takes "identifiers" instead), the tokens of all identifiers, or those that stand at this place of some
-    # identifier. Never the tokens that may follow the prefix: beams would no longer be comparable.
+    pawa_rank: Annotated[int, Range(0, 256)] = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
+    pawa_layers: Annotated[int, Range(1, 64)] = 1
+    clusters: Annotated[int, Range(1, 1 << 12)] = 5  # at most, per surface token, if tokens = "clusters"
+    # Cluster the tokens again with the current encoder after this many training steps (ASYNC); 0: never.
+    refresh: Annotated[int, Range(0, 1 << 31)] = 0
+    # Tokens over which p(token | prefix, q) is normalised: the vocabulary (a new decoder over an encoder uses
+    # "identifiers" instead), the tokens of all identifiers, or the tokens at this position of any identifier.
+    # It is never the set of tokens that may follow the prefix: beams would not be comparable.
     softmax: Literal["vocabulary", "identifiers", "place"] = "vocabulary"
-    score: ScoreName = "log_probability"  # what ranks in rerank mode
-    span: int = 10  # tokens of a generated n-gram, and of a document's windows, where identifiers are text
-    beams: int = 20
+    score: ScoreName = "log_probability"  # the score that reranking uses
+    # Tokens of a generated n-gram and of a document's windows, if identifiers are text.
+    span: Annotated[int, Range(1, 1 << 10)] = 10
+    beams: Annotated[int, Range(1, 1 << 12)] = 20
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, kind in get_type_hints(type(self)).items():
-            least = 0 if name in ("pawa_rank", "refresh") else 1
-            if kind is int and getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.refresh and self.tokens != "clusters":
             raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
         if self.tokens == "clusters" and self.document_length < 2:
@@ -54,7 +53,10 @@ class GenerativeSettings:
 
 
 def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
-    """ValueError where identifiers do not fit what the settings do by place."""
+    """Check that the identifiers allow the settings that depend on a token's position.
+
+    Raises ValueError if they do not.
+    """
     if settings.softmax == "place" and identifiers.end is None:
         raise ValueError(
             f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "

@@ -1,4 +1,4 @@
-"""A T5 v1.1 with random weights and a vocabulary of its own, as a checkpoint folder: needs no hub."""
+"""A T5 v1.1 with random weights and a vocabulary trained on given texts, as a checkpoint folder."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from paradigms.encoder.backbone import quiet
-from paradigms.io.files import atomic_folder
+from paradigms.io.files import atomic_folder, contents
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
 HEADS = 4
@@ -22,19 +22,23 @@ def small_t5(
     width: int = 64,
     seed: int = 0,
 ) -> Path:
-    """Write the checkpoint: byte pairs of `texts`, random weights. ValueError without a character in them."""
+    """Write a checkpoint with random weights and a byte-pair vocabulary of `texts`.
+
+    Raises ValueError if the texts are empty.
+    """
     from transformers import T5Config, T5ForConditionalGeneration
 
     tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
-        raise ValueError("no text has a character: a T5 of these texts could read nothing")
+        raise ValueError("all texts are empty: a vocabulary needs at least one character")
     sizes: Any = {"d_model": width, "d_kv": width // HEADS, "d_ff": 2 * width, "num_heads": HEADS}
     kind: Any = {"num_layers": 1, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     config = T5Config(vocab_size=len(tokenizer), dropout_rate=0.0, **sizes, **kind)
-    with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, ["config.json"]) as temporary:
+    written = contents("*.json", "*.safetensors", marks=["config.json"])
+    with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, written) as temporary:
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(config)
-        # The class ties both tables; two of different values stay two.
+        # The class ties both tables unless their values differ.
         table = torch.nn.Parameter(torch.randn(len(tokenizer), width) * width**-0.5)
         model.lm_head.weight = table
         model.save_pretrained(temporary)
@@ -47,7 +51,7 @@ def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    # Identifiers of programs and their parts are words: `MutableSet.add`, `is_subnormal`.
+    # Words include identifiers of programs and their parts: `MutableSet.add`, `is_subnormal`.
     splits = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(True)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.Metaspace()

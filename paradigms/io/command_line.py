@@ -1,6 +1,6 @@
-"""A flat dataclass → command-line flags, --config FILE.yaml and --help: the settings of every script.
+"""Turn a flat dataclass into command-line flags, --config FILE.yaml and --help: the settings of every script.
 
-A script reads its command line before it imports what takes seconds: help and mistakes are told at once.
+A script reads its command line before its slow imports, so that help and errors appear at once.
 
     @dataclass
     class Settings: ...
@@ -23,37 +23,46 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, set_parsing_settings
 
+from paradigms.io.device import HELP, choose_device
 from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import shown
 
+DEEPEST = 50  # levels of lists and mappings in a setting
+
 
 class Parser(ArgumentParser):
-    """An error is told in its own lines: the usage of thirty options would hide it."""
+    """A parser whose errors print without the usage, which would hide them behind thirty options."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
         raise SystemExit(2) from ex
 
     def check_structures(self, arguments: Sequence[str], hints: Mapping[str, Any]) -> None:
-        """An error where a field of lists or mappings is given no JSON or YAML: where it breaks off."""
+        """Check that --config files and the values of list and mapping fields are JSON or YAML."""
         for before, word in pairwise(["", *arguments]):
             name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
             field = name.removeprefix("--").partition(".")[0].rstrip("+")
-            if value[:1] not in ("[", "{") or not _structured(hints.get(field)):
+            if field == "config" and Path(value).is_file():
+                name, value = value, Path(value).read_text(encoding="utf-8", errors="replace")
+            elif not _structured(hints.get(field)):
                 continue
             try:
-                yaml.safe_load(value)
+                structure = yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
                 self.error(f"{name}: no JSON or YAML: {' '.join(str(error).split())}")
+            if _deeper(structure, DEEPEST):
+                self.error(f"{name}: no JSON or YAML of settings: nested more than {DEEPEST} levels deep")
 
 
-def command_line(kind: type, description: str, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """The values of the dataclass `kind` from flags; a flag beats the YAML file, which beats the default.
+def command_line(
+    kind: type, description: str, arguments: Sequence[str] | None = None, *, device: bool = False
+) -> dict[str, Any]:
+    """Read the values of the dataclass `kind`; flags override the YAML file, which overrides defaults.
 
     The string under each field is its help text. Wrong names and types end the program with a message. Every
-    script also has --config, and --plugin, whose files are imported here.
+    script also has --config and --plugin; plug-ins are imported here. device: add --device (`choose_device`).
     """
-    # jsonargparse would run the script's `if TYPE_CHECKING` blocks for them.
+    # Resolved here, because jsonargparse would run the script's `if TYPE_CHECKING` blocks.
     hints = get_type_hints(kind)
     vars(kind)["__init__"].__annotations__.update(hints)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -66,13 +75,17 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
         metavar="FILE.py",
         help="registers a paradigm, alignment or encoder of your own; may be repeated, a list in YAML",
     )
+    if device:
+        parser.add_argument("--device", default="", help=HELP)
     parser.add_class_arguments(kind)
-    parser.check_structures(sys.argv[1:] if arguments is None else arguments, hints)
-    values = parser.parse_args(arguments).as_dict()
+    words = bracketed(sys.argv[1:] if arguments is None else arguments, hints)
+    parser.check_structures(words, hints)
+    values = parser.parse_args(words).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":
         logging.getLogger("paradigms").setLevel(logging.INFO)
     try:
+        choose_device(values.pop("device", "") if device else "")
         load_plugins(values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
@@ -80,16 +93,45 @@ def command_line(kind: type, description: str, arguments: Sequence[str] | None =
     return values
 
 
+def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
+    """The arguments, with brackets around values of lists that lack them: `dpr,colbert` is [dpr,colbert]."""
+    words: list[str] = []
+    for before, word in pairwise(["", *arguments]):
+        flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        hint = hints.get(flag.removeprefix("--"))
+        if flag.startswith("--") and value[:1] not in ("", "[", "{") and value != "null" and _listed(hint):
+            word = f"[{value}]" if word == value else f"{flag}=[{value}]"
+        words.append(word)
+    return words
+
+
+def _listed(hint: Any) -> bool:
+    """Whether values of this type are lists but not strings."""
+    return _structured(hint) and any(
+        part is list or get_origin(part) is list for part in (hint, *get_args(hint))
+    )
+
+
 def _structured(hint: Any) -> bool:
-    """Whether values of this type are lists or mappings and no strings."""
+    """Whether values of this type are lists or mappings but not strings."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         return str not in get_args(hint) and any(map(_structured, get_args(hint)))
     return isinstance(origin, type) and issubclass(origin, Collection) and origin is not str
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings are nested more than `levels` levels deep, an alias of itself included."""
+    parts = {id(value): value}  # one entry for all aliases of a part
+    for _ in range(levels + 1):
+        inner = [part for part in parts.values() if isinstance(part, dict | list)]
+        below = [x for part in inner for x in (part.values() if isinstance(part, dict) else part)]
+        parts = {id(part): part for part in below}
+    return bool(parts)
+
+
 def folder_name(collection: str) -> str:
-    """A collection's part of a results folder's name: hf-BeIR-scifact, a folder's name, lifestyle-test."""
+    """Name of a collection in results folders: hf-BeIR-scifact, a folder's name, lifestyle-test."""
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     path = Path(collection).resolve()

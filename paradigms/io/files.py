@@ -3,8 +3,8 @@
 This module imports nothing else of the project.
 """
 
+import atexit
 import errno
-import fcntl
 import glob
 import gzip
 import io
@@ -12,21 +12,40 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypeAlias, cast
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk that takes no more
+try:
+    import fcntl
+except ModuleNotFoundError:
+    raise ImportError(
+        "retrieval-paradigms runs on Linux and macOS, whose file locks it needs: on Windows, use WSL"
+    ) from None
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk accepts no more data
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
+LITTER = (".DS_Store", "Thumbs.db")  # files that file managers leave in folders
+SETTLING = 9  # more replacements than may happen while a file is opened
+PARTIAL = ".*.????????.partial"  # the hidden folder of a writer: `_workplace`
+
+# What this program writes into one kind of folder: (folder) -> patterns of entries, as in `Path.match`, for
+# files and, with a "/" at the end, for folders; None if the folder is of another kind.
+Contents: TypeAlias = Callable[[Path], Collection[str] | None]
+
+
+def contents(*patterns: str, marks: Collection[str] = ()) -> Contents:
+    """`Contents` with fixed patterns. marks: files of which a folder of this kind holds at least one."""
+    return lambda folder: patterns if not marks or any((folder / mark).is_file() for mark in marks) else None
 
 
 @contextmanager
-def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False) -> Iterator[IO[str]]:
+def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
     """Write a UTF-8 text file (gzipped if its name ends in .gz) that gets its name once it is complete.
 
     The same text always gives the same bytes. Parent folders are created. `errors="replace"` writes "?" for
-    lone surrogates. `durable` waits until the file is on disk.
+    lone surrogates. When the body has ended, the file and its name are on disk.
     """
     target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
     with _workplace(target) as work:
@@ -39,119 +58,162 @@ def atomic_text(path: str | Path, errors: str = "strict", durable: bool = False)
             else:
                 with io.TextIOWrapper(raw, "utf-8", errors, newline="\n") as stream:
                     yield stream
-        if durable:
-            flush(fresh)
-        os.replace(fresh, target)
+        replace_file(fresh, target)
 
 
-def write_text(path: str | Path, text: str, errors: str = "strict", durable: bool = False) -> None:
+def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
     """Write a whole text file as `atomic_text` does."""
-    with atomic_text(path, errors, durable) as stream:
+    with atomic_text(path, errors) as stream:
         stream.write(text)
 
 
-def write_json(path: str | Path, value: Any, durable: bool = False) -> None:
+def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file as `atomic_text` does."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def replace_file(fresh: Path, target: Path) -> None:
+    """Flush a complete file, move it to its name and flush the name."""
+    flush(fresh)
+    os.replace(fresh, target)
+    flush(target.parent)
 
 
 @contextmanager
-def atomic_folder(path: str | Path, marks: Collection[str] | None, durable: bool = False) -> Iterator[Path]:
-    """A folder to fill, which replaces `path` if the body ends without error.
+def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
+    """A folder to fill, which replaces `path` if the body ends without error, and is then on disk.
 
-    FileExistsError if `path` is a folder without one of the files `marks` (`check_marked`); None replaces any
-    content. Of several writers the last one to end wins. A killed writer leaves at most a hidden folder,
-    which the next one removes, or which `settle` puts back where it holds the old content. `durable` waits
-    until the folder is on disk.
+    written: what may be replaced. Raises FileExistsError if `path` holds anything else (`check_replaceable`).
+    If several processes write the same folder, the last one to end wins. A killed writer leaves at most a
+    hidden folder; the next writer removes it, or `settle` puts it back if it holds the old content.
     """
     target = Path(os.path.realpath(path))
     settle(target)
-    if marks is not None:
-        check_marked(target, marks)
+    check_replaceable(target, written)
     with _workplace(target) as work:
         fresh = work / "fresh"
         fresh.mkdir()
         try:
             yield fresh
-            if durable:
-                for entry in (fresh, *fresh.rglob("*")):
-                    flush(entry)
+            for entry in (fresh, *fresh.rglob("*")):
+                flush(entry)
             while fresh.exists():
                 try:
                     os.replace(fresh, target)
                 except OSError as error:
                     if error.errno not in OCCUPIED:
                         raise
+                    check_replaceable(target, written)  # again: entries may have been added during the body
                     with suppress(FileNotFoundError):  # another writer has just moved it
                         os.replace(target, work / f"old.{secrets.token_hex(4)}")
-            if durable:
-                flush(target.parent)
+            flush(target.parent)
         finally:
             settle(target)
 
 
 @contextmanager
 def _workplace(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target`, locked until it is removed; those of killed writers are removed first.
+    """Create a locked hidden folder beside `target`, after removing the folders of killed writers.
 
-    `_leftovers` knows it by its name, and `_sweep` by the lock, which ends with the process.
+    `_leftovers` finds it by its name; `_sweep` tells from the lock, which ends with the process, whether its
+    writer is alive.
     """
+    check_locks(target)
+    missing = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush(folder.parent)
     _sweep(target)
     work = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     work.mkdir()
     lock = os.open(work, os.O_RDONLY)
     try:
+        check_locks(target)  # once `work` exists: whoever deletes the folder from now on deletes `work` too
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        with naming_full(target):
-            yield work
+        try:
+            with naming_full(target):
+                yield work
+        finally:
+            check_locks(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
 
 
-@contextmanager
-def locked(folder: Path, make: bool = False) -> Iterator[None]:
-    """Keep other writers of this machine away from `folder`. BlockingIOError names it while one is at work.
+_LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that locked it, and its descriptor
 
-    make: make the folder if it is missing. The system's lock ends with the process.
+
+@contextmanager
+def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[None]:
+    """Lock `folder` against other writers on this machine. The lock ends with the process.
+
+    make: create the folder if it is missing. wait: wait for other writers instead of raising BlockingIOError.
+    If the folder is deleted or replaced meanwhile, this process writes nothing more below its path
+    (`check_locks`).
     """
+    path = Path(os.path.realpath(folder))
     while True:
+        check_locks(path)
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
                 message = f"{folder} is being written by another process: wait until it ends, or stop it"
                 raise BlockingIOError(error.errno, message) from None
-            if folder.exists() and os.path.samestat(os.fstat(lock), folder.stat()):  # not moved meanwhile
+            if _same(lock, path):  # not moved meanwhile
+                _LOCKS[path] = os.getpid(), lock
                 with naming_full(folder):
                     yield
                 return
         finally:
+            if _LOCKS.get(path, (0, 0))[1] == lock:
+                del _LOCKS[path]
             os.close(lock)
 
 
-_HELD: set[tuple[int, int, int]] = set()  # process, and device and number of a folder that it has locked
-_KEPT = ExitStack()  # the locks
+def check_locks(path: Path) -> None:
+    """Check that no `locked` folder above `path` was deleted or replaced since.
+
+    Such a folder now belongs to another process. Call this before a deletion or a write that is not atomic.
+    Raises BlockingIOError.
+    """
+    for above in reversed(Path(os.path.realpath(path)).parents):
+        if above in _LOCKS and not _same(_LOCKS[above][1], above):
+            raise BlockingIOError(
+                f"{above} was deleted or replaced while this process was writing there, and its results are "
+                "lost: start it again with another folder, or when no other process writes to this one"
+            )
+
+
+def _same(lock: int, folder: Path) -> bool:
+    """Whether a descriptor still refers to the folder at this path."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.path.samestat(os.fstat(lock), folder.stat())
+    return False
+
+
+_HELD: set[Path] = set()
+_KEPT = ExitStack()  # the locks of folders in _HELD
+atexit.register(_KEPT.close)
 
 
 def held(folder: str | Path) -> Path:
-    """A script's results folder, `locked` until this process ends, which may ask again; made if missing.
+    """Create a script's results folder and lock it until this process ends; repeated calls are allowed.
 
-    SystemExit while another process writes there.
+    Raises SystemExit while another process writes there.
     """
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        there = place.stat()
-        own = os.getpid(), there.st_dev, there.st_ino
-        if own not in _HELD:
+        path = Path(os.path.realpath(place))
+        owner, lock = _LOCKS.get(path, (0, -1))
+        if path not in _HELD or owner != os.getpid() or not _same(lock, path):
             _KEPT.enter_context(locked(place))
-            _HELD.add(own)
+            _HELD.add(path)
     except OSError as error:
         raise SystemExit(str(error)) from error
     return place
@@ -159,7 +221,7 @@ def held(folder: str | Path) -> Path:
 
 @contextmanager
 def naming_full(target: Path) -> Iterator[None]:
-    """OSError that names `target` for whatever a library raises when a disk is full."""
+    """Replace a library's error about a full disk by an OSError that names `target`."""
     try:
         yield
     except Exception as error:
@@ -169,25 +231,61 @@ def naming_full(target: Path) -> Iterator[None]:
         raise OSError(full, f"{target} cannot be written: {os.strerror(full)}") from error
 
 
-def check_marked(folder: Path, marks: Collection[str]) -> None:
-    """FileExistsError if `folder` is a file, or is not empty and holds none of the files `marks`."""
-    held: set[str] = set()
-    with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing it
-        while True:
-            before = folder.stat()
-            listed = {entry.name for entry in folder.iterdir()}
-            after = folder.stat()
-            # Else it has been replaced meanwhile, and what was listed is being deleted.
-            if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
-                held = listed
-                break
-    if held and not held & set(marks):
-        raise FileExistsError(
-            f"{folder} would be replaced, but was not written by this program: it holds {min(held)}, and no "
-            f"{' or '.join(marks)}. Choose another folder"
-        )
+def check_replaceable(folder: Path, written: Contents) -> None:
+    """Check that a folder is missing, empty, or holds nothing but what this program wrote.
+
+    Raises FileExistsError, with the name of an entry that is not `written`, or if `folder` is a file.
+    """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
+    names: list[str] = []
+    patterns: Collection[str] | None = ()
+    foreign: str | None = None
+    with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing the folder
+        while True:
+            before = folder.stat()
+            names = sorted(entry.name for entry in folder.iterdir())
+            patterns = written(folder)
+            foreign = None if patterns is None else _foreign(folder, patterns)
+            after = folder.stat()
+            if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+                break  # otherwise the folder was replaced meanwhile, and its old content is being deleted
+            names, foreign = [], None
+    if names and patterns is None:
+        raise FileExistsError(
+            f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "
+            "Choose another folder"
+        )
+    if foreign is not None:
+        raise FileExistsError(
+            f"{folder} would be replaced, but holds {foreign}, which this program did not write. Move it "
+            "away, or choose another folder"
+        )
+
+
+def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
+    """The first entry below a folder that no pattern matches; None if there is none."""
+    files = [*LITTER, *(pattern for pattern in patterns if not pattern.endswith("/"))]
+    folders = [pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")]
+    for entry in sorted(folder.rglob("*")):
+        name = entry.relative_to(folder)
+        if any(Path(part).match(PARTIAL) for part in name.parts):
+            continue  # left by a killed writer
+        if not any(name.match(form) for form in (folders if entry.is_dir() else files)):
+            return str(name)
+    return None
+
+
+def remove_folder(folder: Path, written: Contents) -> None:
+    """Delete a folder that holds nothing but what this program wrote.
+
+    The folder disappears atomically: an interruption leaves a hidden folder, which the next writer removes.
+    Raises FileExistsError, with the name of a foreign entry, if there is one.
+    """
+    check_replaceable(folder, written)
+    if folder.exists():
+        with _workplace(Path(os.path.realpath(folder))) as work, suppress(FileNotFoundError):
+            os.replace(os.path.realpath(folder), work / "removed")
 
 
 def flush(path: Path) -> None:
@@ -197,6 +295,18 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_settled(file: Path) -> str:
+    """Read a text file in a folder that other processes may be replacing.
+
+    A replacement moves the folder away for a moment. Raises FileNotFoundError if the file stays missing.
+    """
+    for _ in range(SETTLING):
+        settle(file.parent)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return file.read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def settle(path: str | Path) -> None:
@@ -214,7 +324,7 @@ def settle(path: str | Path) -> None:
 
 def sweep(folder: str | Path) -> None:
     """`settle` every folder in `folder`, and remove what killed writers left behind."""
-    for work in Path(os.path.realpath(folder)).glob(".*.????????.partial"):
+    for work in Path(os.path.realpath(folder)).glob(PARTIAL):
         if work.is_dir():
             target = work.with_name(work.name[1:].rsplit(".", 2)[0])
             settle(target)
@@ -222,9 +332,9 @@ def sweep(folder: str | Path) -> None:
 
 
 def _leftovers(target: Path, what: str) -> list[Path]:
-    """The entries `what` in the hidden folders of all writers of `target`, alive or killed."""
+    """Entries named `what` in the hidden folders of all writers of `target`, alive or killed."""
     hidden = target.with_name(f".{target.name}.")
-    return [Path(found) for found in glob.glob(f"{glob.escape(str(hidden))}????????.partial/{what}")]
+    return [Path(entry) for entry in glob.glob(f"{glob.escape(str(hidden))}????????.partial/{what}")]
 
 
 def _sweep(target: Path) -> None:

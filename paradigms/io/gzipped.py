@@ -1,22 +1,30 @@
-"""Lines of files that are plain, or gzipped if their name ends in .gz."""
+"""Lines of text files, gzipped if their name ends in .gz."""
 
 import gzip
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+LONGEST = 1 << 27  # bytes of a line; gzip expands up to a thousandfold
 
 
 def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, first byte, line) of each line but blank ones.
+    """Yield (number from 1, offset of its first byte, line) of each line that is not blank.
 
-    FileNotFoundError names a missing file, ValueError a .gz that breaks off.
+    Raises FileNotFoundError if the file does not exist, ValueError if a .gz file is truncated or a line is
+    longer than `LONGEST`; the rest of such a line is not read.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file")
     start = 0
     with gzip.open(path) if Path(path).suffix == ".gz" else open(path, "rb") as stream:
         try:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
+                if len(line) > LONGEST:
+                    raise ValueError(
+                        f"{path}, line {number}: longer than {LONGEST:,} bytes: split it, or its text"
+                    )
                 if line.strip():
                     yield number, start, line
                 start += len(line)
@@ -25,7 +33,7 @@ def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def decoded(line: bytes, where: str) -> str:
-    """The line's text without its end. ValueError says where it is not UTF-8."""
+    """Decode a line without its line break. Raises ValueError, beginning with `where`, if it is not UTF-8."""
     try:
         return line.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
@@ -33,9 +41,9 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 text file, numbered from 1, without blank ones.
+    """Yield the lines of a UTF-8 text file that are not blank, numbered from 1.
 
-    ValueError names the file, and the line that is not UTF-8; errors of `byte_lines`.
+    Raises ValueError, with file and line, if a line is not UTF-8, and the errors of `byte_lines`.
     """
     for number, _, line in byte_lines(path):
         text = decoded(line, f"{path}, line {number}")

@@ -1,7 +1,7 @@
-"""Plug-ins: a user's own Python file that registers an alignment, Z, imputation, encoder or paradigm.
+"""Plug-ins: users' Python files that register an alignment, Z, imputation, encoder or paradigm.
 
-Every script and command takes it as `--plugin FILE`, and `paradigms.load` as `plugin=FILE`. Nothing else
-imports it: a checkpoint names the plug-ins that it needs, and loading it without them is an error.
+Every script and command takes `--plugin FILE`, and `paradigms.load` takes `plugin=FILE`. Nothing else imports
+a plug-in: a checkpoint names the plug-ins that it needs, and loading it without them is an error.
 """
 
 import importlib
@@ -16,10 +16,10 @@ LOADED: list[Path] = []  # the plug-ins of this process
 
 
 def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
-    """Import each file as the module of its own name, once in this process.
+    """Import each file as a module with the file's name, once per process.
 
-    Its folder is appended to `sys.path`, for spawned processes. FileNotFoundError where there is no such
-    file; ValueError where another module has its name, or the file cannot be imported.
+    The file's folder is appended to `sys.path`, for spawned processes. Raises FileNotFoundError if a file
+    does not exist, ValueError if another module has its name or if it cannot be imported.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         path = Path(file).resolve()
@@ -28,8 +28,8 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         importlib.invalidate_caches()
-        found = find_spec(path.stem) if path.stem.isidentifier() else None
-        if found is None or Path(found.origin or "").resolve() != path:
+        spec = find_spec(path.stem) if path.stem.isidentifier() else None
+        if spec is None or Path(spec.origin or "").resolve() != path:
             raise ValueError(f"plug-in {file}: {path.stem} is no module name, or taken: rename the file")
         try:
             importlib.import_module(path.stem)
@@ -43,8 +43,8 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
 
 
 def plugin_of(registered: Any) -> str:
-    """Name of the file that defines a registered function, class or `Alignment`; "" for what is built in."""
-    module = str(getattr(registered, "function", registered).__module__)
+    """Name of the plug-in file that defines a registered function or class; "" for built-in ones."""
+    module = str(registered.__module__)
     if module.partition(".")[0] == "paradigms":
         return ""
     return Path(getattr(sys.modules.get(module), "__file__", None) or module).name

@@ -9,7 +9,7 @@ from paradigms.io.terminal import Terminal
 
 
 class _Silent(Progress):
-    """Shows and counts nothing, so that it costs a search of a millisecond no time."""
+    """A progress bar that does nothing, for searches that take milliseconds."""
 
     def __enter__(self) -> "_Silent":
         return self
@@ -17,16 +17,16 @@ class _Silent(Progress):
     def __exit__(self, *error: object) -> None:
         pass
 
-    def add_task(self, *given: Any, **named: Any) -> TaskID:
+    def add_task(self, *args: Any, **kwargs: Any) -> TaskID:
         return TaskID(0)
 
-    def advance(self, *given: Any, **named: Any) -> None:
+    def advance(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def update(self, *given: Any, **named: Any) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def track(self, sequence: Iterable[Any], *given: Any, **named: Any) -> Iterator[Any]:
+    def track(self, sequence: Iterable[Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
         return iter(sequence)
 
 
@@ -34,7 +34,7 @@ _SILENT = _Silent(disable=True)
 
 
 def progress_bar(shown: bool = True) -> Progress:
-    """A rich progress display, used as a context manager. It writes to stderr, so output can be piped."""
+    """Create a rich progress display, a context manager. It writes to stderr, so that output can be piped."""
     if not shown:
         return _SILENT
     columns = (

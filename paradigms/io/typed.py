@@ -1,29 +1,72 @@
-"""What comes from outside, checked where it comes in: JSON, settings, texts, what a library makes of a file.
+"""Checks of input from outside: JSON, settings, texts and files that a library reads.
 
-No wrong value and no unknown key, and every error names the file, line or argument.
+Wrong values and unknown keys are refused, and every error names the file, line or argument.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # numpy's too, and an integer is a float's value
+HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
+
+
+class Range(NamedTuple):
+    """Bounds of a number, in `Annotated[int, Range(1, 64)]`; None has no bounds.
+
+    A file may ask for any number: the upper bound is beyond what a model needs, and keeps time and memory
+    small.
+    """
+
+    least: float | int
+    most: float | int
+    above: bool = False  # whether `least` itself is excluded
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError if the value lies outside."""
+        if value is None:
+            return
+        if not (value > self.least if self.above else value >= self.least):
+            raise ValueError(
+                f"{name} must be {'above' if self.above else 'at least'} {self.least}, got {value}"
+            )
+        if value > self.most:
+            raise ValueError(f"{name} must be at most {self.most}, got {value:.6g}")
+
+
+class OneLine:
+    """A text without line breaks and control characters: `Annotated[str, OneLine()]`."""
+
+    def check(self, name: str, value: str) -> None:
+        """Raise ValueError if the text has other characters."""
+        if not value.isprintable():
+            raise ValueError(f"{name}={value!r:.200}; it must be one line of printable characters")
 
 
 def check_types(settings: Any) -> None:
-    """ValueError for a field of a dataclass that has a value of another type, or none of its choices."""
-    for name, kind in get_type_hints(type(settings)).items():
-        check_type(name, getattr(settings, name), kind)
+    """Check the fields of a dataclass. Raises ValueError for a wrong type, choice or bound."""
+    kinds = get_type_hints(type(settings), include_extras=True)
+    for field in fields(settings):
+        check_type(field.name, getattr(settings, field.name), kinds[field.name])
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """ValueError where the value is not of a type: a class, some choices (Literal), a mapping, or a union."""
-    if get_origin(kind) is Literal:
+    """Check a value's type: a class, choices (Literal), a mapping, a union, or one of these Annotated.
+
+    The `Range` or `OneLine` of an Annotated type is checked, too. Raises ValueError.
+    """
+    if get_origin(kind) is Annotated:
+        plain, *bounds = get_args(kind)
+        check_type(name, value, plain)
+        for bound in bounds:
+            bound.check(name, value)
+    elif get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name}={value!r:.200}; there are {', '.join(get_args(kind))}")
     elif not any(_is(value, part) for part in _parts(kind)):
@@ -32,7 +75,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The classes of a union, or the one class that it is."""
+    """The classes of a union; a class by itself."""
     origin = get_origin(kind)
     return get_args(kind) if origin in (Union, UnionType) else (origin or kind,)
 
@@ -41,17 +84,22 @@ def _is(value: Any, kind: type) -> bool:
     return isinstance(value, NUMBERS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
 
 
-def read_settings(kind: type, file: Path) -> Any:
-    """A flat dataclass from its JSON file; unknown keys are named, not dropped."""
+def read_settings(
+    kind: type, file: Path, renewed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+) -> Any:
+    """Read a flat dataclass from its JSON file. Raises ValueError for unknown keys.
+
+    renewed: converts the values that an older version wrote.
+    """
     require(file, file.parent)
     with naming(file):
-        values: Mapping[str, Any] = parse_json(file.read_text(encoding="utf-8"), str(file))
+        values = renewed(parse_json(file.read_text(encoding="utf-8"), str(file)))
         check_known(kind, values, "settings that this version does not know")
         return kind(**values)
 
 
 def check_known(kind: type, values: Iterable[str], what: str = "unknown settings") -> None:
-    """ValueError for names that are no field of a dataclass; it lists the fields."""
+    """Check that names are fields of a dataclass. Raises ValueError, with the list of fields."""
     names = [f.name for f in fields(kind)]
     unknown = [name for name in values if name not in names]
     if unknown:
@@ -59,7 +107,7 @@ def check_known(kind: type, values: Iterable[str], what: str = "unknown settings
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value that a JSON text holds. ValueError says where it holds none."""
+    """Parse a JSON text. Raises ValueError, beginning with `where`, if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -68,27 +116,27 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 @contextmanager
 def naming(what: object) -> Iterator[None]:
-    """ValueError that begins with `what`, a file or folder, for a library's error that does not name it."""
+    """Convert errors of a library that do not name `what`, a file or folder, into a ValueError that does."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of Rust's is no Exception
-        told = isinstance(error, ValueError | OSError) and str(what) in str(error)
-        if told or isinstance(error, ImportError):
+    except BaseException as error:  # a Rust panic is not an Exception
+        named = isinstance(error, ValueError | OSError) and str(what) in str(error)
+        if named or isinstance(error, ImportError):
             raise
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise ValueError(f"{what}: {kind}{error}") from error
 
 
 def check_several(values: object, what: str) -> None:
-    """TypeError for one string where several are expected: it would be taken letter by letter."""
+    """Raise TypeError for a single string instead of several; it would be read letter by letter."""
     if isinstance(values, str | bytes):
         raise TypeError(f"{what} are one string, {values[:40]!r}, where a list of strings belongs")
 
 
 def check_text(text: object, what: str) -> None:
-    """TypeError where a text is no string, ValueError where it holds half a character: `what` names it."""
+    """Raise TypeError if a text is not a string, ValueError for a lone surrogate. what: name of the text."""
     if not isinstance(text, str):
         raise TypeError(f"{what} is {text!r:.80}: a string is needed")
     if not text.isascii():
@@ -100,23 +148,54 @@ def check_text(text: object, what: str) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. ValueError names the file where there is none."""
+    """Read the object in a JSON file. Raises ValueError if the file is missing or holds no object."""
     name = f"{file.parent.name}/{file.name}"
     if not file.is_file():
         raise ValueError(f"{name} is missing")
     with naming(name):
-        found = parse_json(file.read_text(encoding="utf-8"), name)
-    if not isinstance(found, dict):
-        raise ValueError(f"{name}: a {type(found).__name__} where an object belongs")
-    return found
+        value = parse_json(file.read_text(encoding="utf-8"), name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: a {type(value).__name__} where an object belongs")
+    return value
 
 
 def json_or_empty(file: Path) -> dict[str, Any]:
-    """As `read_json`; {} where the file does not exist."""
+    """`read_json`, or {} if the file does not exist."""
     return read_json(file) if file.is_file() else {}
 
 
+def check_files(folder: Path) -> None:
+    """Refuse folders with files that no checkpoint has, before any file is read. Raises ValueError.
+
+    These are pipes, sockets and devices, where a reader would wait forever; weights with too many tensors
+    (`check_header`); and lists of weights that name a file outside of their folder.
+    """
+    for file in sorted(folder.rglob("*")):
+        try:
+            mode = file.stat().st_mode
+        except OSError:  # a dangling link: a missing file, reported if it is needed
+            continue
+        if not (S_ISREG(mode) or S_ISDIR(mode)):
+            raise ValueError(f"{file} is a pipe, socket or device: remove it, a checkpoint has regular files")
+        if file.suffix == ".safetensors" and S_ISREG(mode):
+            check_header(file)
+        elif file.name.endswith(".safetensors.index.json") and S_ISREG(mode):
+            with naming(file):
+                names = set(map(str, read_json(file).get("weight_map", {}).values()))
+            outside = next((name for name in sorted(names) if name != Path(name).name), None)
+            if outside is not None:
+                raise ValueError(f"{file} names {outside!r:.200}, which is not a file of its own folder")
+
+
+def check_header(file: Path) -> None:
+    """Raise ValueError for a safetensors file with a header beyond `HEADER`, which takes minutes to read."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > HEADER:
+        raise ValueError(f"{file} is damaged, or names too many tensors: its header has {size:,} bytes")
+
+
 def require(file: Path, folder: Path) -> None:
-    """FileNotFoundError where a file of a saved paradigm is not there."""
+    """Raise FileNotFoundError if a file of a saved paradigm is missing."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not a saved paradigm")

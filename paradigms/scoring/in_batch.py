@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.align import Alignment, as_maximum, ids_of, one
+from paradigms.align import Alignment, ids_of, one
 from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
 
 
@@ -96,7 +96,7 @@ def in_batch_rel(
 def _rel(
     documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None
 ) -> Float[Tensor, "b n"]:
-    known = as_maximum(align)
+    known = align if isinstance(align, Alignment) and align.is_maximum() else None
     if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
     if known is not None and _fits_fused(documents, queries):

@@ -188,6 +188,28 @@ def replace_least(heap, value):
     heap[place] = value
 
 
+@no_type_check
+@njit(nogil=True, cache=True)  # np.partition takes seconds to compile
+def select(values, k):
+    """Partition `values` in place as np.partition does: none before values[k] is larger, none after less."""
+    low, high = 0, values.shape[0] - 1
+    while low < high:
+        pivot, left, right = values[k], low, high
+        while left <= right:
+            while values[left] < pivot:
+                left += 1
+            while values[right] > pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if right < k:
+            low = left
+        if left > k:
+            high = right
+
+
 # --- Z ------------------------------------------------------------------------------------------------
 
 
@@ -378,20 +400,30 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
         _finish(best[0], kept, query, documents.stops[n] - documents.starts[n], normaliser, out[n])
 
 
+class Largest(NamedTuple):
+    """The k largest similarities of each query token that a thread has met, and up to k others."""
+
+    values: np.ndarray  # float32 [lanes, 2k], −∞ at first: the k largest, and before them the latest
+    latest: np.ndarray  # int64 [lanes], 0 at first: how many of them there are
+
+
+def largest_of(lanes: int, k: int) -> Largest:
+    """`Largest` before any similarity is met."""
+    return Largest(np.full((lanes, 2 * k), -np.inf, np.float32), np.zeros(lanes, np.int64))
+
+
 @no_type_check
 @njit(nogil=True, cache=True)
 def retrieve(tokens, query, documents, width, met, best, tops):
-    """The k largest similarities of each query token, and the maxima of documents that may own one of them.
+    """Update each query token's k largest similarities; the maxima of documents that may own one of them.
 
-    tops: float32 [lanes, k], of each a heap, filled up with −∞. best[m, j]: the maximum of document met[m].
-    Returns the number of its rows.
+    tops: `Largest`, one for all calls of a thread. Values above the k-th are appended until there are 2k,
+    and the smaller half goes: much faster than a heap. best[m, j]: the maximum of document met[m]. Returns
+    the number of rows of best.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    lanes = query.spans[-1]
-    for lane in range(lanes):
-        _clear(tops, lane)
-    found = 0
+    lanes, k, found = query.spans[-1], tops.values.shape[1] // 2, 0
     for n in range(documents.starts.shape[0]):
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
         _clear(best, found)
@@ -403,12 +435,16 @@ def retrieve(tokens, query, documents, width, met, best, tops):
                 step = _multiply(tokens, query, rows, places, count, tile, products)
                 raise_to(at(best, found) + lane * 4, at(products, 0), count, grains)
                 for j in range(lane, min(lane + step, lanes)):
-                    for r in range(count if best[found, j] > tops[j, 0] else 0):
-                        if products[r * step + j - lane] > tops[j, 0]:
-                            replace_least(tops[j], products[r * step + j - lane])
+                    for r in range(count if best[found, j] > tops.values[j, k] else 0):
+                        if products[r * step + j - lane] > tops.values[j, k]:
+                            tops.values[j, tops.latest[j]] = products[r * step + j - lane]
+                            tops.latest[j] += 1
+                            if tops.latest[j] == k:
+                                select(tops.values[j], k)
+                                tops.latest[j] = 0
         owns = False
         for j in range(lanes):
-            owns |= best[found, j] >= tops[j, 0] and best[found, j] > -np.inf
+            owns |= best[found, j] >= tops.values[j, k] and best[found, j] > -np.inf
         if owns:
             met[found] = n
             found += 1

@@ -1,18 +1,17 @@
 """Any alignment as the scorer that the losses of PyLate and sentence-transformers call.
 
-    losses.Contrastive(model, score_metric=Scorer("top_k", k=2))  # PyLate, or of sentence-transformers
-    MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer("pool_top_k", "retrieved", k=320))
+    losses.Contrastive(model, score_metric=Scorer(TopK(k=2)))  # PyLate, or of sentence-transformers
+    MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer(PoolTopK(k=320), "retrieved"))
 
 Both bring Q as [x, j, h] and D as [y, n, i, h], the n documents of each of y queries, with masks of the same
 axes before h (none: all tokens are real).
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from paradigms.align import Alignment
 from paradigms.core import Tokens, rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
@@ -24,16 +23,14 @@ class Scorer:
     """rel of every query against the documents of all: [x, y·n], document m of query y in column y·n + m.
 
     own: of each query against its own documents alone, [x, n], for losses of distillation. ValueError for an
-    alignment that reads token ids, which these losses do not pass, and for wrong knobs.
+    alignment that reads token ids, which these losses do not pass.
     """
 
-    def __init__(
-        self, align: str, normalise: str = "query_tokens", *, own: bool = False, **knobs: Any
-    ) -> None:
-        recipe = Recipe("the scorer", align, normalise, knobs)
-        if "ids" in recipe.alignment.reads:
+    def __init__(self, align: Alignment, normalise: str = "query_tokens", *, own: bool = False) -> None:
+        recipe = Recipe("the scorer", align, normalise)
+        if "ids" in recipe.align.reads:
             raise ValueError(f"the alignment {align} reads token ids, which these losses do not pass")
-        self.align, self.normalise = recipe.align_function, recipe.normalise_function
+        self.align, self.normalise = recipe.align, recipe.normalise_function
         self.own = own
 
     def __call__(

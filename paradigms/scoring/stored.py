@@ -6,6 +6,7 @@ or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` 
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,12 +33,24 @@ def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "
     """rel(d, q) of documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` over the n documents."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
-    return in_batch_rel(documents, queries, recipe.align_function, recipe.normalise_function)
+    if (
+        compiled(recipe)
+        and "ids" not in recipe.align.reads
+        and _one_vector(documents)
+        and _one_vector(queries)
+    ):
+        return queries.vectors[:, 0, 0] @ documents.vectors[0, :, 0].T  # the only entry of A is 1, and Z = 1
+    return in_batch_rel(documents, queries, recipe.align, recipe.normalise_function)
+
+
+def _one_vector(texts: Tokens) -> bool:
+    """Whether every text is one vector without salience."""
+    return texts.mask.shape[-1] == 1 and texts.salience is None and bool(texts.mask.all())
 
 
 def compiled(recipe: Recipe) -> bool:
     """Whether the kernels can score with this recipe."""
-    kept = recipe.alignment.kept is not None and recipe.normalise in NORMALISERS
+    kept = recipe.align.kept(torch.tensor(1)) is not None and recipe.normalise in NORMALISERS
     return kept or recipe.search == "impute"
 
 
@@ -124,7 +137,7 @@ class Scanned:
         self, recipes: Sequence[Recipe], packed: Packed, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
         """rel(d, q) with each recipe: from one S, but for those that impute or read ids."""
-        if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.alignment.reads for r in recipes):
+        if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
 
@@ -134,11 +147,12 @@ class Scanned:
             return self.imputed(recipes[0], packed, rows, int(lengths.sum()))[0][None]
         kept = np.empty((len(rows), len(recipes)), np.int64)
         for column, recipe in zip(kept.T, recipes, strict=True):
-            assert recipe.alignment.kept is not None
-            column[:] = recipe.alignment.kept(torch.from_numpy(lengths), **recipe.align_knobs)
+            each = recipe.align.kept(torch.from_numpy(lengths))
+            assert each is not None
+            column[:] = each
         normalisers = np.array([NORMALISERS.index(recipe.normalise) for recipe in recipes])
         maxima = len(recipes) == 1 and (kept <= 1).all()
-        matches = self._matches(recipes[0], packed) if "ids" in recipes[0].alignment.reads else None
+        matches = self._matches(recipes[0], packed) if "ids" in recipes[0].align.reads else None
         out = np.empty((len(rows), len(recipes), len(packed)), np.float32)
 
         def work(part: slice) -> None:
@@ -166,22 +180,24 @@ class Scanned:
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
         k = max(1, min(recipe.search_tokens, int(lengths.sum())))
+        tops: dict[int, kernels.Largest] = {}  # one for each thread: the k-th of more tokens is larger
 
-        def work(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            some = part.stop - part.start
+        def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
+            some, thread = part.stop - part.start, get_ident()
+            if thread not in tops:
+                tops[thread] = kernels.largest_of(lanes, k)
             met = np.empty(some + 1, np.int64)
             # Rows that are not written take no memory; one more than documents is begun.
             best = np.empty((some + 1, len(packed.query.weights)), np.float32)
-            tops = np.empty((lanes, max(1, min(k, int(lengths[part].sum())))), np.float32)
             documents = kernels.Documents(starts[part], stops[part], self.salience)
-            found = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops)
-            return part.start + met[:found], best[:found, :lanes], tops
+            found = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops[thread])
+            return part.start + met[:found], best[:found, :lanes]
 
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
-        tops = np.concatenate([top for _, _, top in parts], axis=1)
-        retrieved = torch.from_numpy(-np.partition(-tops, k - 1, axis=1)[:, :k])
-        met = np.concatenate([documents for documents, _, _ in parts])
-        best = torch.from_numpy(np.concatenate([rows for _, rows, _ in parts]))
+        values = np.concatenate([top.values for top in tops.values()], axis=1)
+        retrieved = torch.from_numpy(np.partition(values, -k, axis=1)[:, -k:])
+        met = np.concatenate([documents for documents, _ in parts])
+        best = torch.from_numpy(np.concatenate([rows for _, rows in parts]))
         best.masked_fill_(best < retrieved.amin(1), -torch.inf)
         missing = IMPUTATIONS[recipe.imputation](retrieved, corpus)
         scores = torch.empty((len(packed), len(rows)))
@@ -201,5 +217,5 @@ class Scanned:
         order = np.argsort(packed.ids, kind="stable")
         low, high = (int(packed.ids[order[end]]) for end in (0, -1)) if len(order) else (0, 0)
         begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
-        vectors, positive = np.ascontiguousarray(packed.vectors), recipe.alignment.positive
+        vectors, positive = np.ascontiguousarray(packed.vectors), recipe.align.positive
         return kernels.Matches(self.ids, low, begins, order, vectors, positive)

@@ -1,13 +1,11 @@
-"""Everything a training run needs to go on exactly where it was, without a pickle.
+"""Checkpoints from which a training run resumes exactly, without pickles.
 
 A training folder's checkpoints/step-N holds the paradigm (`Trainable.write`), optimizer.safetensors (AdamW's
 moments by parameter name), random.safetensors (generator states of each process), progress.json, and
-manifest.json: size and SHA-256 of every other file, which tell a damaged checkpoint.
+manifest.json with the size and SHA-256 of every other file, which reveal a damaged checkpoint.
 """
 
-import hashlib
 import json
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import check_locks, contents, remove_folder, write_text
+from paradigms.io.manifest import damage
+from paradigms.io.manifest import write_manifest as write_manifest
 from paradigms.io.typed import parse_json, read_json
+from paradigms.saving.layouts import SAVED
 from paradigms.train.parallel import gathered, spread
 
-FOLDER, PREFIX, MANIFEST = "checkpoints", "step-", "manifest.json"
+FOLDER, PREFIX = "checkpoints", "step-"
+WRITTEN = contents(*SAVED, marks=["progress.json", "optimizer.safetensors"])  # the files of a checkpoint
+# The files and folders of a training, and of a trained model beside it.
+TRAINED = contents(*SAVED, "*.jsonl", "checkpoint/", "training/", f"{FOLDER}/", f"{PREFIX}[0-9]*/", "best/")
 
 
 def place(run: Path, step: int) -> Path:
@@ -30,95 +34,74 @@ def place(run: Path, step: int) -> Path:
 
 
 def steps(run: Path) -> list[int]:
-    """The steps of the checkpoints of the run in the folder `run`, ascending; some may be damaged."""
+    """Steps of the checkpoints of the run in the folder `run`, ascending; some may be damaged."""
     numbers = (entry.name.removeprefix(PREFIX) for entry in (run / FOLDER).glob(f"{PREFIX}*"))
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def newest(run: Path) -> int | None:
-    """The last step of a checkpoint that is whole, or None; a warning names every damaged one after it."""
+    """Step of the newest intact checkpoint, or None; warns about each damaged one after it."""
     for step in reversed(steps(run)):
         wrong = damage(place(run, step))
         if wrong is None:
             return step
-        warnings.warn(f"{place(run, step)} is damaged and is left out: {wrong}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{place(run, step)} is damaged and is skipped: {wrong}", RuntimeWarning, stacklevel=2)
     return None
 
 
 def remove(run: Path, keep: int, last: int) -> None:
-    """Every checkpoint but the newest `keep` of those up to step `last`, the oldest first."""
-    kept = [step for step in steps(run) if step <= last][-keep:]
+    """Remove all checkpoints but the newest `keep` up to step `last`, oldest first.
+
+    A checkpoint with files of somebody else is kept, with a warning that names one of them.
+    """
+    newest_steps = [step for step in steps(run) if step <= last][-keep:]
+    check_locks(run / FOLDER)
     for step in steps(run):
-        if step not in kept:
-            shutil.rmtree(place(run, step))
+        if step not in newest_steps:
+            try:
+                remove_folder(place(run, step), WRITTEN)
+            except FileExistsError as error:
+                warnings.warn(f"{place(run, step)} is not removed: {error}", RuntimeWarning, stacklevel=2)
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
-    """progress.json of the newest checkpoint, unchecked; None where there is no checkpoint."""
-    found = steps(run)
-    return read_json(place(run, found[-1]) / "progress.json") if found else None
-
-
-def write_manifest(folder: Path) -> None:
-    """Write manifest.json of the files that are in the folder."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    told = {str(file.relative_to(folder)): [file.stat().st_size, sha256(file)] for file in files}
-    write_json(folder / MANIFEST, told)
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a folder after `write_manifest`; None if every file is as it was written."""
-    try:
-        told = read_json(folder / MANIFEST)
-        for name, (size, digest) in told.items():
-            file = folder / name
-            if file.stat().st_size != size:
-                return f"{name} has {file.stat().st_size} bytes, not the {size} that were written"
-            if sha256(file) != digest:
-                return f"{name} is not what was written"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).relative_to(folder)} is missing"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} or a file that it names cannot be read ({error})"
-    return None
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Read progress.json of the newest checkpoint, unchecked; None if there is no checkpoint."""
+    numbers = steps(run)
+    return read_json(place(run, numbers[-1]) / "progress.json") if numbers else None
 
 
 def append_history(file: Path, values: dict[str, Any]) -> None:
+    check_locks(file)
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(values) + "\n")
 
 
 def cut_history(file: Path, step: int) -> None:
-    """Forget what was logged after `step`: those steps are about to be taken again."""
-    kept = []
+    """Remove log lines after `step`, because those steps are taken again."""
+    lines = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
         try:
             values = parse_json(line, str(file))
         except ValueError:
-            break  # a killed process may leave half a line, a loss of power anything, after the checkpoint's
+            break  # a killed process may leave half a line, a power failure anything, after the checkpoint
         if values["step"] <= step:
-            kept.append(line + "\n")
-    write_text(file, "".join(kept))
+            lines.append(line + "\n")
+    write_text(file, "".join(lines))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's tensors as PARAMETER/KEY, whole, on the CPU; keep=False: take part, hold none."""
+    """The optimizer's full tensors on the CPU, by PARAMETER/KEY; keep=False: gather, but return none."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
-            whole = gathered(torch.as_tensor(value).detach())
+            full_value = gathered(torch.as_tensor(value).detach())
             if keep:
-                tensors[f"{name}/{key}"] = whole.cpu().contiguous()
+                tensors[f"{name}/{key}"] = full_value.cpu().contiguous()
     return tensors
 
 
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back `optimizer_tensors`, placed as each parameter is."""
+    """Load `optimizer_tensors` into an optimizer, with each parameter's device and sharding."""
     parameters = dict(model.named_parameters())
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     places = {parameter: n for n, parameter in enumerate(ordered)}
@@ -131,7 +114,7 @@ def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Ten
 
 
 def random_states() -> dict[str, Tensor]:
-    """This process's torch generator states: what dropout draws from."""
+    """States of this process's torch generators, from which dropout draws."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -139,7 +122,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random(file: Path, process: int) -> None:
-    """Set the generators of a process from a file of all states, [process, bytes] each."""
+    """Set a process's generators from a file with the states of all processes, [process, bytes] each."""
     states = load_file(file)
     torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive]: over the negatives of all processes, or over a query's own."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] over the negatives of all processes, or of the query alone."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,14 @@ from paradigms.train.parallel import gather, gather_documents, place_among
 
 
 class Contrastive(Objective):
-    """The objective of every paradigm that encodes queries and documents apart.
+    """The objective of every paradigm that encodes queries and documents separately.
 
-    Added to it: γ · mean u, γ the encoder's `salience_l1`, and for SPLADE what makes terms few
-    (`SpladeSettings`). distillation: joined to the first term, over the rel of each query with its own
-    candidates. chunk: texts encoded at once, with gradients cached (`batches.in_parts`); 0 = none are cached.
-    in_batch: whether documents of other queries are negatives; False: a query's own hard ones alone, as in
-    ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: of the training, in whose first third SPLADE's term
-    rises; 0: it is whole from the start. Mixed precision is the encoders' alone: rel, softmax and loss are
+    The loss also has γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
+    (`SpladeSettings`). distillation: combined with the first term, over each query's positive and hard
+    negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
+    whether documents of other queries are negatives; if not, only the query's hard negatives, as in ColBERTv1
+    (Khattab and Zaharia 2020, §3.4). steps: length of the training; SPLADE's term rises over its first third,
+    with 0 it has full weight from the start. Only encoders use mixed precision: rel, softmax and loss are
     float32.
     """
 
@@ -74,26 +74,26 @@ class Contrastive(Objective):
         if self.in_batch:
             loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
         else:
-            own = scores.gather(1, batch.own(first)) / self.temperature
-            loss = cross_entropy(own, torch.zeros_like(target))
+            candidates = scores.gather(1, batch.own(first)) / self.temperature
+            loss = cross_entropy(candidates, torch.zeros_like(target))
         if self.distillation is not None:
             assert batch.teacher is not None
-            own = scores.gather(1, batch.own(first)) / self.temperature
-            loss = self.distillation.joined(loss, own, batch.teacher)
+            candidates = scores.gather(1, batch.own(first)) / self.temperature
+            loss = self.distillation.joined(loss, candidates, batch.teacher)
         settings = self.paradigm.encoder.settings
         if isinstance(settings, SpladeSettings):
-            asked = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
-            few = settings.query_sparsity * sparsity(asked, settings.sparsity)
+            all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
+            few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)
             loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
         gamma = settings.salience_l1
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
 
 
 class Listwise(Objective):
-    """A reranker's objective: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
+    """The objective of rerankers: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
 
-    Documents of other queries are no negatives: each would cost one more pass of the encoder. ValueError
-    where examples have no negatives, or some more than others.
+    Documents of other queries are not negatives, because each would cost another pass of the encoder. Raises
+    ValueError unless all examples have equally many negatives, at least one.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Listwise(Objective):
         self.temperature = temperature or 1.0
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
-        """b · (1 + k) pairs, each query's positive first, and t of them where there is a teacher."""
+        """Tokenise b · (1 + k) pairs, each query's positive first; with t if there is a teacher."""
         queries = [example.query for example in examples for _ in range(self.candidates)]
         documents = [p for example in examples for p in (example.positive, *example.negatives)]
         return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)
@@ -125,10 +125,10 @@ class Listwise(Objective):
 
 
 def mean_salience(tokens: Tokens) -> Tensor:
-    """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3), 0 without a salience.
+    """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3); 0 without salience.
 
-    rel with Z = Σ A does not change when all saliences of a text are scaled, so the term also shrinks without
-    any sparsity: it buys sparse saliences only while scores fall below 0 faster than they shrink.
+    rel with Z = Σ A does not change when all saliences of a text are scaled. The term can therefore shrink
+    without sparsity; it makes saliences sparse only while scores fall below 0 faster than they shrink.
     """
     if tokens.salience is None:
         return tokens.vectors.new_zeros(())

@@ -1,4 +1,4 @@
-"""(query, relevant document, hard negatives): what training reads, from a collection, runs and a teacher."""
+"""Training examples (query, relevant document, hard negatives) from a collection, runs and a teacher."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ class Example:
     query: str
     positive: int  # positions in the corpus
     negatives: tuple[int, ...]
-    relevant: tuple[int, ...]  # judged relevant to the query, or taken to be: never a negative of it
-    teacher: tuple[float, ...] = ()  # a teacher's scores of the positive and of each negative
+    relevant: tuple[int, ...]  # judged or presumed relevant to the query: never its negatives
+    teacher: tuple[float, ...] = ()  # the teacher's scores of the positive and of each negative
 
 
 def build_examples(
@@ -36,12 +36,12 @@ def build_examples(
     teacher: ScorePairs | None = None,
     problems: Problems | None = None,
 ) -> list[Example]:
-    """One example per (query, relevant document) pair, with `negatives` documents drawn from `run`'s top.
+    """Build one example per (query, relevant document) pair, with `negatives` hard negatives from `run`.
 
-    Drawn without replacement from the first `depth` ranks without the relevant ones, then from the corpus;
-    the same arguments give the same result. suspects: tells false negatives by their scores; these are left
-    out of the draw and of the in-batch negatives, and counted in `problems`. teacher: scores each example's
-    documents. ValueError names a pair without a score.
+    Negatives are drawn without replacement from the first `depth` ranks, without relevant documents, then
+    from the corpus; the same arguments give the same result. suspects: detects false negatives by their
+    scores; these are neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores each
+    example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
@@ -58,7 +58,7 @@ def build_examples(
     if suspects is not None:
         rated = suspects.scores({q: list(dict.fromkeys((*gold[q], *ranked[q]))) for q in gold})
     problems = Problems() if problems is None else problems
-    made: list[tuple[str, Example]] = []
+    pairs: list[tuple[str, Example]] = []
     for query, relevant in gold.items():
         for document in relevant:
             likely: set[str] = set()
@@ -75,65 +75,68 @@ def build_examples(
             drawn = _draw(hard, avoided, negatives, len(corpus), random.Random(f"{seed} {query} {positive}"))
             if len(drawn) < negatives:
                 raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {negatives} negatives")
-            made.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
-    return [example for _, example in made] if teacher is None else _taught(made, corpus, teacher)
+            pairs.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
+    return [example for _, example in pairs] if teacher is None else _taught(pairs, corpus, teacher)
 
 
 def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.Random) -> list[int]:
-    """`count` of the positions `hard`, then of any below `size` but those of `never`; all, if too few."""
-    chosen = rng.sample(hard, min(count, len(hard)))
-    others = size - len(never.union(chosen))
-    while len(chosen) < count and others > 0:
+    """Draw `count` positions from `hard`, then from all others below `size` that are not in `never`."""
+    drawn = rng.sample(hard, min(count, len(hard)))
+    left = size - len(never.union(drawn))
+    while len(drawn) < count and left > 0:
         p = rng.randrange(size)
-        if p not in never and p not in chosen:
-            chosen.append(p)
-            others -= 1
-    return chosen
+        if p not in never and p not in drawn:
+            drawn.append(p)
+            left -= 1
+    return drawn
 
 
-def _taught(made: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
-    """The examples, each with its query's id, with the teacher's scores of their documents."""
-    documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in made]
+def _taught(pairs: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
+    """Add the teacher's scores to examples, which come with their queries' ids."""
+    documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in pairs]
     wanted: dict[str, list[str]] = {}
-    for (query, _), ids in zip(made, documents, strict=True):
+    for (query, _), ids in zip(pairs, documents, strict=True):
         wanted[query] = list(dict.fromkeys(wanted.get(query, []) + ids))
     scores = teacher(wanted)
     return [
         replace(example, teacher=tuple(score_of(scores, query, d, "teacher") for d in ids))
-        for (query, example), ids in zip(made, documents, strict=True)
+        for (query, example), ids in zip(pairs, documents, strict=True)
     ]
 
 
 class TrainingBatch(NamedTuple):
-    """b queries and n = b · (1 + k) documents: first every query's positive, then each one's k negatives."""
+    """b queries and n = b · (1 + k) documents: every query's positive, then each query's k negatives."""
 
     queries: Batch
     documents: Batch
     positions: Int[Tensor, " n"]  # of the documents, in the corpus
     relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
-    teacher: Float[Tensor, "b c"] | None = None  # t of each query's own c = 1 + k documents
+    teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
 
     def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
-        """Which of the pool's documents (all processes') are relevant to each query."""
-        found = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
-        for relevant in self.relevant.T:  # [b, r, m] at once would not fit where a filter found many
-            found |= relevant[:, None] == positions
-        return found
+        """Mask of the pool's documents, from all processes, that are relevant to each query."""
+        mask = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
+        for relevant in self.relevant.T:  # [b, r, m] may not fit into memory if r is large
+            mask |= relevant[:, None] == positions
+        return mask
 
     def own(self, first: int = 0) -> Int[Tensor, "b c"]:
-        """Where a pool with this batch at `first` has each query's own documents, its positive first."""
+        """Positions of each query's documents, positive first, in a pool with this batch at `first`."""
         b = len(self.relevant)
         places = torch.arange(len(self.positions), device=self.positions.device) + first
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
 def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
-    """t of each example's documents, its positive first; None without a teacher."""
+    """t of each example's documents, positive first; None without a teacher."""
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
 def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
-    """1 + k, each example's own documents. ValueError where k is 0 or varies, or some have no t."""
+    """1 + k, the number of each example's documents.
+
+    Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
+    """
     counts = sorted({len(example.negatives) for example in examples})
     if len(counts) != 1 or counts[0] < 1:
         raise ValueError(
@@ -148,13 +151,13 @@ def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
 def step_batches(
     examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
 ) -> Iterator[list[int]]:
-    """The batches of one process from `start` on, as a pure function of (seed, step): resuming is exact.
+    """Batches of one process from step `start`, a pure function of (seed, step), so that resuming is exact.
 
-    Step t of all W processes takes the t-th run of W·batch_size examples from an endless sequence of seeded
-    permutations, process w its w-th part. An epoch's incomplete batch is left out.
+    Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
+    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out.
     """
-    whole = batch_size * world
-    if whole > examples:
+    total = batch_size * world
+    if total > examples:
         raise ValueError(
             f"a batch of {batch_size} on {world} process(es) is larger than the {examples} training "
             "examples: choose a smaller batch"
@@ -166,8 +169,8 @@ def step_batches(
         return torch.randperm(examples, generator=generator).tolist()
 
     def batch(step: int) -> list[int]:
-        epoch, within = divmod(step, examples // whole)
-        first = within * whole + rank * batch_size
+        epoch, within = divmod(step, examples // total)
+        first = within * total + rank * batch_size
         return order(epoch)[first : first + batch_size]
 
     return map(batch, range(start, steps))

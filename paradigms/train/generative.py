@@ -1,6 +1,7 @@
-"""What training scripts do for generative models: a backbone, pairs, a training with kept encoder states."""
+"""Training of generative models in scripts: backbone, training pairs, stored encoder states."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -24,9 +25,8 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.state import by_main
 
-# Of each document that a generative model learns to name: several and short, as a query is.
-PASSAGES, PASSAGE_WORDS = 6, 16
-SPANS = 3  # of each document whose text is its name
+PASSAGES, PASSAGE_WORDS = 6, 16  # indexing sources per document: several, and as short as queries
+SPANS = 3  # spans per document whose text is its identifier
 
 
 def fit_generative(
@@ -40,9 +40,9 @@ def fit_generative(
     accelerator: Accelerator,
     generated: Path | None = None,
 ) -> Generative:
-    """The model trained on pairs of splits[0] and of the corpus, chosen as `fit` chooses.
+    """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does.
 
-    generated: JSON lines of queries that a generator wrote for documents (`pairs.read_generated`).
+    generated: JSON lines of generated queries (`pairs.read_generated`).
     """
     problems = Problems()
     pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
@@ -66,20 +66,22 @@ def fit_pairs(
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:
-    """The model trained on pairs. On a CPU, what a frozen encoder gives of the sources is kept on disk.
+    """Train a model on pairs. On a CPU, a frozen encoder's states of the sources are stored on disk.
 
-    states: folder of that, as in `fit`. A GPU encodes again in less time than it reads. problems: of the
-    pairs, told with those of the identifiers.
+    states: folder for these states, as in `fit`; a GPU encodes faster than it reads them. problems: problems
+    of the pairs, printed after the identifiers' problems.
     """
-    for found in (model.identifiers.problems, problems):
-        if found:
-            accelerator.print(shown(f"{model.name}: {found}"))
+    for report in (model.identifiers.problems, problems):
+        if report:
+            accelerator.print(shown(f"{model.name}: {report}"))
     objective = Likelihood(model, corpus, pairs)
-    kept = model.settings.frozen and accelerator.device.type == "cpu"
-    with deleted_after(folder / STATES, accelerator) as own:
-        if kept:
+    stored = model.settings.frozen and accelerator.device.type == "cpu"
+    with (
+        deleted_after(folder / STATES, accelerator) if stored and not states else nullcontext(states) as place
+    ):
+        if stored and place:
             with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
-                store = model.keep_states(states or own)
+                store = model.keep_states(place)
                 sources = list(dict.fromkeys(pair.source for pair in pairs))
                 add_states(store, sources, model.tokenize, model.encode, accelerator)
         trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
@@ -89,7 +91,7 @@ def fit_pairs(
 def t5_folder(
     name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
 ) -> str | Path:
-    """A backbone's name as it is; for "small" a T5 with random weights, made once in `folder`."""
+    """Return a backbone's name; for "small", create a T5 with random weights in `folder` once."""
     if name != "small":
         return name
 
@@ -105,10 +107,10 @@ def t5_folder(
 def training_pairs(
     model: Generative, corpus: Corpus, split: Split, problems: Problems, seed: int
 ) -> list[Pair]:
-    """What a generative model trains on: of the split's queries, and of every document.
+    """Build training pairs from the split's queries and from every document.
 
-    Text as identifiers: spans of the relevant documents (SEAL), and of each document. Else the identifiers of
-    the relevant documents, and of each document from `PASSAGES` of its passages.
+    If text is the identifier (SEAL), targets are spans of the query's relevant documents, or of the document.
+    Otherwise they are identifiers, with queries and `PASSAGES` passages of each document as sources.
     """
     ids, length = model.identifiers, model.settings.document_length
     if ids.kind == "text":

@@ -1,12 +1,12 @@
-"""What every training script does around the loop: keep settings, open data, make splits, fit, tell where."""
+"""The parts of training scripts around the loop: settings, data, splits, fitting, environment."""
 
 import hashlib
 import math
 import platform
-import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Names
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -19,23 +19,32 @@ from accelerate.utils import InitProcessGroupKwargs
 from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load_collection
+from paradigms.data import (
+    Collection,
+    Corpus,
+    Problems,
+    Run,
+    Split,
+    check_collection,
+    hold_out,
+    load_collection,
+)
 from paradigms.data.identical import own_documents, without_own
 from paradigms.data.trec import check_ids
+from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.batches import Batch
-from paradigms.encoder.frozen import LowerStates
+from paradigms.encoder.frozen import KEPT, LowerStates
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
-from paradigms.evaluate import per_query
-from paradigms.evaluate.reranking import candidates, rerank
-from paradigms.generative.model import Generative
-from paradigms.io.files import write_json
+from paradigms.evaluate import candidates, per_query
+from paradigms.io.files import check_locks, locked, remove_folder, write_json
+from paradigms.io.manifest import sha256
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
 from paradigms.io.typed import parse_json
 from paradigms.model import Paradigm, autocast
+from paradigms.retrieve import Model, Reranking
 from paradigms.train import tracking
-from paradigms.train.checkpoint import sha256
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import TrainingSettings, freeze, train
@@ -48,8 +57,8 @@ Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
-STATES = "states"  # folder, for as long as a run lasts, of what the frozen layers of its encoders give
-BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # what a run that failed at once leaves
+STATES = "states"  # folder for states of frozen layers, while a run lasts
+BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at its start
 
 
 class DevMeasure:
@@ -65,20 +74,24 @@ class DevMeasure:
         self.judgements = {query: split.judgements[query] for query in self.queries}
         self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
 
-    def __call__(self, paradigm: Paradigm | Generative | CrossAttention) -> tuple[float, float]:
-        reranked = rerank(paradigm, self.queries, self.corpus, self.pool, precision=self.precision)
+    def __call__(self, model: Model) -> tuple[float, float]:
+        reranker = Reranking(model, self.corpus, precision=self.precision)
+        reranked = reranker.rerank(self.queries, self.pool)
         values = per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
         error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         return float(values.mean()), float(error)
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """The accelerator of a script's settings (output, precision, maybe tracker), and a terminal of its main
-    process, which holds the output folder (`tracking.take`).
+    """Start a script: check its settings, lock the output folder; return the accelerator and a console.
 
-    precision "auto": bf16 where the hardware multiplies it natively. SystemExit while another run holds the
-    folder, and for fp16 on a CPU, which would run in float32.
+    settings: with output, precision and optionally tracker. Precision "auto" is bf16 if the hardware
+    multiplies it natively. Only the main process's console prints. Raises SystemExit while another run holds
+    the folder, for fp16 on a CPU, for a launch on missing GPUs, and, before the folder is created, for a
+    collection or backbone that does not exist.
     """
+    tracking.check_launch()
+    check_names(settings)
     folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
     automatic = settings.precision == "auto"
     accelerator = Accelerator(
@@ -89,14 +102,30 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     )
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    tracking.take(folder, accelerator)  # before its W&B run is joined
-    if tracker == "wandb" and accelerator.is_main_process:  # which alone logs
+    tracking.take(folder, accelerator)  # before joining its W&B run
+    for place in by_main(lambda: sweep_states(folder), accelerator):
+        accelerator.print(f"Deleted {place}, which a killed run left behind")
+    if tracker == "wandb" and accelerator.is_main_process:  # only the main process logs
         tracking.start_wandb(accelerator, asdict(settings), folder)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
+def check_names(settings: Any) -> None:
+    """Check that the collection and backbones of a script's settings exist; SystemExit if one does not."""
+    systems = getattr(settings, "chosen", {}).values()
+    names = [getattr(settings, name, "") for name in ("backbone", "second")]
+    try:
+        if collection := getattr(settings, "collection", ""):
+            check_collection(collection)
+        for name in dict.fromkeys([*names, *(system.backbone for system in systems)]):
+            if name and name != "small":
+                check_backbone(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(shown(error)) from error
+
+
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json; a folder with results of other settings, the `free` ones apart, is refused."""
+    """Write config.json. Raises SystemExit if the folder has results of other settings than `free` ones."""
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
@@ -111,7 +140,7 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
 
 
 def checksum(path: Path) -> str:
-    """sha256 of a file; of a folder, such as a saved model, that of its files' names and contents."""
+    """SHA-256 of a file, or of the names and contents of a folder's files."""
     if path.is_file():
         return sha256(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -120,9 +149,9 @@ def checksum(path: Path) -> str:
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
-    """The collection, with its size and problems told; SystemExit for what cannot be opened.
+    """Open a collection and print its size and problems. Raises SystemExit if that fails.
 
-    documents: size of a fixed subset, of pydocs alone. All ids can stand in a TREC run.
+    documents: size of a fixed subset, for pydocs only. All ids are checked to be valid in TREC runs.
     """
     try:
         collection = load_collection(name, documents=documents)
@@ -139,9 +168,9 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
 
 
 def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
-    """(train, dev) of queries with judgements, neither among the splits that are `measured` (test).
+    """Choose (train, dev) splits with judgements, other than the `measured` ones (by default test).
 
-    Without a dev split a tenth of the training queries is held out.
+    Without a dev split, a tenth of the training queries is held out.
     """
     splits = {name: split for name, split in collection.splits.items() if name not in (measured or ("test",))}
     judged = {name: split for name, split in splits.items() if any(split.judgements.values())}
@@ -164,71 +193,99 @@ def fit(
     suspects: FalseNegatives | None = None,
     states: Path | None = None,
 ) -> Encoded:
-    """The paradigm trained on splits[0] and chosen by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
+    """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
 
-    runs: a first ranking of each split's queries, to draw hard negatives from and to rerank. Without dev
-    queries the last state is the result. Cross-attention needs negatives. teacher: whose scores
-    `training.distillation` learns. suspects: hard negatives to leave out. states: folder of what frozen
-    layers give (`keep_states`), which trainings share and the caller deletes; without it, one in `folder` is
-    made for this training alone.
+    runs: first rankings of both splits' queries, for hard negatives and for reranking. Without dev queries,
+    the last state is the result. Cross-attention needs negatives. teacher: gives the scores that
+    `training.distillation` learns. suspects: detects hard negatives to leave out. states: folder for states
+    of frozen layers (`keep_states`), which trainings share and the caller deletes; by default a temporary one
+    in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
-    # Without a query's own document, which is no negative of it.
+    # A query that is itself a document is not its own negative.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
     problems = Problems()
-    given: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
-    examples = build_examples(corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **given)
+    options: dict[str, Any] = {"suspects": suspects, "teacher": teacher, "problems": problems}
+    examples = build_examples(
+        corpus, queries, train_run, negatives, NEGATIVES_DEPTH, training.seed, **options
+    )
     if suspects is not None:
         accelerator.print(shown(problems or "No hard negative scores as high as a relevant document."))
-    asked = corpus, examples, training.temperature, training.distillation
+    shared = corpus, examples, training.temperature, training.distillation
     objective: Objective
+    layers = training.trained_layers
     if isinstance(paradigm, CrossAttention):
-        objective = Listwise(paradigm, *asked)
+        objective, layers = (
+            Listwise(paradigm, *shared),
+            0,
+        )  # it reads pairs: there are no states of single texts
     else:
-        objective = Contrastive(paradigm, *asked, training.chunk, training.in_batch, training.steps)
+        objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps)
     dev = None
     if dev_split.queries and dev_queries:
         dev = DevMeasure(corpus, dev_split, dev_run, dev_queries, accelerator.mixed_precision)
-    layers = training.trained_layers
-    with deleted_after(folder / STATES, accelerator) as own:
-        if layers and isinstance(paradigm, Paradigm):
+    kept = deleted_after(folder / STATES, accelerator) if layers and not states else nullcontext(states)
+    with kept as place:
+        if place and layers:
             texts = _texts(corpus, examples, dev, training, accelerator)
-            keep_states(paradigm, layers, states or own, texts, accelerator)
+            keep_states(paradigm, layers, place, texts, accelerator)
         trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
     trained = trained.to(accelerator.device)
-    if layers and states is not None and isinstance(trained, Paradigm):
+    if layers and states is not None:
         keep_states(trained, layers, states, {}, accelerator)
     return trained
 
 
 @contextmanager
 def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
-    """A folder that all processes may use inside, deleted when they are done, or when one of them fails.
+    """Create and lock a folder for states of frozen layers, and delete it when the run ends or fails.
 
-    Not by a BlockingIOError: then another run uses it.
+    States that a killed run left there are used. Raises BlockingIOError while another run uses the folder.
     """
-    ours = True
-    try:
-        yield folder
-        accelerator.wait_for_everyone()
-    except BlockingIOError:
-        ours = False
-        raise
-    finally:
-        if ours and accelerator.is_main_process:
-            shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        try:
+            yield folder
+            accelerator.wait_for_everyone()
+        finally:
+            with suppress(BlockingIOError):  # the folder was deleted and may belong to another run
+                check_locks(folder / "states")
+                if accelerator.is_main_process:
+                    try:
+                        remove_folder(folder, KEPT)
+                    except FileExistsError as error:
+                        warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
+
+
+def sweep_states(output: Path) -> list[Path]:
+    """Delete the states that killed runs left in results folders beside `output`; return their folders.
+
+    States in `output` itself are kept, because the repeated command reads them.
+    """
+    beside = output.resolve().parent
+    places = [*beside.glob(f"*/{STATES}"), *beside.glob(f"*/*/{STATES}")]
+    swept = []
+    for place in places:
+        if output.resolve() in place.parents:
+            continue
+        with suppress(OSError):  # gone, in use, owned by another user, or with foreign files
+            if any(place.iterdir()):
+                with locked(place):
+                    remove_folder(place, KEPT)
+                swept.append(place)
+    return swept
 
 
 def keep_states(
-    paradigm: Paradigm,
+    paradigm: Encoded,
     trained_layers: int,
     folder: Path,
     texts: Mapping[Side, Sequence[str]],
     accelerator: Accelerator,
 ) -> None:
-    """`freeze` the paradigm, and keep in `folder` what its frozen layers give of the texts of each side.
+    """`freeze` the paradigm, and store its frozen layers' states of each side's texts in `folder`.
 
-    What is there, from whichever paradigm or run, is read. Every process calls this, and sees the same
+    States that other paradigms or runs stored there are used. Every process calls this and sees the same
     folder.
     """
     freeze(paradigm, trained_layers)
@@ -250,8 +307,13 @@ def add_states(
     accelerator: Accelerator,
     layout: str = "",
 ) -> None:
-    """Every process its share of the texts, and then all of them; none that are `too_large`."""
+    """Store states of the texts, each process its share, unless they are `too_large`; then open all."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
+    if texts and not store.folder.is_dir():
+        accelerator.print(
+            f"States of frozen layers are kept in {store.folder.parent} until this run ends. "
+            "If it is killed, the next run in a folder beside it deletes them."
+        )
     if large := by_main(lambda: store.too_large(texts, tokenize, compute), accelerator):
         accelerator.print(f"The frozen layers run in every step: {large}")
     else:
@@ -267,7 +329,7 @@ def _texts(
     training: TrainingSettings,
     accelerator: Accelerator,
 ) -> dict[Side, list[str]]:
-    """What a training encodes: of examples those that its steps draw."""
+    """Texts that a training encodes: dev texts, and the examples that its steps draw."""
     together = training.batch_size * accelerator.num_processes
     count = training.steps * training.accumulation
     batches = step_batches(len(examples), together, count, seed=training.seed)
@@ -281,12 +343,12 @@ def _texts(
 
 
 def content(**paths: str) -> dict[str, str]:
-    """The checksums of those files and folders that are there."""
+    """Checksums of those files and folders that exist."""
     return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:
-    """Where a result was made: versions, device, processes, precision."""
+    """Describe where a result was computed: versions, device, processes, precision."""
     packages = ("torch", "transformers", "accelerate", "numpy", "bm25s", "ir-measures")
     return {
         "python": platform.python_version(),

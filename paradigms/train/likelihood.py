@@ -1,4 +1,4 @@
-"""−(1/b) Σ log p(target | source): maximum likelihood of identifiers, what generative retrieval trains on."""
+"""−(1/b) Σ log p(target | source): maximum likelihood of identifiers, the loss of generative retrieval."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ from paradigms.train.losses import Objective
 
 
 class Likelihood(Objective):
-    """Wu et al. 2024, Eq. 8: a target's log p is the sum over its tokens; the loss is minus its mean.
+    """Wu et al. 2024, Eq. 8: minus the mean over targets of Σ_tokens log p.
 
-    corpus: what NP-decoding's clusters are renewed from, every `settings.refresh` steps.
+    corpus: documents from which NP-decoding's clusters are rebuilt every `settings.refresh` steps.
     """
 
     def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
@@ -27,7 +27,7 @@ class Likelihood(Objective):
         self.renews = model.settings.refresh > 0
 
     def collate(self, examples: list[Pair]) -> tuple[Batch, Targets]:
-        """b sources and one target for each."""
+        """Tokenise b sources and their targets."""
         targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
         return self.model.tokenize([pair.source for pair in examples]), self.model.targets(targets)
 
@@ -35,7 +35,7 @@ class Likelihood(Objective):
         return -model(*batch).sum() / len(batch[1].ids)
 
     def prepare(self, step: int) -> None:
-        """ASYNC: the clusters anew, made by the first process for all."""
+        """Rebuild ASYNC's clusters on the first process, for all processes."""
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
         if due and PartialState().is_main_process:

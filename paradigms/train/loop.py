@@ -1,4 +1,4 @@
-"""min_θ of a loss over rel: the training loop, on one process or many, through accelerate."""
+"""min_θ of a loss over rel: the training loop, on one or several processes, with accelerate."""
 
 import math
 import time
@@ -15,19 +15,19 @@ from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
-from paradigms.encoder.fast_cpu import fast_cpu
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import step_batches
+from paradigms.train.fast_cpu import fast_cpu
 from paradigms.train.losses import Distillation, Objective
-from paradigms.train.parallel import gathered, prepare, sharded
+from paradigms.train.parallel import gathered, prepare, sharded, unwrap
 from paradigms.train.state import RunState, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
-# Settings that may change when a run is gone on with.
+# Settings that may change when a run resumes.
 FREE = ("log_every", "save_every", "keep", "workers", "recompute")
 
 
@@ -37,26 +37,26 @@ class TrainingSettings:
 
     steps: int = 1000
     batch_size: int = 32
-    chunk: int = 0  # texts encoded at once, with gradients cached, for batches of any size; 0 = none cached
+    chunk: int = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
     accumulation: int = 1  # batches per optimizer step; each has its own in-batch negatives
     learning_rate: float = 2e-5
-    head_learning_rate: float | None = None  # of projections and salience heads; None = learning_rate
+    head_learning_rate: float | None = None  # rate of projections and salience heads; None = learning_rate
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
-    trained_layers: int = 0  # upper layers of each encoder, whose others are frozen (`freeze`); 0 = all
-    recompute: bool = False  # activations of layers once more in the backward pass: less memory, more time
-    # On CPUs, dropout, attention and products of `encoder.fast_cpu` in place of torch's: ColBERT over
-    # all-MiniLM-L6-v2 on a Xeon with AVX2 needs 40% less memory for activations in the same time; on AMD with
-    # AVX-512, products are twice as fast.
+    trained_layers: int = 0  # trained upper layers of each encoder; lower ones are frozen (`freeze`); 0 = all
+    recompute: bool = False  # recompute activations in the backward pass: less memory, more time
+    # Use dropout, attention and products of `train.fast_cpu` on CPUs: ColBERT over all-MiniLM-L6-v2 on a Xeon
+    # with AVX2 needs 40% less memory for activations in the same time; on AMD with AVX-512, products are
+    # twice as fast.
     fast_cpu: bool = True
     temperature: float | None = None  # None = the paradigm's own
     in_batch: bool = True  # whether documents of other queries are negatives too
-    distillation: Distillation | None = None  # towards a teacher's scores; None = labels alone
+    distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
-    keep: int = 2  # checkpoints that are kept; where the newest is damaged, the one before it is gone on with
+    keep: int = 2  # checkpoints that are kept; a run resumes from the newest intact one
     log_every: int = 10
     workers: int = 0  # processes that tokenise ahead; 0 = in the training process
 
@@ -85,27 +85,27 @@ def train(
     dev: Callable[[Trained], tuple[float, float]] | None = None,
     progress: bool = True,
 ) -> Trained:
-    """Minimise the objective; return the last state of the paradigm, or one that was better by `dev`.
+    """Minimise the objective; return the paradigm's last state, or an earlier one that is better by `dev`.
 
-    dev: a measure, higher is better, and its standard error. The last state is kept unless an earlier one,
-    the untrained one included, was better by more than that error.
+    dev: gives a measure, higher is better, and its standard error. The last state is returned unless an
+    earlier state, the untrained one included, was better by more than that error.
 
-    folder/checkpoints holds the newest checkpoints, from the last whole one of which the same call goes on
-    exactly; folder/best the paradigm that is kept; folder/history.jsonl the loss curve and the dev measures.
-    A loss that is not finite, a full disk or a dead process stops the run and leaves the checkpoints as they
-    are. Every process calls this with the same arguments, and sees the same folder; BlockingIOError while
-    another training writes there. On CPUs, one process or two give the same losses and weights bit for bit
-    after a restart; more processes, and GPUs, may round sums in another order.
+    folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
+    folder/best holds the paradigm to return, folder/history.jsonl the loss curve and the dev measures. A loss
+    that is not finite, a full disk or a dead process ends the run and leaves the checkpoints as they are.
+    Every process calls this with the same arguments and sees the same folder. Raises BlockingIOError while
+    another training writes there. On CPUs, a resumed run of one or two processes gives the same losses and
+    weights bit for bit; more processes, and GPUs, may round sums in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(
-            f"workers={settings.workers} would make batches of {paradigm.name} before what they are made "
-            "with is renewed: set workers=0"
+            f"workers={settings.workers} would make batches before {paradigm.name} renews its clusters: set "
+            "workers=0"
         )
     if settings.chunk != objective.chunk:
         raise ValueError(
             f"chunk is {settings.chunk} in the settings and {objective.chunk} in the objective of "
-            f"{paradigm.name}: give both the same, or 0 where queries and documents are not encoded apart"
+            f"{paradigm.name}: set both to the same value, or to 0 if the objective takes no chunk"
         )
     accelerator = accelerator or Accelerator()
     freeze(paradigm, settings.trained_layers)
@@ -130,12 +130,12 @@ def train(
             batch_sampler=drawn,
             collate_fn=objective.collate,
             num_workers=settings.workers,
-            generator=torch.Generator(),  # opening a loader must not draw from the generator of the dropout
+            generator=torch.Generator(),  # opening a loader must not draw from dropout's generator
         )
         batches = iter(loader)
         with progress_bar(progress and accelerator.is_main_process) as bar:
             task = bar.add_task(f"train {paradigm.name}", total=settings.steps, completed=start)
-            if dev is not None and run.state.best == -math.inf:  # at the start, or of a run without it so far
+            if dev is not None and run.state.best == -math.inf:  # no dev measure yet
                 bar.update(task, description=f"train {paradigm.name}, dev queries")
                 run.measure(start, dev)
             for step in range(start, settings.steps):
@@ -149,7 +149,7 @@ def train(
                 if last or _due(done, settings.save_every or settings.evaluate_every):
                     run.state.save(done)
         accelerator.wait_for_everyone()
-        accelerator.unwrap_model(run.model, keep_fp32_wrapper=False)  # its precision was the training's
+        unwrap(paradigm, accelerator)
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
     return type(paradigm).from_pretrained(place(folder, settings.steps) if dev is None else folder / "best")
@@ -162,9 +162,9 @@ def training_seconds(folder: Path) -> float:
 
 
 def kept_step(folder: Path) -> int | None:
-    """After how many steps of the run in `folder` the paradigm was that `train` gave; 0: it is untrained.
+    """Number of steps after which the paradigm had the state that `train` returned; 0: untrained.
 
-    None where there is no such run. Without dev queries: the newest checkpoint's.
+    Without dev queries, the newest checkpoint's step. None if `folder` holds no run.
     """
     progress = read_progress(folder)
     if progress is None:
@@ -173,7 +173,7 @@ def kept_step(folder: Path) -> int | None:
 
 
 def freeze(paradigm: Trainable, trained_layers: int) -> None:
-    """`TextEncoder.freeze` each encoder of the paradigm. ValueError for a paradigm without one."""
+    """Call `TextEncoder.freeze` on each encoder of the paradigm. Raises ValueError if there is none."""
     encoders = [module for module in paradigm.modules() if isinstance(module, TextEncoder)]
     if trained_layers and (not encoders or sharded()):
         why = "shards of its weights" if encoders else "no encoder whose layers could be frozen"
@@ -183,7 +183,7 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
 
 
 class _Run:
-    """What is done at each step, to the state that a checkpoint holds."""
+    """A training run: optimizer steps, dev measures and the state that a checkpoint holds."""
 
     def __init__(
         self,
@@ -198,13 +198,13 @@ class _Run:
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
         signed = signature(paradigm, bound, objective.examples, accelerator)
         accelerator.gradient_accumulation_steps = s.accumulation
-        if accelerator.scaler is not None:  # nor may this run depend on the scale that another one ended with
+        if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
-        accelerator.step = 0  # a run that an error ended within an accumulation leaves another count behind
+        accelerator.step = 0  # a run that failed within an accumulation leaves a count
         paradigm.zero_grad()  # and gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
-        self.model, whole = prepare(paradigm, accelerator, recompute=s.recompute)
-        rates = s.learning_rate, s.head_learning_rate or s.learning_rate  # of the backbone, of heads
+        self.model, full = prepare(paradigm, accelerator, recompute=s.recompute)
+        rates = s.learning_rate, s.head_learning_rate or s.learning_rate  # of the backbone and of heads
         groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
         for name, parameter in paradigm.named_parameters():
             if parameter.requires_grad:
@@ -216,10 +216,10 @@ class _Run:
         )
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.state = RunState(paradigm, whole, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
+        self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def step(self, step: int, batches: Any) -> float:
-        """One optimizer step; the mean loss of its batches on all processes."""
+        """Take one optimizer step; return the mean loss of its batches on all processes."""
         began = time.perf_counter()
         self.model.train()
         self.objective.prepare(step)
@@ -230,7 +230,7 @@ class _Run:
             batch = send_to_device(self._next(batches), self.accelerator.device)
             with self.accelerator.accumulate(self.model):
                 loss = self.objective.loss(self.model, batch)
-                # Of all processes, so that all stop together: one alone would leave the others waiting.
+                # The mean over processes, so that all stop together; otherwise the others would wait.
                 losses.append(self.accelerator.reduce(loss.detach().clone(), "mean").item())
                 self._finite("loss", losses[-1], step)
                 self.accelerator.backward(loss)
@@ -239,13 +239,14 @@ class _Run:
                     norm = float(
                         gathered(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm))
                     )
-                    if self.accelerator.scaler is None:  # which skips a step whose gradient overflowed
+                    if self.accelerator.scaler is None:  # a scaler skips a step whose gradient overflows
                         self._finite("gradient's norm", norm, step)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-                torch.clear_autocast_cache()  # an autocast around the training would keep the weights as cast
-        for group in self.optimizer.param_groups:  # AdamW in one pass changes weights without counting it,
-            increment_version(group["params"])  # by which an index knows that other weights made it
+                torch.clear_autocast_cache()  # an outer autocast would otherwise reuse old weights
+        for group in self.optimizer.param_groups:
+            # Fused AdamW does not count its changes, by which an index notices that weights have changed.
+            increment_version(group["params"])
         mean = sum(losses) / len(losses)
         self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
@@ -255,14 +256,16 @@ class _Run:
 
     @staticmethod
     def _next(batches: Any) -> Any:
-        """The next batch. RuntimeError where the process that makes it has died: torch tells most deaths, but
-        not one that leaves half a batch behind."""
+        """Return the next batch. Raises RuntimeError if its worker has died.
+
+        torch reports most deaths, except one that leaves half a batch behind.
+        """
         try:
             return next(batches)
         except (ConnectionError, EOFError) as error:
             raise RuntimeError(
-                f"a DataLoader worker died while it sent a batch, perhaps for lack of memory ({error}): run "
-                "the same again to go on from the last checkpoint, with fewer workers if that repeats"
+                f"a DataLoader worker died while it sent a batch, perhaps for lack of memory ({error}): "
+                "repeat the command to resume from the last checkpoint, with fewer workers if need be"
             ) from error
 
     def _finite(self, what: str, value: float, step: int) -> None:
@@ -273,7 +276,7 @@ class _Run:
             )
 
     def measure(self, step: int, dev: Callable[[Any], tuple[float, float]], *, last: bool = False) -> None:
-        """The dev measure, by the main process; the paradigm is saved where it is to be kept so far."""
+        """Compute the dev measure on the main process, and save the paradigm if it is the best so far."""
         model = self.state.full_model()
 
         def measured() -> None:
@@ -282,20 +285,20 @@ class _Run:
             if value > self.state.best or (last and value >= self.state.best - error):
                 self.state.save_best(model, value, step)
             if model is not self.paradigm:
-                model.cpu()  # a copy of sharded weights: training needs its place on the device
+                model.cpu()  # the copy of sharded weights: training needs the device's memory
 
         by_main(measured, self.accelerator)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         name = self.paradigm.name
-        # Not tracker steps, which only rise: several paradigms train in one run, each from step 0.
+        # A tracker's steps only rise, but several paradigms train in one run, each from step 0.
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
         if self.accelerator.is_main_process:
             append_history(self.folder / "history.jsonl", {"step": step, **values})
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:
-    """Linear warm-up over warmup·steps, then linear decay to 0; the first step's rate is not 0."""
+    """Factor of the learning rate: linear warm-up over warmup·steps from above 0, then linear decay to 0."""
     rise = max(1, round(s.warmup * s.steps))
     if step < rise:
         return (step + 1) / rise

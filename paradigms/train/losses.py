@@ -1,4 +1,4 @@
-"""Losses over scores: they see rel, never an encoder."""
+"""Losses over scores: functions of rel that know no encoder."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,11 +19,11 @@ def contrastive(
 ) -> Float[Tensor, ""]:
     """−(1/b) Σ log softmax(rel/τ)[target]: softmax cross-entropy over in-batch and hard negatives.
 
-    excluded: candidates that take no part (other relevant documents, copies); the target is never excluded.
-    With cosines and many negatives the target's probability at τ = 1 stays far below 1.
+    excluded: candidates that are not negatives (other relevant documents, copies); the target always counts.
+    With cosines and many negatives, the target's probability at τ = 1 stays far below 1.
     """
-    own = torch.zeros_like(excluded).scatter(1, target[:, None], True)
-    logits = (scores / temperature).masked_fill(excluded & ~own, -torch.inf)
+    target_mask = torch.zeros_like(excluded).scatter(1, target[:, None], True)
+    logits = (scores / temperature).masked_fill(excluded & ~target_mask, -torch.inf)
     return torch.nn.functional.cross_entropy(logits, target)
 
 
@@ -38,14 +38,14 @@ def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Te
 def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
     """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: the positive's margins over k = c − 1 negatives.
 
-    Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl` it asks for the teacher's scale, too.
+    Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl`, it also depends on the scale of the scores.
     """
     difference = student - teacher
     return (difference[:, :1] - difference[:, 1:]).square().mean()
 
 
 def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t²: what an inverted index multiplies for a query like these texts (Paria et al. 2020, Eq. 3)."""
+    """Σ_t ā_t²: products of an inverted index for a query like these texts (Paria et al. 2020, Eq. 3)."""
     return mean.square().sum()
 
 
@@ -55,28 +55,28 @@ def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tenso
 
 
 def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms alone.
+    """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms only.
 
-    Porco et al. 2025 (arXiv:2505.15070). Their f is that of the dev documents, renewed every 100 steps; here
-    it is the batch's.
+    Porco et al. 2025 (arXiv:2505.15070). They measure f on the dev documents every 100 steps; here it is the
+    batch's.
     """
     omega = 1 / (1 + (frequency ** (math.log(2) / math.log(0.1)) - 1) ** 10)
     return (omega * mean).square().sum()
 
 
-# Of the mean weight ā_t of each term in some texts, and the share f_t of these texts that have it.
+# Functions of each term's mean weight ā_t in the texts and of the share f_t of texts that have the term.
 REGULARISERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"flops": flops, "l1": l1, "df_flops": df_flops}
 
 
 def sparsity(texts: Tokens, kind: str) -> Float[Tensor, ""]:
-    """R of `REGULARISERS`, of texts as weights of terms: tokens [1, x, l, 1] with ids."""
+    """R of `REGULARISERS` over texts, whose tokens [1, x, l, 1] are weights of the terms `ids`."""
     assert texts.ids is not None
     ids = texts.ids.where(texts.mask, 0).flatten()
     weights = texts.vectors.squeeze(-1).where(texts.mask, 0).flatten()
     empty = weights.new_zeros(int(ids.amax()) + 1)
     count = texts.mask.shape[1]
-    sums, found = (empty.scatter_add(0, ids, t) for t in (weights, (weights > 0).to(weights.dtype)))
-    return REGULARISERS[kind](sums / count, found / count)
+    sums, counts = (empty.scatter_add(0, ids, t) for t in (weights, (weights > 0).to(weights.dtype)))
+    return REGULARISERS[kind](sums / count, counts / count)
 
 
 DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margin_mse": margin_mse}
@@ -84,14 +84,14 @@ DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margi
 
 @dataclass(frozen=True)
 class Distillation:
-    """(1 − w) · L + w · ℓ(rel/τ, t/τ_t): a loss over labels L, and ℓ towards a teacher's scores t.
+    """(1 − w) · L + w · ℓ(rel/τ, t/τ_t): the loss L on labels and the loss ℓ on a teacher's scores t.
 
-    Both read scores divided by the student's τ. τ = 1 and inner products are the setting of the paper on
-    `margin_mse`; with cosines and τ = 0.02 margins of up to 100 can be learned.
+    Both take scores divided by the student's τ. The paper on `margin_mse` uses inner products with τ = 1;
+    cosines with τ = 0.02 can reach margins of up to 100.
     """
 
     loss: Literal["kl", "margin_mse"] = "kl"  # ℓ: a key of DISTILLATIONS
-    weight: float = 0.5  # w in (0, 1]; at 1 the labels say no more than which document is the positive
+    weight: float = 0.5  # w in (0, 1]; with 1, labels only choose the positive document
     temperature: float = 1.0  # τ_t: 1 for the logits of a cross-encoder
 
     def __post_init__(self) -> None:
@@ -104,26 +104,25 @@ class Distillation:
     def joined(
         self, supervised: Float[Tensor, ""], student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]
     ) -> Float[Tensor, ""]:
-        """The whole loss, from L and from rel/τ and t of each query's own candidates, its positive first."""
-        return torch.lerp(
-            supervised, DISTILLATIONS[self.loss](student, teacher / self.temperature), self.weight
-        )
+        """Combine L with ℓ over rel/τ and t of each query's candidates, positive first."""
+        teacher = teacher.to(student.dtype) / self.temperature
+        return torch.lerp(supervised, DISTILLATIONS[self.loss](student, teacher), self.weight)
 
 
 class Objective(ABC):
-    """mean over examples of a loss: the examples, how some of them become a batch, and its loss."""
+    """The mean of a loss over examples: the examples, how they become batches, and a batch's loss."""
 
-    examples: Sequence[Any]  # each with a repr that tells it from others: a run goes on only with the same
-    chunk: int = 0  # texts encoded at once, with gradients cached; 0 = none are cached
-    renews: bool = False  # whether `prepare` changes the batches that `collate` makes: none is made ahead
+    examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
+    chunk: int = 0  # texts per part with cached gradients; 0 = no caching
+    renews: bool = False  # whether `prepare` changes what `collate` returns: no batch is made ahead
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Any:
-        """A batch: tensors, what has a method `to(device)`, or a tuple of these."""
+        """Make a batch: tensors, objects with a method `to(device)`, or tuples of these."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss of this process's batch; `model` is the paradigm as accelerate wrapped it."""
 
     def prepare(self, step: int) -> None:  # noqa: B027 - most objectives keep nothing
-        """Renew what must be renewed before step `step`, on every process."""
+        """Update state before step `step`, on every process."""

@@ -1,8 +1,8 @@
-"""∇ of the loss of all processes, each with the whole model (DDP) or with a shard of it (FSDP2).
+"""∇ of the loss over all processes, each with the whole model (DDP) or a shard of it (FSDP2).
 
-Both average the processes' gradients, so the steps are the same up to rounding. `distributed_type: FSDP` in a
-configuration of accelerate chooses shards. accelerate knows FSDP on GPUs only; what is done here is torch's,
-and the same on CPUs.
+Both average the processes' gradients, so that the steps are equal up to rounding. `distributed_type: FSDP` in
+accelerate's configuration selects shards. accelerate supports FSDP on GPUs only; this module calls torch's
+FSDP2, which also runs on CPUs.
 """
 
 import copy
@@ -28,36 +28,44 @@ Model = TypeVar("Model", bound=Trainable)
 
 
 def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
-    """(what is called in training, the paradigm that is written and measured), of one paradigm.
+    """Prepare a paradigm for this launch: (module to call in training, paradigm to save and measure).
 
-    The second is the paradigm itself, unless this launch shards it: then a copy on the CPU of the main
-    process, which `RunState.full_model` fills. Make the optimizer after this call. recompute: layers keep
-    their inputs only, and compute the rest again in the backward pass.
+    The second is the paradigm itself; if the launch shards it, it is a copy on the main process's CPU, which
+    `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only their
+    inputs, and compute activations again in the backward pass.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
     if not sharded():
+        unwrap(paradigm, accelerator)  # an earlier run that failed may have left it wrapped
         return accelerator.prepare(paradigm), paradigm
     if isinstance(paradigm, FSDPModule):
-        raise ValueError(f"this {paradigm.name} was sharded by a run before this one: load or build it anew")
+        raise ValueError(f"this {paradigm.name} was sharded by an earlier run: load or build it again")
     plugin = _plugin(accelerator)
-    paradigm.cpu()  # each module goes back to the device when it is sharded
+    paradigm.cpu()  # sharding moves each module back to the device
     for tensor in (*paradigm.parameters(), *paradigm.buffers()):
         sent = tensor.data.to(accelerator.device)
-        dist.broadcast(sent, 0)  # as DDP does: shards of different initial weights are no model
+        dist.broadcast(sent, 0)  # as DDP does, so that all shards come from the same initial weights
         tensor.data.copy_(sent)
-    whole = copy.deepcopy(paradigm) if accelerator.is_main_process else paradigm
-    return _shard(paradigm, plugin, accelerator), whole
+    full = copy.deepcopy(paradigm) if accelerator.is_main_process else paradigm
+    return _shard(paradigm, plugin, accelerator), full
+
+
+def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
+    """Undo `Accelerator.prepare`, whose precision belongs to one training."""
+    accelerator.unwrap_model(paradigm, keep_fp32_wrapper=False)
+    # accelerate keeps this mark, and would skip a model that has it.
+    paradigm._is_accelerate_prepared = False  # type: ignore[assignment]
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole of a tensor, sharded or not. Every process calls this, in the same order."""
+    """Gather a full tensor, sharded or not. Every process calls this, in the same order."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, equal on every process, on the device of `like` and sharded as that is."""
+    """Move a full tensor, equal on every process, to the device and sharding of `like`."""
     if isinstance(like, DTensor):
         mesh = like.device_mesh
         return distribute_tensor(tensor.to(mesh.device_type), mesh, like.placements).to(like.device)
@@ -65,17 +73,17 @@ def spread(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def sharded() -> bool:
-    """Whether this launch asks for shards of the model in place of copies."""
-    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    return asked and dist.is_available() and dist.is_initialized()
+    """Whether this launch shards models instead of copying them."""
+    requested = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return requested and dist.is_available() and dist.is_initialized()
 
 
 def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
-    """accelerate's settings of FSDP. ValueError for those that would be ignored or go wrong."""
+    """accelerate's FSDP settings. Raises ValueError for settings that would be ignored or fail."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
     for wrong, instead in (
         (plugin.fsdp_version != 2, "fsdp_version: 2"),
-        # transformers would load weights in the first process alone, here and when a checkpoint is opened.
+        # With it, transformers loads weights in the first process only, also when a checkpoint is opened.
         (plugin.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading: false"),
         (plugin.activation_checkpointing, "fsdp_activation_checkpointing: false, and recompute in training"),
         (isinstance(plugin.cpu_offload, CPUOffloadPolicy), "fsdp_offload_params: false"),
@@ -88,28 +96,30 @@ def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
 def _shard(
     paradigm: Trainable, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator
 ) -> Trainable:
-    """Each layer is gathered when it is run; all that is no layer, with the step's first forward pass."""
+    """Shard a paradigm: each layer is gathered when it runs, other weights in the first forward pass."""
     if getattr(paradigm, "clusters", None) is not None:
-        raise ValueError(f"{paradigm.name} makes its clusters from whole weights: train it without shards")
+        raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
     layers = paradigm.layers
     if not layers:
         raise ValueError(f"the backbone of {paradigm.name} has no layers that transformers marks as such")
     for module in paradigm.modules():
         if isinstance(module, TextEncoder):
-            module.tokens = {}  # processes gather weights together: each passes its layers equally often
+            module.tokens = {}  # processes gather weights together: each runs every layer equally often
     for layer in layers:
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward)
     fully_shard(paradigm)
-    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # none is changed in place
-    # Gradients are put together in every batch: kept until the optimizer's step, they would be whole.
+    warnings.filterwarnings(
+        "ignore", r"FSDP2-wrapped module .* returned a view"
+    )  # no view is changed in place
+    # Reduce gradients in every batch: until the optimizer's step, they would be stored unsharded.
     accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
-    # Half precision as on one process, by autocast, which leaves sums and heads in float32; weights travel in
-    # float32 for it. With FSDP's own policy for it, norms and what is added up over layers would be rounded.
+    # Half precision by autocast, as on one process: sums and heads stay in float32, and weights are gathered
+    # in float32. FSDP's own mixed precision would round norms and residual sums.
     forward = paradigm.forward
 
-    def in_precision(*given: Any, **named: Any) -> Any:
+    def in_precision(*args: Any, **kwargs: Any) -> Any:
         with autocast(accelerator.device, accelerator.mixed_precision):
-            return forward(*given, **named)
+            return forward(*args, **kwargs)
 
     paradigm.forward = in_precision
     return paradigm
@@ -121,11 +131,11 @@ def world() -> int:
 
 
 def gather_documents(documents: Tokens) -> Tokens:
-    """[1, n, i, h] of this process → [1, W·n, i', h] of all W, in rank order, i' the longest i.
+    """Gather [1, n, i, h] of each process into [1, W·n, i', h], in rank order; i' is the largest i.
 
-    The backward pass sums the gradients that every process has for this one's documents; with each loss a
-    mean over its own queries, the mean that DistributedDataParallel takes is the gradient of the whole batch.
-    Every process must bring the same number of documents.
+    The backward pass sums the gradients of all processes for this process's documents. As each loss is a mean
+    over the process's queries, DistributedDataParallel's mean is the gradient of the whole batch. Raises
+    ValueError if processes have different numbers of documents.
     """
     if world() == 1:
         return documents
@@ -138,14 +148,14 @@ def gather_documents(documents: Tokens) -> Tokens:
 
 
 def gather(t: Tensor) -> Tensor:
-    """The tensors of all processes, joined along axis 1; differentiable for floating-point ones."""
+    """Gather tensors of all processes along axis 1; differentiable for floating-point tensors."""
     if world() == 1:
         return t
     return _Gather.apply(t) if t.is_floating_point() else torch.cat(_all_gather(t), 1)
 
 
 def place_among(count: int) -> int:
-    """Where this process's `count` items begin among those of all processes, gathered in rank order."""
+    """Position of this process's first item among `count` items per process, gathered in rank order."""
     return count * dist.get_rank() if world() > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""Everything that a training run is made of between two steps: agreed on, kept, found again."""
+"""The state of a training run between two steps: agreement of processes, saving, resuming."""
 
 import hashlib
 import json
@@ -21,25 +21,25 @@ from paradigms.train import checkpoint
 from paradigms.train.parallel import gathered, spread
 
 Result = TypeVar("Result")
-# What scripts tell as the end of a training, and their own last word.
+# Errors that all processes raise with the main process's type; scripts print them.
 TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def signature(
     paradigm: Trainable, settings: Mapping[str, Any], examples: Sequence[Any], accelerator: Accelerator
 ) -> dict[str, Any]:
-    """What must be equal for a checkpoint to be gone on with, as JSON holds it.
+    """What must match to resume from a checkpoint, as JSON.
 
-    ValueError where processes have not been given the same: each would learn something else.
+    Raises ValueError if processes differ in it: they would train different models.
     """
-    found = {
+    values = {
         "settings": dict(settings),
         "paradigm": paradigm.description(),
         "processes": accelerator.num_processes,
         "precision": accelerator.mixed_precision,
         "examples": _digest(examples),
     }
-    written = json.dumps(found)
+    written = json.dumps(values)
     if len(set(gather_object([written]))) > 1:
         raise ValueError(
             f"the processes that train {paradigm.name} have different examples, identifiers or "
@@ -50,31 +50,31 @@ def signature(
 
 @dataclass
 class RunState:
-    """The state of a training run: what a checkpoint holds."""
+    """The state of a training run, as a checkpoint holds it."""
 
-    paradigm: Trainable  # what is trained
-    whole: Trainable  # what is written and measured (see `parallel.prepare`)
+    paradigm: Trainable  # the trained model
+    full: Trainable  # the model that is saved and measured (see `parallel.prepare`)
     optimizer: Optimizer
     folder: Path
     accelerator: Accelerator
     signature: dict[str, Any]
-    keep: int  # checkpoints
-    best: float = -math.inf  # dev measure, of the model after `best_step` steps
+    keep: int  # number of checkpoints
+    best: float = -math.inf  # dev measure after `best_step` steps
     best_step: int = 0
-    seconds: float = 0.0  # in steps
+    seconds: float = 0.0  # spent in steps
 
     def full_model(self) -> Trainable:
-        """The paradigm with all of its weights, on the main process. Every process calls this."""
+        """The paradigm with all weights, on the main process. Every process calls this."""
         if isinstance(self.paradigm, FSDPModule):
-            target = self.whole.state_dict()
+            target = self.full.state_dict()
             for name, tensor in self.paradigm.state_dict().items():
-                whole = gathered(tensor)
+                weights = gathered(tensor)
                 if self.accelerator.is_main_process:
-                    target[name].copy_(whole)
-        return self.whole
+                    target[name].copy_(weights)
+        return self.full
 
     def resume(self) -> int:
-        """Load the newest whole checkpoint and return its step, or 0. Every process calls this."""
+        """Load the newest intact checkpoint and return its step, or 0. Every process calls this."""
         history = self.folder / "history.jsonl"
 
         def find() -> int | None:
@@ -85,45 +85,45 @@ class RunState:
             if step is None:
                 history.unlink(missing_ok=True)
             else:
-                checkpoint.remove(self.folder, self.keep, step)  # damaged ones after it, which count for none
+                checkpoint.remove(self.folder, self.keep, step)  # removes damaged ones after it, too
             return step
 
         step = by_main(find, self.accelerator)
         if step is None:
             return 0
-        found = self._load(checkpoint.place(self.folder, step))
-        self.best, self.best_step, self.seconds = found["best"], found["best_step"], found["seconds"]
+        progress = self._load(checkpoint.place(self.folder, step))
+        self.best, self.best_step, self.seconds = progress["best"], progress["best_step"], progress["seconds"]
         by_main(lambda: checkpoint.cut_history(history, step), self.accelerator)
         return step
 
     def _load(self, place: Path) -> dict[str, Any]:
-        """Take weights, moments, generator states and scale from a checkpoint; its progress.json."""
+        """Load weights, moments, generator states and gradient scale; return progress.json."""
         if not place.is_dir():
             raise RuntimeError(
                 f"process {self.accelerator.process_index} does not see {place}: give all processes a folder "
                 "on a disk that they share"
             )
-        found = checkpoint.read_json(place / "progress.json")
-        if found["signature"] != self.signature:
-            changed = _differences(found["signature"], self.signature)
+        progress = checkpoint.read_json(place / "progress.json")
+        if progress["signature"] != self.signature:
+            changed = _differences(progress["signature"], self.signature)
             raise ValueError(
                 f"{place} was trained with other settings ({changed}); choose another folder, or delete "
                 f"{self.folder} to start again"
             )
         tensors = load_file(place / "optimizer.safetensors")
-        own, model = self.paradigm.state_dict(), type(self.paradigm).from_pretrained(place)
-        weights = {name: spread(tensor, own[name]) for name, tensor in model.state_dict().items()}
+        current, model = self.paradigm.state_dict(), type(self.paradigm).from_pretrained(place)
+        weights = {name: spread(tensor, current[name]) for name, tensor in model.state_dict().items()}
         self.paradigm.load_state_dict(weights)
         checkpoint.put_optimizer(self.optimizer, self.paradigm, tensors)
         checkpoint.load_random(place / "random.safetensors", self.accelerator.process_index)
         if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(found["scaler"])
-        return found
+            self.accelerator.scaler.load_state_dict(progress["scaler"])
+        return progress
 
     def save(self, step: int) -> None:
-        """Keep the state after `step` steps, and remove all but the newest `keep`. Every process calls this.
+        """Save the state after `step` steps and remove all but the newest `keep`. Every process calls this.
 
-        OSError, on all of them, where the disk does not take it: what was kept before is whole.
+        All processes raise OSError if the disk is full; earlier checkpoints stay intact.
         """
         random = {
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
@@ -144,7 +144,7 @@ class RunState:
 
         def write() -> None:
             place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            with atomic_folder(place, None, durable=True) as folder:
+            with atomic_folder(place, checkpoint.WRITTEN) as folder:
                 if history.is_file():
                     flush(history)
                 model.write(folder)
@@ -157,28 +157,28 @@ class RunState:
         by_main(write, self.accelerator)
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
-        """Keep `model` as the best so far; for the main process alone."""
+        """Save `model` as the best so far. Only the main process calls this."""
         model.save_pretrained(self.folder / "best")
         self.best, self.best_step = value, step
 
 
 def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
-    """What `action` gives on the main process, while the others wait; its error is raised by every process.
+    """Run `action` on the main process while the others wait; all return its result or raise its error.
 
-    An action calls nothing in which processes wait for each other.
+    The action must not call anything in which processes wait for each other.
     """
     failed: BaseException | None = None
-    told: list[Any] = [None]
+    outcome: list[Any] = [None]
     if accelerator.is_main_process:
         try:
-            told = [(action(), None, "")]
+            outcome = [(action(), None, "")]
         except (Exception, SystemExit) as error:
             failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
-            told = [(None, next(kinds, RuntimeError), str(error))]
-    broadcast_object_list(told)
+            outcome = [(None, next(kinds, RuntimeError), str(error))]
+    broadcast_object_list(outcome)
     if failed is not None:
         raise failed
-    result, kind, message = told[0]
+    result, kind, message = outcome[0]
     if kind is not None:
         raise kind(f"process 0 failed: {message}")
     return result
@@ -186,9 +186,9 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
 
 @contextmanager
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """RuntimeError for an error of one process among several: the launcher then ends the others, which wait.
+    """Convert an error of one process among several into a RuntimeError, on which the launcher ends all.
 
-    A FloatingPointError passes: every process raises that one.
+    The other processes would wait forever. FloatingPointError is not converted: every process raises it.
     """
     try:
         yield
@@ -199,18 +199,18 @@ def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
             raise
         raise RuntimeError(
             f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
-            "which ends the training of all; one whose connection was closed failed after another: "
+            "which ends the training of all. A closed connection means that another process failed first: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def _digest(examples: Sequence[Any]) -> str:
-    """sha256 of repr(list(examples)), with one example's in memory at a time."""
-    found = hashlib.sha256(b"[")
+    """SHA-256 of repr(list(examples)), with one example's repr in memory at a time."""
+    digest = hashlib.sha256(b"[")
     for n, example in enumerate(examples):
-        found.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
-    found.update(b"]")
-    return found.hexdigest()
+        digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -221,6 +221,8 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
             keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
             names += [f"{k}: {a.get(k)} then, {b.get(k)} now" for k in keys]
         elif a != b:
-            told = "the training examples are others" if part == "examples" else f"{part}: {a} then, {b} now"
-            names.append(told)
+            difference = (
+                "the training examples are others" if part == "examples" else f"{part}: {a} then, {b} now"
+            )
+            names.append(difference)
     return "; ".join(names)

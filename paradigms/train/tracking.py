@@ -1,8 +1,9 @@
-"""What a script asks of where it runs: its folder for itself, precision, patience, and a W&B run."""
+"""The environment of a script: locked results folder, launch, precision and W&B run."""
 
 import netrc
 import os
 import secrets
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,41 +11,61 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from paradigms.io.device import chosen_device
 from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
-# How long processes wait for the one that searches a corpus; the default, 10 minutes on GPUs, ends the job.
+# Time that processes wait for another one that searches a corpus; torch's default on GPUs is 10 minutes.
 PATIENCE = timedelta(days=2)
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
-    """The results folder is `held` on the main process: SystemExit of all while another run lives."""
+    """Lock the results folder on the main process. All raise SystemExit while another run holds it."""
     by_main(lambda: held(folder), accelerator)
 
 
+def check_launch() -> None:
+    """Raise SystemExit if `accelerate launch` started processes for GPUs and this machine has none.
+
+    Otherwise a single process would train on the CPU, and each of several would run as if it were alone. A
+    launch of one process without a configuration has no LOCAL_RANK; it takes a GPU or the CPU.
+    """
+    cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
+    if cpu or torch.accelerator.is_available() or "LOCAL_RANK" not in os.environ:
+        return
+    if os.environ["LOCAL_RANK"] != "0":
+        time.sleep(2)  # only the first process prints; the launcher then ends the others
+        raise SystemExit(1)
+    raise SystemExit(
+        "accelerate launch is configured for GPUs, and torch finds none on this machine: launch one process "
+        "without --config_file, or two with ACCELERATE_USE_CPU=true and experiments/configs/cpu_2.yaml"
+    )
+
+
 def native_precision() -> str:
-    """ "bf16" where matrix products in bfloat16 run natively, else "no"."""
-    if torch.cuda.is_available():
+    """Return "bf16" if the `chosen_device` multiplies matrices in bfloat16 natively, else "no"."""
+    if chosen_device().type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-    # Others, and this one where ATEN_CPU_CAPABILITY makes it older, emulate it, slower than float32.
+    # Other CPUs, and any under an older ATEN_CPU_CAPABILITY, emulate bfloat16 more slowly than float32.
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if wide and native else "no"
 
 
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
-    """Join the folder's W&B run, without a question.
+    """Join the folder's W&B run without prompts.
 
-    Offline without a key and WANDB_MODE, or where the server does not answer in 15 s; a line says so then.
+    Logs offline, and prints a line, if there is neither a key nor WANDB_MODE or if the server does not answer
+    within 15 s.
     """
     import wandb
 
-    file = folder / "wandb" / "run-id.txt"  # one W&B run for all that is trained here, however interrupted
+    file = folder / "wandb" / "run-id.txt"  # one W&B run per folder, over all interruptions
     if not file.is_file():
         write_text(file, secrets.token_hex(4))
     options: dict[str, Any] = {"id": file.read_text(encoding="utf-8"), "resume": "allow", "dir": str(folder)}
     options["settings"] = wandb.Settings(init_timeout=15, silent=True)
-    config = {  # which takes no lists
+    config = {  # W&B takes no lists
         name: value if isinstance(value, int | float | str) else str(value)
         for name, value in settings.items()
     }

@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,41 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import paradigms
+from paradigms.align import EqualIds, PoolTopK, QueryToDocument
+from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli import show
 from paradigms.cli.queries import from_file
 from paradigms.core import Tokens
-from paradigms.data import Corpus, Problems, load_collection, read_judgements, read_run
+from paradigms.data import (
+    Collection,
+    Corpus,
+    Problems,
+    Split,
+    load_collection,
+    read_judgements,
+    read_run,
+    write_folder,
+)
 from paradigms.data.texts import json_lines
+from paradigms.encoder.frozen import KEPT
+from paradigms.find import Index, Store, kinds, open_index
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import INDEXES, ExactIndex, TokenIndex, open_index
+from paradigms.io.files import remove_folder, write_json
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
+from paradigms.retrieve import Indexed, Reranking
+from paradigms.train import checkpoint
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, together
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
 
 DIM, COUNT = 32, 24
-GATHER = Recipe("colbert", "query_to_document", "one")
-IMPUTE = Recipe("xtr", "pool_top_k", "retrieved", {"k": 8}, search="impute", search_tokens=12)
-OPTIONS: dict[str, dict[str, Any]] = {"exact": {}, "compressed": {"lists": 4}, "faiss": {"factory": "Flat"}}
-OPTIONS |= {"fixed": {"planes": 2, "factory": "Flat"}, "inverted": {"fields": ("vectors", "ids")}}
-TERMS = Recipe("splade", "equal_ids", "one")
+GATHER = Recipe("colbert", QueryToDocument(), "one")
+IMPUTE = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=12)
+KINDS = {"exact": kinds.exact(), "compressed": kinds.compressed(lists=4), "faiss": kinds.faiss("Flat")}
+KINDS |= {"fixed": kinds.fixed(planes=2, factory="Flat"), "inverted": kinds.inverted()}
+TERMS = Recipe("splade", EqualIds(), "one")
 Result = list[dict[str, float]]
 
 
@@ -77,13 +93,19 @@ def queries() -> Tokens:
     )
 
 
-def build(folder: Path, kind: str, given: Iterable[Any] | None = None) -> TokenIndex:
-    made, dim = parts(kind=kind) if given is None else given, 1 if kind == "inverted" else DIM
-    return INDEXES[kind].build_from(made, folder, paradigm="colbert", dim=dim, **OPTIONS[kind])
+def build(folder: Path, kind: str, given: Iterable[Any] | None = None) -> Store:
+    made, terms = parts(kind=kind) if given is None else given, kind == "inverted"
+    dim, fields = (1, ("vectors", "ids")) if terms else (DIM, ("vectors",))
+    return Store.build_from(KINDS[kind], made, folder, paradigm="colbert", dim=dim, fields=fields)
 
 
-def results(index: TokenIndex) -> Result:
-    if index.kind == "inverted":
+def opened(folder: Path, **options: bool) -> Store:
+    return open_index(folder, **options).store
+
+
+def results(store: Store) -> Result:
+    index = Index(store)
+    if store.kind.name == "inverted":
         return index.search_tokens(TERMS, as_terms(queries()), 5)
     return [*index.search_tokens(GATHER, queries(), 5), *index.search_tokens(IMPUTE, queries(), 5)]
 
@@ -119,7 +141,7 @@ def index_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> None
     folder = copied(sound / "index", work)
     file = draw.choice(files(folder))
     file.write_bytes(damaged(draw, file.read_bytes()))
-    if results(open_index(folder)) != results(open_index(sound / "index")):
+    if results(opened(folder)) != results(opened(sound / "index")):
         raise Silent(file.name)
 
 
@@ -154,12 +176,12 @@ def index_forged(draw: random.Random, sound: Path, work: Path, kind: str) -> Non
         data = file.read_bytes()
         manifest["files"][name] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    index = open_index(folder, verify=draw.random() < 0.5)
+    store = opened(folder, verify=draw.random() < 0.5)
     if name == "vectors.bin":  # other vectors are others: only that nothing breaks
         with contextlib.suppress(ValueError):
-            results(index)
+            results(store)
         return
-    well_formed(results(index), index.ids)
+    well_formed(results(store), store.ids)
 
 
 def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
@@ -168,26 +190,24 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     if draw.random() < 0.5:
         with Process(lambda: build(folder, kind)):
             time.sleep(draw.random() * 0.06)
-        index = build(folder, kind)
+        store = build(folder, kind)
         same_bytes(folder, sound / "index")
         return
     folder = copied(sound / "index", work)
-    before = open_index(folder)
+    before = opened(folder)
 
     def change() -> None:
-        index = open_index(folder)
-        index.delete(["d3", "d7"])
-        index.add_from(parts(100, 12, kind=kind))
-        index.compact()
+        store = opened(folder)
+        store.delete(["d3", "d7"]).add_from(parts(100, 12, kind=kind)).compact()
 
     with Process(change):
         time.sleep(draw.random() * 0.06)
-    index = open_index(folder)
-    added, deleted = "d100" in index.ids, "d3" not in index._positions
-    if not set(before.ids) - {"d3", "d7"} <= set(index._positions) or (added and not deleted):
-        raise Lost(str(sorted(index.ids)))
-    well_formed(results(index), index._positions)
-    index.add_from(parts(200, 6, kind=kind))
+    store = opened(folder)
+    added, deleted = "d100" in store.ids, "d3" not in store.rows_by_id
+    if not set(before.ids) - {"d3", "d7"} <= set(store.rows_by_id) or (added and not deleted):
+        raise Lost(str(sorted(store.ids)))
+    well_formed(results(store), store.rows_by_id)
+    store.add_from(parts(200, 6, kind=kind))
 
 
 def limited(most: int) -> None:
@@ -224,13 +244,13 @@ def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     )
     if all(said):
         raise Lost("neither build ended")
-    made = open_index(folder)
+    made = opened(folder)
     names = {id[0] for id in made.ids}
     if len(names) != 1 or len(made.ids) != COUNT:
         raise Silent(f"documents of {names}")
     if results(made) != [
         {f"{next(iter(names))}{id[1:]}": score for id, score in row.items()}
-        for row in results(open_index(sound / "index"))
+        for row in results(opened(sound / "index"))
     ]:
         raise Silent("tokens of one and ids of another")
     if refused := next(filter(None, said), None):
@@ -239,37 +259,140 @@ def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """One thread searches while another adds, deletes and compacts: each search is of one state."""
-    index = open_index(copied(sound / "index", work))
+    store = opened(copied(sound / "index", work))
     failed: list[BaseException] = []
     done = threading.Event()
 
     def search() -> None:
         try:
             while not done.is_set():
-                well_formed(results(index), [f"d{n}" for n in range(400)])
+                well_formed(results(store), [f"d{n}" for n in range(400)])
         except BaseException as error:
             failed.append(error)
 
     other = threading.Thread(target=search)
     other.start()
     for turn in range(draw.randrange(2, 6)):
-        index.add_from(parts(100 + 20 * turn, draw.randrange(1, 13), kind=kind))
-        index.delete(draw.sample(sorted(index._positions), 3))
+        store = store.add_from(parts(100 + 20 * turn, draw.randrange(1, 13), kind=kind))
+        store = store.delete(draw.sample(sorted(store.rows_by_id), 3))
         if draw.random() < 0.6:
-            index.compact()
+            store = store.compact()
     done.set()
     other.join()
     if failed:
         raise failed[0]
 
 
+def replaced(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """An index is opened again and again while builds replace it: each time one of its kind, whole."""
+    folder, done = copied(sound / "index", work), threading.Event()
+
+    def replace() -> None:
+        for _ in range(draw.randrange(2, 6)):
+            build(folder, kind)
+        done.set()
+
+    other = threading.Thread(target=replace)
+    other.start()
+    try:
+        while not done.is_set():
+            if (store := opened(folder)).kind.name != kind or len(store) != COUNT:
+                raise Silent(store.kind.name)
+    except (ValueError, OSError) as error:
+        raise Crashed("a reader") from error
+    finally:
+        other.join()
+
+
+# --- folders of others --------------------------------------------------------------------------------
+
+BIRDS = Corpus(["d0"], ["a bird over the sea"], ["bird"])
+BIRD = Split({"q0": "bird"}, {"q0": {"d0": 1}})
+# Kind of folder -> how to make one, and how it is replaced or removed.
+REPLACED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
+    kind: (lambda folder, kind=kind: build(folder, kind), lambda folder, kind=kind: build(folder, kind))  # type: ignore[misc]
+    for kind in KINDS
+}
+REPLACED |= {
+    "copy": (
+        lambda f: build(f, "exact"),
+        lambda f: build(f.with_name("whole"), "exact").copy(KINDS["exact"], f),
+    ),
+    "collection": (
+        lambda folder: collections(folder.mkdir(parents=True) or folder),
+        lambda folder: write_folder(Collection("birds", BIRDS, {"test": BIRD}, Problems(), "0"), folder),
+    ),
+    "bm25": (lambda folder: BM25(BIRDS).save(folder), lambda folder: BM25(BIRDS).save(folder)),
+    "checkpoint": (
+        lambda folder: write_json(folder / "progress.json", {}),
+        lambda folder: remove_folder(folder, checkpoint.WRITTEN),
+    ),
+    "training": (
+        lambda folder: write_json(folder / "best" / "paradigm.json", {}),
+        lambda folder: remove_folder(folder, checkpoint.TRAINED),
+    ),
+    "states": (
+        lambda folder: write_json(folder / ("0" * 16) / "states.safetensors", []),
+        lambda folder: remove_folder(folder, KEPT),
+    ),
+}
+THEIRS = (
+    "notes.txt",
+    "thesis.docx",
+    "src/app.js",
+    "photos.bin",
+    "annotations.xlsx",
+    ".git/HEAD",
+    "shards/a.npy",
+)
+MARKS = ("manifest.json", "corpus.jsonl", "params.index.json", "config.json")
+
+
+def strangers(draw: random.Random, sound: Path, work: Path) -> None:
+    """Files of somebody else stay, in a folder of ours or beside a file of theirs that has a name of ours."""
+    kind = draw.choice(sorted(REPLACED))
+    folder, (make, replace) = work / kind, REPLACED[kind]
+    names = draw.sample(THEIRS, draw.randrange(1, 4))
+    if draw.random() < 0.5:
+        make(folder)
+    else:
+        names.append(draw.choice(MARKS))
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(draw.choice(['{"name": "app"}', "{}", "mine"]))
+    before = {name: (folder / name).read_text() for name in names}
+    try:
+        replace(folder)
+    finally:
+        if any(
+            not (folder / name).is_file() or (folder / name).read_text() != before[name] for name in names
+        ):
+            raise Lost(f"a file of {sorted(names)} in a folder of the kind {kind}")
+    raise Silent("replaced or removed, though their files are there")
+
+
 # --- checkpoints --------------------------------------------------------------------------------------
 
 DEEP = "[" * 5000 + "]" * 5000
-VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**12, -(10**12), 0.5, -1e308, math.nan, math.inf]
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    10**7,
+    10**9,
+    10**12,
+    -(10**12),
+    0.5,
+    -1e308,
+    math.nan,
+    math.inf,
+]
 VALUES += ["", "x", "../x", "/etc/passwd", "a" * 10_000, "\x1b[2J", "\ud800"]
 VALUES += [[], {}, [1], ["x"], {"a": 1}, [[]]]
-BIRDS = Corpus(["d0"], ["a bird over the sea"], ["bird"])
 MODELS = ("own", "published", "generative", "reranker")
 
 
@@ -292,7 +415,7 @@ def checkpoints(folder: Path) -> None:
     torch.manual_seed(0)
     model = paradigms.PARADIGMS["colbert"](folder / "bert", dim=8, document_length=16, query_length=8)
     model.save_pretrained(folder / "models" / "own")
-    ExactIndex.build(model, ["d0"], ["a bird"], folder / "index")
+    Store.build(kinds.exact(), model, ["d0"], ["a bird"], folder / "index")
     dpr = paradigms.PARADIGMS["dpr"](folder / "bert", document_length=16, query_length=8)
     dpr.save_pretrained(folder / "models" / "published", layout="sentence-transformers")
     paradigms.RERANKERS["cross_attention"](folder / "bert").save_pretrained(folder / "models" / "reranker")
@@ -307,12 +430,12 @@ def opens(folder: Path, sound: Path) -> None:
         found = GenerativeRetriever(model).search({"q": "bird"}, 1)
         well_formed(list(found.values()), model.identifiers.documents)
     elif isinstance(model, CrossAttention):
-        well_formed(list(model.rerank({"q": "bird"}, BIRDS, {"q": {"d0": 1.0}}).values()), ["d0"])
+        well_formed(list(Reranking(model, BIRDS).rerank({"q": "bird"}, {"q": {"d0": 1.0}}).values()), ["d0"])
     else:
-        made = ExactIndex.build(model, ["d0"], ["a bird over the sea"], folder.parent / "index")
-        well_formed(list(made.search(model, {"q": "bird"}, 1).values()), ["d0"])
+        made = Indexed.build(model, {"d0": "a bird over the sea"})
+        well_formed(list(made.search({"q": "bird"}, 1).values()), ["d0"])
         if model.name == "colbert":
-            open_index(sound / "index").check(model)
+            opened(sound / "index").check(model)
 
 
 def checkpoint_bytes(draw: random.Random, sound: Path, work: Path) -> None:
@@ -470,25 +593,25 @@ def arguments(draw: random.Random, sound: Path, work: Path) -> None:
     """What a caller may give by mistake: an error that names the argument."""
     torch.manual_seed(0)
     model = paradigms.PARADIGMS["colbert"](sound / "bert", dim=8, document_length=16, query_length=8)
-    index = ExactIndex.open(sound / "index")
+    index = open_index(sound / "index")
     nan = Tokens(torch.full((1, 2, 3, 8), math.nan), torch.ones(1, 2, 3) > 0)
-    size = draw.choice([-1, 0, -64])
+    size, stored = draw.choice([-1, 0, -64]), partial(Store.build, kinds.exact())
     tries: list[Callable[[], Any]] = [
         lambda: model.encode_queries("how do I sort a list"),  # type: ignore[arg-type]
         lambda: model.encode_documents(["a", None]),  # type: ignore[list-item]
         lambda: model.encode_documents(["a \ud800 bird"]),
-        lambda: ExactIndex.build(model, ["a", "b"], ["x", "y"], work / "i", batch_size=size),
-        lambda: ExactIndex.build(model, "ab", ["x", "y"], work / "i"),
-        lambda: ExactIndex.build(model, ["a", "b"], "xy", work / "i"),
-        lambda: ExactIndex.build(model, iter(["a", 1]), iter(["x", "y"]), work / "i"),  # type: ignore[list-item]
-        lambda: ExactIndex.build(model, ["a"], ["x \udc80"], work / "i"),
-        lambda: ExactIndex.build(model, ["a"], ["x"], work / "i", keep=draw.choice([0, -1, math.nan])),
-        lambda: index.search(model, {"q": "bird"}, draw.choice([0, -3])),
-        lambda: index.search(model, {"q": "bird \ud800"}),
-        lambda: index.tokens_of("d0"),
-        lambda: index.delete("d0"),
-        lambda: ExactIndex.build_from([(["a", "b"], nan)], work / "i", paradigm="x", dim=8),
-        lambda: ExactIndex.build_from([], work / "i", paradigm="x", dim=draw.choice([0, -1, 2**40])),
+        lambda: stored(model, ["a", "b"], ["x", "y"], batch_size=size),
+        lambda: stored(model, "ab", ["x", "y"]),
+        lambda: stored(model, ["a", "b"], "xy"),
+        lambda: stored(model, iter(["a", 1]), iter(["x", "y"])),  # type: ignore[list-item]
+        lambda: stored(model, ["a"], ["x \udc80"]),
+        lambda: stored(model, ["a"], ["x"], keep=draw.choice([0, -1, math.nan])),
+        lambda: Indexed(index, model).search({"q": "bird"}, draw.choice([0, -3])),
+        lambda: Indexed(index, model).search({"q": "bird \ud800"}),
+        lambda: index.store.tokens_of("d0"),
+        lambda: index.store.delete("d0"),
+        lambda: Store.build_from(kinds.exact(), [(["a", "b"], nan)], paradigm="x", dim=8),
+        lambda: Store.build_from(kinds.exact(), [], paradigm="x", dim=draw.choice([0, -1, 2**40])),
         lambda: paradigms.load(work / "nowhere"),
         lambda: paradigms.PARADIGMS["colbert"](sound / "bert", dmi=8),
         lambda: paradigms.PARADIGMS["dpr"](sound / "bert", lora_rank=2, lora_targets=r"(.|..)+\d"),
@@ -529,8 +652,9 @@ ATTACKS: dict[str, Attack] = {
         "killed writer": (killed, {"fast": 1, "cost": 3, "forks": True}),
         "full disk": (disk_full, {"fast": 1, "cost": 3, "forks": True}),
         "two builds": (two_builds, {"fast": 1, "cost": 3, "forks": True}),
+        "opened while replaced": (replaced, {"fast": 1, "cost": 3}),
     }.items()
-    for kind in OPTIONS
+    for kind in KINDS
 }
 ATTACKS |= {
     "bytes of a checkpoint": Attack(checkpoints, checkpoint_bytes, ("weights", "not finite"), 10),
@@ -543,5 +667,6 @@ ATTACKS |= {
     "runs and judgements": Attack(lambda folder: None, read_trec, reads=True),
     "BEIR folders": Attack(collections, read_beir, reads=True),
     "arguments": Attack(checkpoints, arguments, NAMED, 18),
+    "folders of others": Attack(lambda folder: None, strangers),
     "terminal": Attack(lambda folder: None, terminal, fast=5),
 }

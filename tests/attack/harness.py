@@ -29,7 +29,13 @@ from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
 PATIENCE = 300  # seconds until a try counts as hanging
-READERS = ("paradigms.data", "paradigms.cli.queries", "paradigms.index", "paradigms.io")  # what is guided
+READERS = (
+    "paradigms.data",
+    "paradigms.cli.queries",
+    "paradigms.find",
+    "paradigms.io",
+    "paradigms.store",
+)  # what is guided
 
 
 class Silent(Exception):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.attack.attacks import ATTACKS
 from tests.attack.harness import Attack, tally
+from tests.attack.strangers import STRANGERS
 from tests.forks import fork
 
 
@@ -16,9 +17,12 @@ def survives(name: str, attack: Attack) -> None:
     assert found["refused"] + found["harmless"] == attack.fast, f"{name}: {found}"
 
 
-@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if not attack.forks])
+QUICK = {name: attack for name, attack in (ATTACKS | STRANGERS).items() if not attack.forks and attack.fast}
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_attacks_are_refused_or_harmless(name: str) -> None:
-    survives(name, ATTACKS[name])
+    survives(name, QUICK[name])
 
 
 def test_writers_that_are_killed_crowded_or_starved_lose_nothing(tmp_path: Path) -> None:

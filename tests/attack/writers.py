@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sys
 import time
 import warnings
@@ -15,11 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+import paradigms
+from paradigms.data import Corpus
 from paradigms.engines import LanceEngine, QdrantEngine
-from paradigms.index import TokenIndex, open_index
+from paradigms.io.files import write_json
+from paradigms.store import Store
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.loop import TrainingSettings, train
 from tests.attack.attacks import (
     DIM,
-    OPTIONS,
+    KINDS,
     files,
     index_attack,
     limited,
@@ -28,12 +39,16 @@ from tests.attack.attacks import (
     results,
     well_formed,
 )
+from tests.attack.attacks import (
+    opened as opened_store,
+)
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.experiments.scripts import from_command_line
 from tests.tiny import write_checkpoint, write_collection
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments"))
 
+from studies.systems import read_stage, write_runs
 
 # --- two writers and two readers ----------------------------------------------------------------------
 
@@ -47,28 +62,29 @@ def crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
         while time.monotonic() < until:
             first, turn = 100 + 12 * turn, turn + 1
             own = [f"{name}{n}" for n in range(first, first + 12)]
-            insist(lambda index, first=first: index.add_from(parts(first, 12, name, kind)))
-            insist(lambda index, own=own: index.delete(own[:-1]))
+            insist(lambda store, first=first: store.add_from(parts(first, 12, name, kind)))
+            insist(lambda store, own=own: store.delete(own[:-1]))
             if turn % 8 == 0:
-                insist(lambda index: index.compact())
+                insist(lambda store: store.compact())
         (work / name).write_text(str(turn))
 
-    def insist(change: Callable[[TokenIndex], None]) -> None:
+    def insist(change: Callable[[Store], object]) -> None:
         while True:
             with contextlib.suppress(BlockingIOError):
-                return change(open_index(folder))
+                change(opened_store(folder))
+                return
             time.sleep(0.002)
 
     def read() -> None:
         while time.monotonic() < until:
-            index = open_index(folder)
+            store = opened_store(folder)
             for _ in range(3):
-                well_formed(results(index), index.ids)
+                well_formed(results(store), store.ids)
 
     for error in filter(None, together(lambda: write("a"), lambda: write("b"), read, read)):
         raise Crashed("a writer or reader") from error
     last = {f"{name}{111 + 12 * n}" for name in "ab" for n in range(int((work / name).read_text()))}
-    if set(open_index(folder)._positions) != last | {f"d{n}" for n in range(24)}:
+    if set(opened_store(folder).rows_by_id) != last | {f"d{n}" for n in range(24)}:
         raise Lost("documents of a writer")
 
 
@@ -108,7 +124,7 @@ def fill(kind: str, folder: Path, first: int = 0, count: int = 24) -> None:
 def stored(kind: str, folder: Path) -> list[dict[str, float]]:
     """All documents by their scores, for each of three queries."""
     with opened(kind, folder) as engine:
-        found = [dict(engine.search(query.numpy(), 400)) for query in queries().vectors[:, 0]]
+        found = [dict(engine.top(query.numpy(), 400)) for query in queries().vectors[:, 0]]
     well_formed(found, IDS)
     return found
 
@@ -185,7 +201,14 @@ def engines(folder: Path, kind: str) -> None:
 # --- trainings and comparisons ------------------------------------------------------------------------
 
 LENGTHS = json.dumps({"query_length": 8, "document_length": 12})
-COMMON = {"steps": 6, "batch_size": 2, "evaluate_every": 2, "dev_queries": 2, "tracker": "none"}
+COMMON = {
+    "steps": 6,
+    "trained_layers": 1,
+    "batch_size": 2,
+    "evaluate_every": 2,
+    "dev_queries": 2,
+    "tracker": "none",
+}
 
 
 def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
@@ -225,14 +248,44 @@ def outcome(folder: Path) -> dict[str, bytes]:
 
 
 def script_killed(draw: random.Random, sound: Path, work: Path, name: str) -> None:
-    """kill -9 once or twice; then the same again: the bytes that an undisturbed run makes."""
+    """kill -9 once or twice, and damaged states of frozen layers; then the bytes of an undisturbed run."""
     lasts = float((sound / f"{name}.s").read_text())
     for _ in range(draw.randrange(1, 3)):
         with Process(lambda: run(name, sound, work / "output", seed=0)):
             time.sleep(draw.random() * lasts)
+        for states in (work / "output").rglob("states.safetensors"):
+            if draw.random() < 0.5:
+                states.write_bytes(damaged(draw, states.read_bytes()))
     succeed(lambda: run(name, sound, work / "output", seed=0))
+    if list((work / "output").rglob("states")):
+        raise Lost("the disk space of the states of frozen layers")
     if outcome(work / "output") != outcome(sound / f"{name}0"):
         raise Lost("other bytes than of a run that ended")
+
+
+def trained_again(draw: random.Random, sound: Path, work: Path) -> None:
+    """One model, trained two or three times in one process, each time in the precision that is set."""
+    precisions = [draw.choice(["no", "bf16"]) for _ in range(draw.randrange(2, 4))]
+
+    def in_turn() -> None:
+        model = paradigms.PARADIGMS["dpr"](sound / "bert", query_length=8, document_length=12)
+        types: set[torch.dtype] = set()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
+        corpus = Corpus(["d0", "d1"], ["", ""], ["a bird", "the sea"])
+        examples = [Example("bird", 0, (), (0,)), Example("sea", 1, (), (1,))]
+        for number, precision in enumerate(precisions):
+            AcceleratorState._reset_state()
+            accelerator = Accelerator(cpu=True, mixed_precision=precision)
+            settings = TrainingSettings(steps=1, batch_size=2)
+            objective = Contrastive(model, corpus, examples)
+            train(model, objective, settings, work / str(number), accelerator=accelerator, progress=False)
+            if types != {torch.float32 if precision == "no" else torch.bfloat16}:
+                raise Silent(f"{precisions}: {types} in training {number}")
+            types.clear()
+
+    succeed(in_turn)
 
 
 def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
@@ -255,12 +308,48 @@ def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
     raise Silent("both ended")
 
 
+def deleted_training(draw: random.Random, sound: Path, work: Path) -> None:
+    """The folder of a training is deleted while it runs, and another starts there: the second one's alone."""
+    output, lasts = work / "output", float((sound / "train.s").read_text())
+    with Process(lambda: run("train", sound, output, seed=0)) as first:
+        time.sleep(draw.random() * lasts)
+        shutil.rmtree(output, ignore_errors=True)
+        with Process(lambda: run("train", sound, output, seed=1)) as second:
+            refused, failed = first.error(), second.error()
+    if failed and not refused:  # the first one locked the folder again before it had written anything
+        refused, failed, seed = failed, None, 0
+    else:
+        seed = 1
+    if failed:
+        raise Lost("neither training ended") from failed
+    if outcome(output) != outcome(sound / f"train{seed}"):
+        raise Silent("settings of one training and weights of another")
+    if refused:
+        raise refused
+
+
+def cut_run(draw: random.Random, sound: Path, work: Path) -> None:
+    """A run file that ends anywhere, beside the costs of a system that has finished."""
+    folder = copied(sound / "results", work)
+    file = folder / "runs" / "dpr.retrieve.run"
+    data = file.read_bytes()
+    file.write_bytes(data[: draw.choice([0, draw.randrange(len(data)), data.rindex(b"\n", 0, -1) + 1])])
+    if read_stage(folder, "dpr", "retrieve") != read_stage(sound / "results", "dpr", "retrieve"):
+        raise Silent("fewer documents or queries, without a word")
+
+
+def finished_run(folder: Path) -> None:
+    run = {f"q{n}": {f"d{n}": 2.0, "d9": 1.0} for n in range(4)}
+    rows = write_runs(folder / "results", "dpr", {"retrieve": run}, {"retrieve": run})
+    write_json(folder / "results" / "dpr" / "costs.json", {"rows": rows})
+
+
 SLOW: dict[str, Any] = {"fast": 0, "cost": 20, "forks": True, "seconds": 600}
 WRITERS: dict[str, Attack] = {
     f"two writers and two readers, {kind}": index_attack(
         kind, crowd, fast=1, cost=1000, forks=True, seconds=SUSTAINED
     )
-    for kind in OPTIONS
+    for kind in KINDS
 }
 WRITERS |= {
     f"{title}, {kind}": Attack(
@@ -280,6 +369,7 @@ WRITERS |= {
     if find_spec(PACKAGES[kind])
 }
 WRITERS |= {
+    "cut run of a comparison": Attack(finished_run, cut_run, forks=True),
     "killed training": Attack(
         lambda folder: trainings(folder, ("train", 0)),
         lambda draw, sound, work: script_killed(draw, sound, work, "train"),
@@ -290,7 +380,13 @@ WRITERS |= {
         lambda draw, sound, work: script_killed(draw, sound, work, "compare"),
         **SLOW,
     ),
+    "trainings of one model": Attack(
+        lambda folder: write_checkpoint("bert", folder / "bert") and None, trained_again, **SLOW
+    ),
     "two trainings": Attack(
         lambda folder: trainings(folder, ("train", 0), ("train", 1)), two_trainings, **SLOW
+    ),
+    "deleted training": Attack(
+        lambda folder: trainings(folder, ("train", 0), ("train", 1)), deleted_training, **SLOW
     ),
 }

@@ -6,6 +6,7 @@ import random
 import shlex
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +14,16 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, load
 from paradigms.baselines.cross_attention import cross_attention
+from paradigms.cli import indexed as indexed_folders
 from paradigms.cli import show
 from paradigms.cli.arguments import main
+from paradigms.cli.indexed import open_folder
 from paradigms.cli.queries import from_file, typed
 from paradigms.data import Corpus, read_run
-from paradigms.evaluate.fusion import fuse
 from paradigms.generative.dsi import dsi
-from paradigms.index.exact import ExactIndex
-from tests.formats.test_read import dpr_towers, write_like_xtr
+from paradigms.retrieve import fuse
+from paradigms.store import Store
+from tests.saving.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 
 TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "snow.txt": "cold snow on ice"}
@@ -68,11 +71,17 @@ def refused(*arguments):
     return str(stopped.value)
 
 
+def interrupts(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in arguments])
+    assert stopped.value.code == 130
+
+
 def interrupted(*arguments):
-    """What is told where Ctrl+C ends the build of an index."""
+    """Interrupt the build of an index by Ctrl-C."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ExactIndex, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        return refused(*arguments)
+        patch.setattr(Store, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        interrupts(*arguments)
 
 
 def write_rows(path, texts):
@@ -133,9 +142,10 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
     assert "no query: the standard input is empty" in refused("search", indexed)
 
 
-def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch):
+def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch, capsys):
     monkeypatch.setattr("paradigms.cli.commands.typed", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert refused("search", indexed) == "interrupted"
+    interrupts("search", indexed)
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted"
 
 
 def test_a_prompt_ends_with_an_empty_line(monkeypatch):
@@ -151,8 +161,8 @@ ERRORS = {
     "index notes --model {colbert} --words 3": "other words (16, not 3)",
     "index notes --model {dpr}": "other model ({colbert}, not ",
     "index notes --model {colbert} --output notes": "is no index",
-    "index notes --model {dsi}": "search takes its folder",
-    "index notes --model {cross_attention}": "rerank takes it",
+    "index notes --model {dsi}": "search takes the folder of a generative",
+    "index notes --model {cross_attention}": "rerank that of a reranker",
     "index void --model {dpr}": "void holds no document",
     "search {dsi} --split test": "here none was",
     "explain notes.index fish --document x": "no document 'x'",
@@ -178,18 +188,63 @@ def test_wrong_arguments_are_told(indexed, source, models):
     assert not (source.parent / "void.index").exists()
 
 
-def test_indexing_again_changes_nothing_and_other_documents_are_refused(indexed, source, models):
-    index("notes", models["colbert"])
-    (source / "fire.txt").write_text("other")
-    again = "index", "notes", "--model", models["colbert"]
-    assert "was made with other documents: delete it" in refused(*again)
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed", "fixed"])
+def test_indexing_again_brings_an_index_up_to_date(source, models, capsys, kind):
+    command = "index", "notes", "--model", models["colbert"], "--kind", kind
+    main([str(word) for word in command])
+    (source / "fire.txt").write_text("a warm sea")
+    (source / "snow.txt").unlink()
+    (source / "new.txt").write_text("ice and wood")
+    assert "1 added, 1 encoded again, 1 deleted" in printed(capsys, *command)[1]
+    assert "up to date" not in printed(capsys, *command)[1]
+    main([*map(str, command), "--output", "fresh.index"])
+    names = "notes.index", "fresh.index"
+    again, fresh = (open_folder(name).retriever.search({"1": "a warm sea"}, 10)["1"] for name in names)
+    assert again.keys() == fresh.keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
+    if kind == "exact":
+        assert again == pytest.approx(fresh)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Store, "delete"), (indexed_folders, "write_corpus"), (Store, "add"), (Path, "unlink")],
+)
+def test_an_update_that_was_interrupted_goes_on(source, models, monkeypatch, capsys, owner, name):
+    """Before each commit; a text that is as it was before the update again is encoded again, too."""
+    build = "index", "notes", "--model", models["colbert"]
+    printed(capsys, *build)
+    (source / "fire.txt").write_text("a warm sea")
+    (source / "snow.txt").unlink()
+    (source / "new.txt").write_text("ice and wood")
+    original = getattr(owner, name)
+
+    def interrupt(*arguments, **named):
+        if name == "write_corpus" and arguments[1].name != "corpus.jsonl":
+            return original(*arguments, **named)
+        if name == "unlink" and arguments[0].name != ".begun":
+            return original(*arguments, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupt)
+        interrupts(*build)
+    assert "has not ended: if none is running, resume it" in refused("search", "notes.index", "x")
+    (source / "fire.txt").write_text(TEXTS["fire.txt"])
+    printed(capsys, *build)
+    main([*map(str, build), "--output", "fresh.index"])
+    names = "notes.index", "fresh.index"
+    again, fresh = (open_folder(name).retriever.search({"1": "a warm sea"}, 10)["1"] for name in names)
+    assert again == pytest.approx(fresh)
+    assert again.keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
+    assert not [file for file in Path("notes.index").iterdir() if file.name in (".begun", ".fresh.jsonl")]
 
 
 def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
     """Also within its own source, of which it is no part."""
     monkeypatch.chdir(source)
     build = "index", ".", "--model", models["colbert"]
-    assert "goes on with the index" in interrupted(*build)
+    interrupted(*build)
+    assert "interrupted; the same command resumes the index" in capsys.readouterr().err
     assert "notes.index is no index" in refused("search", "notes.index", "x")
     assert "3 documents of . in notes.index" in printed(capsys, *build)[1]
     assert "1. snow.txt:1" in printed(capsys, "search", "notes.index", "cold snow on ice")[0]

@@ -23,7 +23,7 @@ from paradigms.data import (
     write_judgements,
     write_run,
 )
-from paradigms.data.collection import mended
+from paradigms.data.collection import best_first, mended
 from paradigms.data.lines import Lines
 from paradigms.dpr import dpr
 from tests import needs
@@ -272,7 +272,12 @@ def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     collection = replace(
         load_collection(beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})), corpus=corpus
     )
-    write_folder(replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})}), tmp_path / "copy")
+    written = replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})})
+    for _ in range(2):
+        write_folder(written, tmp_path / "copy")
+    (tmp_path / "copy" / "annotations.xlsx").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"copy would be replaced, but holds annotations\.xlsx"):
+        write_folder(written, tmp_path / "copy")
     again = load_collection(tmp_path / "copy").corpus
     assert list(again) == texts
     assert list(again.titles) == titles
@@ -291,14 +296,29 @@ SCORES = st.floats(allow_nan=False)
 def test_a_run_survives_its_file(tmp_path_factory, name, run):
     path = tmp_path_factory.getbasetemp() / name
     write_run(path, run)
-    assert read_run(path) == run
+    read = read_run(path)
+    assert {query: list(scores) for query, scores in read.items()} == {
+        query: list(best_first(scores)) for query, scores in run.items()
+    }
+    for query, scores in read.items():
+        single = np.array([*scores.values()]).astype(np.float32)
+        assert (single[1:] < single[:-1]).all()
+        before = np.array([run[query][document] for document in scores])
+        if len(set(before.astype(np.float32).tolist())) == len(before):
+            assert scores == run[query]  # no ties: the same floats
+        spacing = np.spacing(np.minimum(np.abs(single), np.finfo(np.float32).max))
+        close = np.abs(single.astype(float) - before.astype(np.float32)) <= len(before) * 2 * spacing
+        assert (close | ~np.isfinite(before.astype(np.float32))).all()
+    write_run(path, read)
+    assert read_run(path) == read  # nothing moves further
 
 
 def test_runs_are_written_by_score_and_then_by_id(tmp_path):
     path = tmp_path / "deep" / "run.txt"
     write_run(path, {"q": {"b": 0.1, "c": np.float32(0.1).item(), "a": 0.1, "d": math.inf}}, tag="bm25")
     assert path.read_text() == (
-        "q Q0 d 1 inf bm25\nq Q0 c 2 0.10000000149011612 bm25\nq Q0 a 3 0.1 bm25\nq Q0 b 4 0.1 bm25\n"
+        "q Q0 d 1 inf bm25\nq Q0 c 2 0.10000001639127731 bm25\nq Q0 a 3 0.10000000894069672 bm25\n"
+        "q Q0 b 4 0.1 bm25\n"
     )
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split
-from paradigms.data.identical import own_documents, searching_others, without_own
+from paradigms.data.identical import own_documents
 
 CORPUS = Corpus(["a", "b", "c"], ["Ships  Ships sail far", "boats sail", "a cat"], ["Ships", "", ""])
 
@@ -27,14 +26,6 @@ def test_a_document_that_is_relevant_to_itself_is_kept():
     split = Split({"a": "ships sail far", "b": "boats sail"}, {"a": {"a": 1}, "b": {"a": 1}})
     assert own_documents(CORPUS, split) == {"b"}
     assert own_documents(CORPUS, split, "leave_out") == {"a", "b"}
-
-
-def test_k_other_documents_are_found():
-    queries = {"a": "ships sail far", "q": "ships sail far"}
-    bm25 = BM25.build(CORPUS, CORPUS.ids)
-    run = searching_others(bm25.search, own_documents(CORPUS, Split(queries, {})))(queries, 1)
-    assert {query: list(found) for query, found in run.items()} == {"a": ["b"], "q": ["a"]}
-    assert without_own({"a": {"a": 2.0, "b": 1.0}}, {"a"}) == {"a": {"b": 1.0}}
 
 
 def test_an_unknown_choice_is_refused():

@@ -247,7 +247,7 @@ def test_size_and_difficulty_of_the_collection(whole):
     shares = {name: len(whole.split(name).queries) / len(whole.corpus) for name in pydocs.SHARES}
     assert shares == pytest.approx(pydocs.SHARES, abs=0.06)
     queries = dict(list(whole.split("test").queries.items())[::5])
-    run = BM25.build(whole.corpus, whole.corpus.ids).search(queries, 10)
+    run = BM25(whole.corpus).search(queries, 10)
     ranks = [list(run[query]).index(query[2:]) if query[2:] in run[query] else 10 for query in queries]
     assert sum(rank == 0 for rank in ranks) / len(ranks) == pytest.approx(0.35, abs=0.08)
     assert sum(rank < 10 for rank in ranks) / len(ranks) == pytest.approx(0.65, abs=0.08)

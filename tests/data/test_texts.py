@@ -54,6 +54,29 @@ def test_links_to_itself_one_file_and_a_hidden_folder_that_is_asked_for(folder):
         assert [id for id, _, _ in text_passages(folder / source, Problems(), words=100)] == ids
 
 
+def test_links_out_of_the_folder_are_counted_and_left_out(folder, tmp_path):
+    (tmp_path / "secret.txt").write_text("not to be read")
+    (folder / "deep" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "same.md").symlink_to("b.md")
+    problems = Problems()
+    ids = [id for id, _, _ in text_passages(folder, problems, words=100)]
+    assert ids == ["b.md:1", "deep/a.txt:1", "same.md:1"]
+    assert problems.examples["link to a file outside of the folder (left out)"] == ["deep/link.txt"]
+    (tmp_path / "linked").symlink_to(folder)
+    assert [id for id, _, _ in text_passages(tmp_path / "linked", Problems(), words=100)] == ids
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("paradigms.io.gzipped.LONGEST", 1000)
+    row = json.dumps({"_id": "x", "text": "a" * 900})
+    with gzip.open(tmp_path / "x.jsonl.gz", "wt") as file:
+        file.write(f"{row}\n" + "a" * 10_000_000)
+    rows = json_lines(tmp_path / "x.jsonl.gz", Problems())
+    assert next(rows)[0] == "x"
+    with pytest.raises(ValueError, match=r"x\.jsonl\.gz, line 2: longer than 1,000 bytes"):
+        next(rows)
+
+
 def test_json_lines_of_several_forms(tmp_path):
     rows = [
         {"_id": "x", "title": " T ", "text": "body"},
@@ -114,3 +137,23 @@ def test_any_name_of_a_file_makes_an_id(tmp_path):
             stream.write("text")
     ids = [id for id, _, _ in text_passages(tmp_path, Problems())]
     assert sorted(ids) == ["%FE:1", "%FF:1", "a%0Ab:1", "my%20notes.txt:1", "my%2520notes.txt:1"]
+
+
+def test_html_json_lines_and_pdfs_in_a_folder_of_notes(tmp_path):
+    page = "<html><head><style>p {}</style><script>if (a < b) x()</script>\n<title>Sea</title></head>\n"
+    (tmp_path / "a.html").write_text(page + "<p>the f<b>ish</b> &amp; the\nsea</p><p>snow</p>")
+    (tmp_path / "b.jsonl").write_text('{"title": "Fire", "text": "warm wood"}\n\n{"id": 7, "body": "ice"}\n')
+    (tmp_path / "c.jsonl").write_text('{"text": "kept"}\n{"level": "debug"}\n')
+    (tmp_path / "d.pdf").write_text("%PDF-1.4\n1 0 obj\n")
+    problems = Problems()
+    found = [(id, title, " ".join(text.split())) for id, title, text in text_passages(tmp_path, problems, 50)]
+    assert found == [
+        ("a.html:2", "a.html", "Sea the fish & the sea snow"),
+        ("b.jsonl:1", "Fire", "Fire warm wood"),
+        ("b.jsonl:3", "b.jsonl", "ice"),
+        ("c.jsonl:1", "c.jsonl", "kept"),
+    ]
+    assert problems.counts == {
+        "JSON lines that cannot be read as documents (left out from there)": 1,
+        "PDF (left out: convert it to text)": 1,
+    }

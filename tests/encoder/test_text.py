@@ -19,8 +19,9 @@ from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from tests import needs
-from tests.formats.test_read import hidden
-from tests.tiny import FAMILIES, WIDTH, built, write_checkpoint
+from tests.near import assert_same, assert_within_rounding
+from tests.saving.test_read import hidden
+from tests.tiny import FAMILIES, TERMS, WIDTH, built, write_checkpoint
 
 LONG = "the quick brown fox, and the lazy dog: " * 4
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -28,9 +29,9 @@ TEXTS = [LONG, "fox", "a zebra in the garden"]
 
 
 def encoder(folder: Path, **settings) -> Any:
-    """A `TextEncoder`, whose optional heads the tests know to be there."""
+    """A `TextEncoder` in float64, whose optional heads the tests know to be there."""
     torch.manual_seed(0)
-    model: Any = TextEncoder(folder, EncoderSettings(**settings)).eval()
+    model: Any = TextEncoder(folder, EncoderSettings(**settings)).double().eval()
     for head in (model.salience_heads or {}).values():
         torch.nn.init.normal_(head.weight, std=0.5)  # built as 0, which hides what a head reads
     return model
@@ -46,32 +47,29 @@ def states(folder: Path, text: str) -> torch.Tensor:
     return hidden(folder, [text])[2][0]
 
 
-def close(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_vectors_are_the_backbones_whatever_the_padding(checkpoints, family):
     tokens = encode(encoder(checkpoints[family], dim=None, normalize=False), TEXTS)
     for x, text in enumerate(TEXTS):
         expected = states(checkpoints[family], text)
         assert tokens.mask[0, x].sum() == len(expected)
-        close(tokens.vectors[0, x, : len(expected)], expected)
+        assert_same(tokens.vectors[0, x, : len(expected)], expected)
     assert torch.isfinite(tokens.vectors).all()  # padding too: 0 · NaN would reach the gradients
 
 
 def test_first_vectors_and_their_mask(tiny_bert):
     tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
     assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
-    close(tokens.vectors[0, 0], states(tiny_bert, LONG)[:4])
+    assert_same(tokens.vectors[0, 0], states(tiny_bert, LONG)[:4])
     assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
 
 
 def test_projection_and_normalisation(tiny_bert):
     model = encoder(tiny_bert, dim=8)
     projected = states(tiny_bert, "fox") @ model.projection.weight.T
-    close(encode(model, ["fox"]).vectors[0, 0], projected / projected.norm(dim=-1, keepdim=True))
-    close(model.projection.weight @ model.projection.weight.T, torch.eye(8))  # starts as a random projection
+    assert_same(encode(model, ["fox"]).vectors[0, 0], projected / projected.norm(dim=-1, keepdim=True))
+    weight = model.projection.weight  # starts as a random projection, which is drawn in float32
+    assert_within_rounding(weight @ weight.T, torch.eye(8), torch.float32, TERMS)
     assert (model.dim, encoder(tiny_bert, dim=None).dim) == (8, WIDTH)
 
 
@@ -79,7 +77,7 @@ def test_half_precision_checkpoints_are_computed_in_float32(tmp_path):
     folder = write_checkpoint("t5", tmp_path / "t5", dtype=torch.float16)
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
-    model = encoder(folder, dim=None, normalize=False)
+    model = TextEncoder(folder, EncoderSettings(dim=None, normalize=False)).eval()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert encode(model, TEXTS).vectors.dtype == torch.float32
 
@@ -143,10 +141,10 @@ def test_augmentation_and_skipped_tokens_in_attention(tiny_bert):
     model = encoder(tiny_bert, query_augmentation=True, query_length=8, dim=None, normalize=False, skip=",:")
     batch = model.tokenize(["the fox", LONG], "query")
     assert batch.attention_mask.tolist() == [[1] * 4 + [0] * 4, [1] * 8]
-    close(encode(model, ["the fox"], "query").vectors[0, 0, :4], states(tiny_bert, "the fox"))
+    assert_same(encode(model, ["the fox"], "query").vectors[0, 0, :4], states(tiny_bert, "the fox"))
     text = "fox, dog: cat."
     tokens = encode(model, [text])
-    close(tokens.vectors[0, 0], states(tiny_bert, text))
+    assert_same(tokens.vectors[0, 0], states(tiny_bert, text))
     assert tokens.mask[0, 0].tolist() == [True, True, False, True, False, True, True, True]
 
 
@@ -196,8 +194,11 @@ def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     torch.manual_seed(0)
     aligner = PARADIGMS["aligner"](checkpoints[family], lora_rank=2, eps=0.05)
     plain = TextEncoder(checkpoints[family], EncoderSettings(dim=None, normalize=False))
-    bare = aligner.encoder.backbone(torch.tensor([[5, 6, 7]])).last_hidden_state
-    close(bare, plain.backbone(torch.tensor([[5, 6, 7]])).last_hidden_state)  # adapters start at 0
+    bare, expected = (
+        encoder.double().backbone(torch.tensor([[5, 6, 7]])).last_hidden_state
+        for encoder in (aligner.encoder, plain)
+    )
+    assert_same(bare, expected)  # adapters start at 0
     trained = {n for n, p in aligner.named_parameters() if p.requires_grad}
     heads = {"encoder.projection.weight"}
     heads |= {f"encoder.salience_heads.{s}.{p}" for s in ("query", "document") for p in ("weight", "bias")}
@@ -213,23 +214,26 @@ REFUSED = [
     ({"first": 0}, "first must be at least 1"),
     ({"iterations": 0}, "iterations must be at least 1"),
     ({"lora_rank": -1}, "lora_rank must be at least 0"),
-    ({"query_ratio": 0.0}, r"query_ratio must lie in \(0, 1\]"),
-    ({"document_ratio": 1.5}, "document_ratio must lie in"),
-    ({"eps": 0.0}, "eps must be positive"),
+    ({"query_ratio": 0.0}, "query_ratio must be above 0"),
+    ({"document_ratio": 1.5}, "document_ratio must be at most 1"),
+    ({"eps": 0.0}, "eps must be above 0"),
+    ({"iterations": 10**9}, r"iterations must be at most 1000, got 1e\+09"),
+    ({"lora_rank": 10**7}, r"lora_rank must be at most 1024, got 1e\+07"),
+    ({"eps": float("nan")}, "eps must be above 0, got nan"),
     ({"dim": None, "activation": "tanh"}, "set dim"),
     ({"dim": None, "projection_bias": True}, "set dim"),
     ({"attend_augmentation": True}, "needs query_augmentation"),
     ({"skip_exact": True}, "set skip"),
     ({"salience": "relu", "salience_l1": -1.0}, "salience_l1 must be at least 0"),
     ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
-    ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm is of vectors of width dim"),
+    ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm takes vectors of width dim"),
     ({"query_length": 2}, "query_length=2 leaves no room"),
     ({"document_length": 3, "document_marker": "[unused0]"}, "beside 3 special tokens"),
     ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
     ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
-    ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is no linear layer"),
+    ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is not a linear layer"),
     ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
-    ({"lora_rank": 2, "lora_targets": "(query"}, "is no regular expression"),
+    ({"lora_rank": 2, "lora_targets": "(query"}, "is not a regular expression"),
     ({"dora": True}, "set lora_rank above 0"),
     ({"lora_targets": "query"}, "set lora_rank above 0"),
 ]
@@ -274,8 +278,8 @@ def test_offline_encoder_not_installed(monkeypatch):
 def test_offline_encoder_pools_as_published():
     """all-MiniLM-L6-v2: the mean of the last hidden states, normalised."""
     texts = ["Zebrafish regenerate their hearts.", "How do stars form?", ""]
-    dpr = PARADIGMS["dpr"]("offline", pooling="mean")
+    dpr = PARADIGMS["dpr"]("offline", pooling="mean").double()
     vectors = dpr.encode_documents(texts).vectors[0, :, 0]
     for text, vector in zip(texts, vectors, strict=True):
         mean = states(backbone.packaged("offline"), text).mean(0)
-        close(vector, mean / mean.norm())
+        assert_same(vector, mean / mean.norm())

@@ -55,6 +55,6 @@ def test_the_queries_that_would_decide_decide():
 
 def test_row_reads_alone():
     row = judge([claim(0.001, printed="+2.1")])[0].row
-    assert row["claim"] == "“it is better” (Paper 2020, §1)"
+    assert row["claim"] == "it is better (Paper 2020, §1)"
     assert row["sample"] == "200 queries, 2 seeds"
     assert row["verdict"].startswith("not decided here: about ")

@@ -13,12 +13,12 @@ from paradigms.evaluate import (
     AlignmentExample,
     PerQuery,
     Report,
-    SystemAlignment,
     alignment_picture,
     recall_picture,
     result_table,
     write_report,
 )
+from paradigms.explanation import Explanation
 
 HOSTILE = [
     "</script><script>window.broken = 1</script>",
@@ -32,7 +32,7 @@ SYSTEMS = ("BM25", "DPR", "ColBERT", "ALIGNER")
 TEXTS = {"numpy.linalg:solve": "solve a linear matrix equation", "scipy.signal:filter": "filter an array"}
 
 
-def align(system: str, query: str, document: str, generator: np.random.Generator) -> SystemAlignment:
+def align(system: str, query: str, document: str, generator: np.random.Generator) -> Explanation:
     """Each query token aligned to two document tokens; of ALIGNER with salience."""
     q, d = ["[CLS]", *query.split()], ["[CLS]", *document.split(), "[SEP]"]
     saliences = (generator.random(len(q)).tolist(), generator.random(len(d)).tolist())
@@ -43,9 +43,7 @@ def align(system: str, query: str, document: str, generator: np.random.Generator
         A *= np.outer(saliences[1], saliences[0])
     links = [(int(i), int(j), S[i, j], A[i, j]) for i, j in np.argwhere(A)]
     drawn = saliences if system == "ALIGNER" else (None, None)
-    return SystemAlignment(
-        system, f"what {system} reads", q, d, links, A.sum(), (S * A).sum() / A.sum(), *drawn
-    )
+    return Explanation(system, f"what {system} reads", q, d, links, A.sum(), (S * A).sum() / A.sum(), *drawn)
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +80,9 @@ def sample():
 def hostile_report() -> Report:
     examples = []
     for text in HOSTILE:
-        empty = SystemAlignment(text, HOSTILE[0], [text, *HOSTILE], [], [], 1.0, -0.5)
+        empty = Explanation(text, HOSTILE[0], [text, *HOSTILE], [], [], 1.0, -0.5)
         links, query = [(0, 1, -0.5, 1.0), (5, 0, 0.25, 1.0)], [text, "##" + text, "▁x"]
-        negative = SystemAlignment("negative", HOSTILE[0], query, list(HOSTILE), links, 1.0, -0.5)
+        negative = Explanation("negative", HOSTILE[0], query, list(HOSTILE), links, 1.0, -0.5)
         examples.append(AlignmentExample(text, HOSTILE[0], text, "", False, [empty, negative]))
     results = {text: PerQuery(["q"], {"nDCG@10": np.array([0.5])}) for text in HOSTILE}
     strings = {text: text for text in HOSTILE}
@@ -223,7 +221,7 @@ def test_reports_with_little_in_them(report, tmp_path):
     ],
 )
 def test_broken_alignments_are_named(change, message, tmp_path):
-    broken = replace(SystemAlignment("S", "r", ["a"], ["b"], [], 1.0, 0.0), **change)
+    broken = replace(Explanation("S", "r", ["a"], ["b"], [], 1.0, 0.0), **change)
     broken = AlignmentExample("q", "d", "a", "b", True, [broken])
     with pytest.raises(ValueError, match=message):
         write_report(tmp_path / "report.html", Report("t", "s", alignments=[broken]))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from paradigms.evaluate import AlignmentExample, Report, SystemAlignment, write_report
+from paradigms.evaluate import AlignmentExample, Report, write_report
+from paradigms.explanation import Explanation
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one o
 
 def system(name: str, links: list[tuple[int, int, float, float]], salience: list[float] | None = None):
     tokens = ["[CLS]", "fish", "in", "seas"]
-    return SystemAlignment(name, "S", ["fish", "sea"], tokens, links, 2.0, 0.5, document_salience=salience)
+    return Explanation(name, "S", ["fish", "sea"], tokens, links, 2.0, 0.5, document_salience=salience)
 
 
 @pytest.fixture(scope="module")

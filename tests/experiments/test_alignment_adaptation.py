@@ -8,13 +8,15 @@ from typing import Any
 import alignment_adaptation
 import numpy as np
 import pytest
-from studies.adaptation_claims import Task, answer, claims
+from papers.qian2022.adaptation_claims import Task, answer, claims
 
+from paradigms.align import Entropic, TopK
 from paradigms.data import load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
-from paradigms.index import ExactIndex
-from paradigms.index.strategies import MEASURED
+from paradigms.find import Index, Store, kinds
+from paradigms.retrieve import Indexed
+from paradigms.retrieve.strategies import MEASURED
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.tiny import WORDS, write_collection
@@ -52,21 +54,20 @@ def measures(results: Path, collection: Path, own: str = "k=1", seed: int = 0) -
 def test_the_measures_are_those_of_separate_reranks(results: Path, collection: Path, tmp_path: Path) -> None:
     folder = results / collection.name / "eps=0.1" / "seed-0"
     paradigm = alignment_adaptation.with_document_length(folder / "checkpoint", 128)
-    assert paradigm.recipe.align_knobs == {"k": 1, "eps": 0.1}
+    assert paradigm.recipe.align == Entropic(k=1, eps=0.1)
     assert paradigm.encoder.settings.document_length == 128
     data = load_collection(collection)
-    index = ExactIndex.build(paradigm, data.corpus.ids, data.corpus, tmp_path / "index")
+    index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus, tmp_path / "index"))
     test, found = data.split("test"), measures(results, collection, "eps=0.1")
     assert len(found["queries"]) == 20
     queries = {query: test.queries[query] for query in found["queries"]}
-    pool = index.search(paradigm.with_alignment("top_k", k=1), queries, 12)
+    pool = Indexed(index, paradigm.with_alignment(TopK(k=1))).search(queries, 12)
     judgements = {query: test.judgements[query] for query in found["queries"]}
     for name in ("k=1", "p=2%", "eps=0.02"):
-        align, knobs = MEASURED[name]
-        reranked = index.rerank(paradigm.with_alignment(align, **knobs), queries, pool)
+        reranked = Indexed(index, paradigm.with_alignment(MEASURED[name])).rerank(queries, pool)
         expected = per_query(reranked, judgements, ("nDCG@10",)).values["nDCG@10"]
         assert found["values"][name] == pytest.approx(expected.tolist())
-    lengths = np.diff(index.offsets)
+    lengths = np.diff(index.store.offsets)
     assert found["several"]["p=2%"] == pytest.approx((lengths >= 100).mean())
     assert 0 < found["several"]["p=2%"] < 1
     assert found["several"]["k=1"] == 0

@@ -12,14 +12,16 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
+from papers.wu2024 import trained_pairs
 from rich.console import Console
-from studies import trained_pairs
 from studies.model_runs import open_bench
 
 from paradigms import PARADIGMS, load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from tests.experiments.scripts import pair_flags, published, run, settings
+from tests.near import assert_within_rounding
+from tests.tiny import TERMS
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bflo
     expected = colbert.encode_queries(["the sea"]).vectors
     for precision, vectors in found:
         assert precision == "bf16"
-        torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-6)
+        assert_within_rounding(vectors, expected, torch.float32, TERMS)
     assert found
 
 

@@ -9,9 +9,9 @@ import capacity
 import numpy as np
 import pytest
 import torch
+from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
+from papers.luan2021.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 from scipy import sparse
-from studies.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
-from studies.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 
 from paradigms import Paradigm, load
 from paradigms.data import load_collection, write_folder
@@ -19,7 +19,8 @@ from paradigms.data.collection import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
-from paradigms.index import ExactIndex
+from paradigms.find import Index, Store, kinds
+from paradigms.retrieve import Indexed
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL, published
 from tests.tiny import WORDS
@@ -81,8 +82,8 @@ def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
     files = (finished / f"length-60/seed-0/{name}.json" for name in (*dense, "CROSS-ATTENTION"))
     assert [json.loads(file.read_text())["numbers"] for file in files] == [8, 8, 0]
     said = [row["claim"] for row in json.loads((finished / "claims.json").read_text())]
-    for sentence in ("DE-BERT models under-performing", "The hybrid model outperforms both components"):
-        assert any(sentence in claim and "(Luan et al. 2021, §5)" in claim for claim in said)
+    for start in ("DE-BERT is worse than BM25-uni", "the hybrid is better than both"):
+        assert any(claim.startswith(start) and "(Luan et al. 2021, §5)" in claim for claim in said)
 
 
 def test_what_is_written_of_a_system_is_what_its_model_ranks(
@@ -96,11 +97,11 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
     encoder = model.encoder.settings
     assert (encoder.first, encoder.dim, encoder.layer_norm, encoder.normalize) == (2, 4, True, False)
     assert encoder.document_length == 62
-    index = ExactIndex.build(model, corpus.ids, corpus, tmp_path / "index")
+    index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus, tmp_path / "index"))
     result = json.loads((finished / "length-60/seed-0/ME-BERT-4.json").read_text())
     for stage, run in (
-        ("retrieve", index.search(model, test.queries, 12)),
-        ("rerank", index.rerank(model, test.queries, bench.pool)),
+        ("retrieve", Indexed(index, model).search(test.queries, 12)),
+        ("rerank", Indexed(index, model).rerank(test.queries, bench.pool)),
     ):
         expected = per_query(run, test.judgements, ("RR@10",)).values["RR@10"].tolist()
         assert result["stages"]["ME-BERT-4"][stage] == expected
@@ -127,7 +128,6 @@ def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, 
         # Not of all passages.
         assert found[name] == pytest.approx(float(scores.std(-1).mean()), rel=0.35)
     assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
-    assert capacity.temperature(capacity.build("CROSS-ATTENTION", bench.length, given), bench) == 1
 
 
 def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
@@ -221,7 +221,7 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> Found:
 
 @pytest.mark.parametrize("task", ["containing", "answers"])
 def test_every_claim_holds_of_the_papers_own_table_but_for_two(task: str) -> None:
-    """Table A.1 contradicts two of the sentences, at 400 tokens, and leaves one at 200 with a tie."""
+    """Table A.1 contradicts two claims at 400 tokens, and has a tie for one at 200."""
     verdicts = judge([claim for claim in planted(task).claims() if "Figure 1" not in claim.place])
     assert len(verdicts) >= 10
     assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in verdicts)

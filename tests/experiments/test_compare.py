@@ -9,14 +9,17 @@ from pathlib import Path
 
 import compare
 import pytest
-from studies.systems import divided
+from studies import model_runs
+from studies import systems as measured
+from studies.systems import divided, write_runs
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
+from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
 from paradigms.evaluate import pictures
-from paradigms.index import ExactIndex
+from paradigms.retrieve import Indexed
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
@@ -68,8 +71,34 @@ def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
         assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
         reranked = read_run(finished / "runs" / f"{name}.rerank.run")
         assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
-        assert json.loads((finished / name / "costs.json").read_text())["bytes/document"] > 0
+        costs = json.loads((finished / name / "costs.json").read_text())
+        assert costs["bytes/document"] > 0
+        assert costs["search ms/query"] > 0
+        assert (costs["encode ms/query"] is None) == (name in ("bm25", "dsi"))
+        if name != "bm25":
+            assert costs["train s"] > 0
+            # What only an interrupted training needs is gone.
+            left = {entry.name for entry in (finished / name / "training").iterdir()}
+            assert left == {"history.jsonl", "cost.json"}
     assert load_paradigm(finished / "dsi" / "checkpoint").name == "dsi"
+
+
+def test_milliseconds_are_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch):
+    """One-time loading and one slow query change nothing; long queries are not repeated."""
+    clock, asked = [0.0], []
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
+
+    def work(query: str) -> None:
+        clock[0] += {"first": 9.0, "slow": 3.0}.get(query, 0.001) if query not in asked else 0.001
+        asked.append(query)
+
+    assert measured.milliseconds(work, ["first", "slow", "b"]) == pytest.approx(1)
+    assert len(asked) == 1 + 3 * measured.ROUNDS
+    assert measured.milliseconds(work, []) is None
+    asked.clear()
+    monkeypatch.setattr(measured, "SECONDS", 2.0)
+    measured.milliseconds(work, ["first", "slow", "b"])
+    assert asked == ["first", "first", "slow"]
 
 
 def test_results_are_files(finished: Path):
@@ -99,13 +128,33 @@ def test_a_finished_run_only_renews_its_report(
     assert "finished before" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
         run(settings(words, tiny_bert, finished, steps=3))
+    file = finished / "runs" / "xtr.retrieve.run"
+    whole = file.read_text().splitlines(keepends=True)
+    for kept in ([], whole[:-1]):
+        file.write_text("".join(kept))
+        with pytest.raises(SystemExit, match=rf"xtr\.retrieve\.run is damaged: it has {len(kept)} rows"):
+            run(settings(words, tiny_bert, finished))
+    file.write_text("".join(whole))
+
+
+def test_a_run_without_one_of_its_queries_is_not_written(tmp_path: Path):
+    runs = {"retrieve": {"q": {"d": 1.0}, "none": {}}}
+    assert write_runs(tmp_path, "x", runs, {"retrieve": ["q", "none"]}) == {"retrieve": 1}
+    with pytest.raises(ValueError, match=r"y, retrieve: 1 of 3 queries have no answer, such as 'lost'"):
+        write_runs(tmp_path, "y", runs, {"retrieve": ["q", "lost", "none"]})
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["x.retrieve.run"]
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     flags = settings(words, tiny_bert, tmp_path, systems="[dpr,xtr]")
-    for owner, name in ((ExactIndex, "search"), (Paradigm, "save_pretrained"), (compare, "make_report")):
+    for owner, name in (
+        (Indexed, "search"),
+        (Paradigm, "save_pretrained"),
+        (model_runs, "remove_folder"),
+        (compare, "make_report"),
+    ):
         with monkeypatch.context() as patch:
 
             def interrupt(*_: object, **__: object) -> None:
@@ -116,6 +165,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
                 run(flags)
         assert not (tmp_path / "report.html").exists()
     run(flags)
+    assert not list(tmp_path.glob("*/training/checkpoints"))
     for name in ("bm25", "dpr", "xtr"):
         for stage in ("retrieve", "rerank"):
             file = f"runs/{name}.{stage}.run"
@@ -130,7 +180,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     named = {
         "saved-dpr": dpr,
         "saved": colbert | {"paradigm": "colbert"},
-        "reversed": colbert | {"options": {"align": "document_to_query", "normalise": "document_tokens"}},
+        "reversed": colbert | {"options": {"align": "DocumentToQuery", "normalise": "document_tokens"}},
         "wide": {"paradigm": "colbert", "options": {"dim": 16}},
         "narrow": {"paradigm": "colbert", "options": {"dim": 8}, "training": {"steps": 0}},
     }
@@ -147,7 +197,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
                 )
         assert json.loads((tmp_path / name / "costs.json").read_text())["train s"] is None
     models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
-    assert models["reversed"].recipe.align == "document_to_query"
+    assert models["reversed"].recipe.align == DocumentToQuery()
     assert [models[name].encoder.dim for name in ("wide", "narrow")] == [16, 8]
     assert (tmp_path / "wide" / "training").is_dir() > (tmp_path / "narrow" / "training").is_dir()
     page = (tmp_path / "report.html").read_text()

@@ -11,14 +11,14 @@ import yaml
 from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
-from studies.trained_pairs import TRAINING
+from papers.wu2024.trained_pairs import TRAINING
 
 from tests.experiments.scripts import from_command_line
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 # file -> kind, processes, machines
 LAUNCHES = {
-    "gpu.yaml": ("NO", 1, 1),
+    "gpu.yaml": ("MULTI_GPU", 1, 1),
     "gpus.yaml": ("MULTI_GPU", 8, 1),
     "nodes_2.yaml": ("MULTI_GPU", 16, 2),
     "fsdp.yaml": ("FSDP", 8, 1),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from studies.containing_passage import containing_passages
-from studies.passages import WORD, articles, cut, words_of
+from papers.luan2021.containing_passage import containing_passages
+from papers.luan2021.passages import WORD, articles, cut, words_of
 
 from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer

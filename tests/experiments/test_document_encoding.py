@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 from document_encoding import BM25, CONTROL, MEASURES, SYSTEMS, Settings, claims, claims_of_the_search
+from papers.wu2024 import trained_pairs
+from papers.wu2024.trained_pairs import build, trained
 from rich.console import Console
-from studies import trained_pairs
 from studies.model_runs import Bench, open_bench
-from studies.trained_pairs import build, trained
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.align import ALIGNMENTS
+from paradigms.align import ALIGNMENTS, as_alignment
 from paradigms.cli.arguments import main
 from paradigms.data import load_collection, write_folder
 from paradigms.data.collection import Collection
@@ -111,7 +111,7 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     assert scores == pytest.approx(dict(zip(TEXTS, wanted[0].tolist(), strict=True)), abs=2e-3)  # float16
 
     for registry in (ALIGNMENTS, ENCODERS):
-        for own in ("softmax", "weighted"):
+        for own in ("Softmax", "weighted"):
             monkeypatch.delitem(registry, own, raising=False)
     with pytest.raises(
         ValueError, match=rf"needs the .*, which the plug-in {name}.py registers: add --plugin"
@@ -134,7 +134,7 @@ def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: P
 
 def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
     load_plugins(EXAMPLES / "soft_colbert.py")
-    case = laws.Case("softmax", "query_tokens", {"tau": 0.5})
+    case = laws.Case(as_alignment("Softmax(tau=0.5)"), "query_tokens")
     for law in (
         laws.test_padding_changes_nothing,
         laws.test_order_of_candidates_and_tokens_does_not_matter,
@@ -142,7 +142,7 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
         laws.test_empty_texts_score_zero_and_harm_nothing,
     ):
         law(case)
-    equals_rel.test_in_batch(Recipe("soft", "softmax", "query_tokens", {"tau": 0.5}), salience=True, real=0.7)
+    equals_rel.test_in_batch(Recipe("soft", case.A, "query_tokens"), salience=True, real=0.7)
 
 
 def test_two_settings_and_a_plugin_are_compared(

@@ -8,14 +8,14 @@ import hybrid
 import numpy as np
 import pytest
 from hybrid import Settings
-from studies.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, Found, claims, hybrid_name
+from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, Found, claims, hybrid_name
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, load_collection
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
-from paradigms.index import ExactIndex
+from paradigms.retrieve import Indexed, Reranking
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL, published
 
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_the_saved_models(
     corpus, test = collection.corpus, collection.split("test")
     own = Path(finished.output) / "seed-3"
     chosen = {name: of["round"] for name, of in measured["weights"].items()}
-    bm25 = BM25.build(corpus, corpus.ids, ngrams=2)
+    bm25 = BM25(corpus, ngrams=2)
     lexical = bm25.search(test.queries, 10)
     assert measured["retrieve"]["BM25-bi"] == values(lexical, test.judgements)
     for name, system in (("dpr", DE), ("me_bert", ME)):
@@ -70,8 +70,8 @@ def test_the_numbers_are_those_of_the_saved_models(
         model = load(own / f"{name}-{chosen[mixture]}" / "checkpoint")
         assert isinstance(model, Paradigm)
         assert model.encoder.settings.first == 3 or name == "dpr"
-        index = ExactIndex.build(model, corpus.ids, corpus, tmp_path / name)
-        found = index.search(model, test.queries, 10)
+        index = Indexed.build(model, corpus)
+        found = index.search(test.queries, 10)
         assert measured["retrieve"][system] == values(found, test.judgements)
         assert measured["rounds"][system][chosen[mixture]] == measured["retrieve"][system]
         assert measured["dev"][system][chosen[mixture]] == max(measured["dev"][system].values())
@@ -80,7 +80,7 @@ def test_the_numbers_are_those_of_the_saved_models(
         run: Run = {}
         for query in test.queries:
             candidates = {query: dict.fromkeys([*found[query], *lexical[query]], 0.0)}
-            dense = index.rerank(model, test.queries, candidates)[query]
+            dense = index.rerank(test.queries, candidates)[query]
             sparse = bm25.rerank(test.queries, candidates)[query]
             run[query] = {document: dense[document] + λ * sparse[document] for document in dense}
         assert measured["retrieve"][mixture] == values(run, test.judgements)
@@ -88,7 +88,7 @@ def test_the_numbers_are_those_of_the_saved_models(
     assert isinstance(reranker, CrossAttention)
     for depth in (2, 5):
         heads = {query: dict(list(documents.items())[:depth]) for query, documents in lexical.items()}
-        anew = reranker.rerank(test.queries, corpus, heads)
+        anew = Reranking(reranker, corpus).rerank(test.queries, heads)
         assert measured["rerank"]["BM25-bi"][str(depth)] == values(anew, test.judgements)[RR]
 
 

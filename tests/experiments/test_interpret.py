@@ -9,8 +9,8 @@ from interpret import salient
 from studies.alignment_view import words
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.align import TopK
 from paradigms.core import similarity
-from paradigms.evaluate.explain import explain
 from tests.experiments.scripts import run
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
@@ -54,8 +54,8 @@ def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path
 
 
 def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
-    paradigm = build(tiny_bert).with_alignment("top_k", k=3)
-    view = explain(paradigm, QUERY, DOCUMENT)
+    paradigm = build(tiny_bert).with_alignment(TopK(k=3))
+    view = paradigm.explain(QUERY, DOCUMENT)
     q, d = paradigm.encode_queries([QUERY]), paradigm.encode_documents([DOCUMENT])
     assert q.salience is not None
     assert d.salience is not None

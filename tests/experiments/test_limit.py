@@ -7,6 +7,7 @@ import limit
 import numpy as np
 import pytest
 from limit import Settings
+from papers.weller2025 import free_vectors
 
 from tests.experiments.scripts import run
 from theory import capacity
@@ -25,23 +26,23 @@ def test_every_set_is_asked_for_once():
             assert {id for id, text in texts.items() if word in re.findall(r"\w+", text)} == set(grades)
 
 
-@pytest.mark.parametrize("name", limit.FREE)
+@pytest.mark.parametrize("name", free_vectors.FREE)
 def test_free_vectors_answer_few_sets_and_not_many(name):
     settings = Settings(free_steps=300, seeds=2)
-    tokens = 2 if "M" in limit.FREE[name][2] else 1
-    assert limit.optimised(name, tokens, 4, 6, settings).all()
+    tokens = 2 if "M" in free_vectors.FREE[name][1] else 1
+    assert free_vectors.optimised(name, tokens, 4, 6, settings).all()
     if tokens == 1:  # three numbers answer not all pairs of six documents, however they are trained
-        assert not limit.optimised(name, 1, 3, 7, settings).any()
+        assert not free_vectors.optimised(name, 1, 3, 7, settings).any()
 
 
 def test_every_seed_has_its_own_critical_n(monkeypatch):
     most = np.array([4, 30, 80])  # documents whose sets each seed answers
-    monkeypatch.setattr(limit, "optimised", lambda name, tokens, h, n, settings: n <= most)
-    found = limit.critical("one vector", 1, 2, 20, Settings(largest=80))
+    monkeypatch.setattr(free_vectors, "optimised", lambda name, tokens, h, n, settings: n <= most)
+    found = free_vectors.critical("one vector", 1, 2, 20, Settings(largest=80))
     assert found[0] == 4, "a seed that fails at the first n is tried at smaller ones"
     assert 20 <= found[1] <= 30
     assert found[2] == 80
-    rows = limit.free(Settings(dimensions=[2], tokens=[2], largest=80))
+    rows = free_vectors.free(Settings(dimensions=[2], tokens=[2], largest=80))
     assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
 
 
@@ -53,7 +54,7 @@ def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     rows = [(row["system"], row["training"]) for row in found["paradigms"]]
     assert rows == [("bm25", "–"), ("dpr", "untrained")]
     assert found["paradigms"][0]["R@2"].startswith("1.000")
-    assert {row["alignment"] for row in found["free"]} == set(limit.FREE)
+    assert {row["alignment"] for row in found["free"]} == set(free_vectors.FREE)
     assert found["laws"][0]["random h"] == capacity.random_dimension(6)
     assert (tmp_path / "limit/report.html").is_file()
     assert (tmp_path / "limit/collection/corpus.jsonl").is_file()

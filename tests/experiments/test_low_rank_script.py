@@ -7,8 +7,8 @@ import low_rank
 import numpy as np
 import pytest
 import torch
+from papers.wu2024.attention import Seen, best_name, seen
 from rich.console import Console
-from studies.attention import Seen, best_name, seen
 from studies.model_runs import open_bench
 
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge

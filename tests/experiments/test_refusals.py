@@ -31,11 +31,16 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"systems": '{"a": {"paradigm": "dpr", "training": {"stepz": 3}}}'}, "system a, training: "),
         ({"systems": '{"a": {"paradigm": "dpr", "index": "i"}}'}, "system a: an index goes with the check"),
         ({"systems": '{"a/b": {"paradigm": "dpr"}}'}, "system 'a/b': its name is that of a folder"),
-        ({"systems": '{"runs": {"paradigm": "dpr"}}'}, "system 'runs': its name"),
+        ({"systems": '{"runs": {"paradigm": "dpr"}}'}, "system runs: the results folder uses this name"),
+        ({"systems": "[colbert, bm25]"}, "every comparison has BM25 already"),
+        ({"systems": "dpr,bert"}, "system bert: unknown paradigm bert; there are dpr"),
         ({"size": "huge"}, "'small', 'full'"),
         ({"baseline": "splade"}, "not among the compared systems"),
         ({"stepz": 3}, "stepz"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
+        ({"backbone": "bert-base-uncasedd"}, "the backbone 'bert-base-uncasedd' is not a folder"),
+        ({"split": "tset"}, "has no split 'tset'"),
+        ({"options": '{"dims": 3}'}, "dims"),
     ],
     "encode": [
         (
@@ -76,7 +81,10 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],
     "train": [
-        ({"backbone": "/nowhere/at/all"}, "the backbone /nowhere/at/all is a path, and no such folder is"),
+        (
+            {"backbone": "/nowhere/at/all"},
+            "the backbone /nowhere/at/all is a path, and this folder does not exist",
+        ),
         ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
         ({"run": "some.run", "negatives": 0}, "how many with --negatives"),
         ({"run": "nowhere.run", "negatives": 1}, "nowhere.run: no such file"),
@@ -94,7 +102,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"paradigm": "genre", "generated": "absent.jsonl"}, "absent.jsonl"),
         (
             {"paradigm": "genre", "options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
-            "before what they are made with is renewed: set workers=0",
+            "would make batches before genre renews its clusters: set workers=0",
         ),
     ],
 }
@@ -121,7 +129,12 @@ def test_what_cannot_be_run_ends_with_a_line(
     known = {name: value for name, value in (SMALL | given).items() if name in fields}
     with pytest.raises(SystemExit) as ended:
         run(script, **known | flags)
-    assert re.search(message, f"{ended.value.code} {capsys.readouterr().err}")
+    said = capsys.readouterr()
+    assert re.search(message, f"{ended.value.code} {said.err}")
+    assert "About " not in said.out
+    if {"collection", "backbone"} & flags.keys():
+        assert not (tmp_path / "out").exists()
+        assert "\n" not in str(ended.value.code)
 
 
 def test_an_error_of_the_program_keeps_its_traceback() -> None:

@@ -7,6 +7,7 @@ import pytest
 import serving_costs
 
 from paradigms import PARADIGMS
+from paradigms.align import QueryToDocument
 from tests.tiny import built
 
 LENGTHS = {"query_length": 8, "document_length": 16}
@@ -51,7 +52,7 @@ def test_engines_are_asked_what_they_know(tiny_bert: Path) -> None:
     known = {name: serving_costs.as_maxima(of) for name, of in models.items()}
     assert [name for name, of in known.items() if of is models[name]] == ["dpr", "me_bert", "colbert"]
     assert known["coil"] is known["aligner"] is None
-    assert known["xtr"].recipe.align == "query_to_document"
+    assert known["xtr"].recipe.align == QueryToDocument()
 
 
 def test_saved_paradigms_are_measured_as_they_are(tiny_bert: Path, tmp_path: Path) -> None:

@@ -6,9 +6,21 @@ import math
 import numpy as np
 import pytest
 import theory_checks as checks
+from scipy import stats
 
 from tests.experiments.scripts import settings
-from theory import capacity, entropic, kernels, low_rank, multivector, projections, recall, token_retrieval
+from theory import (
+    buckets,
+    capacity,
+    claims,
+    entropic,
+    kernels,
+    low_rank,
+    multivector,
+    projections,
+    recall,
+    token_retrieval,
+)
 
 SHIPPED = {
     "false as printed": "lemma_5_2 low_rank_is_inherent separable_bound",
@@ -65,6 +77,8 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (capacity, "moment_queries", lambda value: -value, "sets_by_dimension"),
     (capacity, "packing_gap", lambda value: 0.1 * value, "packing"),
     (kernels, "positive_features", lambda value: 1.5 * value, "kernel_of_positive_features"),
+    (buckets, "expected_shares", lambda value: 0.5 * value, "bucket_shares_of_many"),
+    (buckets, "pair_shares", lambda value: 0.5 * value, "bucket_shares_of_two"),
     (kernels, "kernel_relative_deviation", lambda value: 1.2 * value, "kernel_of_positive_features"),
 ]
 
@@ -77,6 +91,25 @@ def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, functio
         monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
     assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
+
+
+def test_only_chance_depends_on_the_seed():
+    """Moments of heavy tails and gaps of approximations, which a normal test rejects with one seed in ten."""
+    for name in ("kernel_of_positive_features", "bucket_shares_of_many", "bucket_shares_of_two"):
+        for seed in range(2, 22):
+            assert checks.check(name, 200, seed).verdict == "holds", (name, seed)
+    assert checks.check("recall_dimensions", 2000, 368).verdict == "holds"
+
+
+def test_rare_events_deviate_by_their_own_tail():
+    draws, p = 2000, 1e-4
+    assert (3 / draws - p) / math.sqrt(p / draws) > 6  # in units of the normal approximation
+    assert claims.deviations(3 / draws, draws, p) == pytest.approx(
+        stats.norm.isf(stats.binom.sf(2, draws, p))
+    )
+    assert claims.deviations([0.5, 0.4], draws, 0.5) == pytest.approx(8.95, abs=0.05)
+    assert claims.deviation_above([0.4, 0.5], draws, 0.5) < 0.1
+    assert claims.deviation_above(0.6, draws, 0.5) == pytest.approx(8.95, abs=0.05)
 
 
 def test_verdicts():

@@ -29,7 +29,7 @@ def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BM25's run of the test queries, and of one that the split does not hold."""
     file = tmp_path_factory.mktemp("runs") / "bm25.run"
     data = load_collection(words)
-    found = BM25.build(data.corpus, data.corpus.ids).search(data.split("test").queries, 20)
+    found = BM25(data.corpus).search(data.split("test").queries, 20)
     write_run(file, found | {"q0": {"d0": 1.0}})
     return file
 

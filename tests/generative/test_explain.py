@@ -1,4 +1,4 @@
-"""explain_generative: what is shown of a decoder adds up to its rel, token by token, under readable names."""
+"""What `explain` shows of a decoder adds up to its rel, token by token, under readable names."""
 
 from pathlib import Path
 
@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from paradigms.data import Corpus, Problems
-from paradigms.evaluate import AlignmentExample, Report, SystemAlignment, write_pictures, write_report
-from paradigms.evaluate.explain import explain_generative
+from paradigms.evaluate import AlignmentExample, Report, write_pictures, write_report
+from paradigms.explanation import Explanation
 from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Identifiers, Targets
 from paradigms.generative.interaction import decompose
+from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
 from tests.tiny_generative import VOCABULARY, generative, log_p, named, texts
 
@@ -21,7 +23,11 @@ NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
 SCORERS: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
 
 
-def product(shown: SystemAlignment) -> np.ndarray:
+def explain(model: Generative, position: int) -> list[Explanation]:
+    return GenerativeRetriever(model).explain(QUERY, model.identifiers.documents[position])
+
+
+def product(shown: Explanation) -> np.ndarray:
     """S ⊙ A of the links, [document tokens, query tokens]."""
     found = np.zeros((len(shown.document_tokens), len(shown.query_tokens)))
     for i, j, s, a in shown.links:
@@ -29,7 +35,7 @@ def product(shown: SystemAlignment) -> np.ndarray:
     return found
 
 
-def adds_up(shown: SystemAlignment) -> None:
+def adds_up(shown: Explanation) -> None:
     total = product(shown).sum() / shown.Z + shown.rest
     assert total == pytest.approx(shown.rel, rel=1e-9, abs=1e-9)
     weights = np.zeros_like(product(shown))
@@ -43,7 +49,7 @@ def adds_up(shown: SystemAlignment) -> None:
 def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score: ScoreName) -> None:
     model = generative(seq2seq[family], named(NAMES), score=score)
     for position, name in enumerate(NAMES):
-        (shown,) = explain_generative(model, QUERY, position)
+        (shown,) = explain(model, position)
         adds_up(shown)
         assert shown.rel == pytest.approx(log_p(model, QUERY, [*name, END], score), abs=1e-9)
         assert len(shown.document_tokens) == len(name) + 1
@@ -52,7 +58,7 @@ def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score:
 def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, Path]) -> None:
     """The mean of their attention, and their products' sum."""
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
-    (shown,) = explain_generative(model, QUERY, 0)
+    (shown,) = explain(model, 0)
     targets = Targets.pad([[[*NAMES[0], END]]])
     interaction = decompose(model, model.tokenize([QUERY]), targets, "log_probability")[-1]
     S, A = (x[0, 0].reshape(4, 4, -1).numpy() for x in (interaction.similarity, interaction.alignment))
@@ -68,7 +74,7 @@ def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Pat
     tokens, starts = np.concatenate(NAMES), np.arange(0)
     three = Identifiers("title", ["a"], tokens, offsets, owners, VOCABULARY, END, Problems(), starts)
     model = generative(seq2seq["t5-v1.1"], three)
-    (shown,) = explain_generative(model, QUERY, 0)
+    (shown,) = explain(model, 0)
     alone = [log_p(model, QUERY, [*name, END]) for name in NAMES]
     best = int(np.argmax(alone))
     assert shown.rel == pytest.approx(alone[best], abs=1e-9)
@@ -78,8 +84,8 @@ def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Pat
 
 def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]))
-    assert explain_generative(model, QUERY, 1) == []
-    assert len(explain_generative(model, QUERY, 2)) == 1
+    assert explain(model, 1) == []
+    assert len(explain(model, 2)) == 1
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ def corpus() -> Corpus:
 
 def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
     model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
-    (shown,) = explain_generative(model, QUERY, 2)
+    (shown,) = explain(model, 2)
     adds_up(shown)
     number = model.identifiers.of(2)[0]
     digits = [str(token) for token in model.identifiers[number].tolist()]
@@ -108,7 +114,7 @@ def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
 def test_other_output_vectors_add_up_too(seq2seq, corpus, settings):
     torch.manual_seed(0)
     model = seal(seq2seq["t5"], corpus, span=3, **settings).double()
-    (shown,) = explain_generative(model, QUERY, 3)
+    (shown,) = explain(model, 3)
     adds_up(shown)
     text = model.tokenizer.convert_ids_to_tokens(model.tokenize([corpus[3]]).input_ids[0].tolist())
     at = [x for x in range(len(text)) if text[x : x + 3] == shown.document_tokens]
@@ -118,8 +124,8 @@ def test_other_output_vectors_add_up_too(seq2seq, corpus, settings):
 
 def test_pages_and_pictures_of_decoders_show_their_rest_and_weights(seq2seq, tmp_path):
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
-    hard = SystemAlignment("hard", "S", ["a", "b"], ["c"], [(0, 1, 2.0, 1.0)], 1.0, 2.0)
-    for systems, rest in (([hard], False), ([hard, *explain_generative(model, QUERY, 0)], True)):
+    hard = Explanation("hard", "S", ["a", "b"], ["c"], [(0, 1, 2.0, 1.0)], 1.0, 2.0)
+    for systems, rest in (([hard], False), ([hard, *explain(model, 0)], True)):
         example = AlignmentExample("q", "d0", QUERY, "text", True, systems)
         report = Report("title", "summary", curves={"hard": {1: 0.5}}, alignments=[example])
         write_report(tmp_path / "report.html", report)

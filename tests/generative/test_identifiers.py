@@ -189,10 +189,10 @@ def test_a_document_is_named_by_its_title_or_what_stands_for_it(t5, texts, title
 
 def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
     corpus = Corpus(["a"], ["the cat"], ["cat"])
-    with pytest.raises(ValueError, match="an eos_token, as T5's"):
+    with pytest.raises(ValueError, match="an eos_token, such as T5's"):
         titles(corpus, bert, 8)
     t5 = AutoTokenizer.from_pretrained(checkpoints["t5"])
-    with pytest.raises(ValueError, match="1 documents have no token in title, text or id, as ''"):
+    with pytest.raises(ValueError, match="1 documents have no token in title, text or id, for example ''"):
         titles(Corpus(["a", ""], ["text", ""]), t5, 40)
     with pytest.raises(ValueError, match="length must be at least 2"):
         titles(corpus, t5, 1)

@@ -21,6 +21,7 @@ from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
 from tests.generative.test_ngrams import csr
+from tests.near import assert_same
 from tests.tiny_generative import Sequences, generative, texts
 
 Gram = tuple[int, ...]
@@ -159,7 +160,7 @@ def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probabili
     targets = Targets.pad([[list(gram) for gram in expected]] * 3)
     with torch.inference_mode():
         expected_scores = model(sources, targets, "log_probability").sum(-1)
-    np.testing.assert_allclose(scores, expected_scores[0].numpy(), atol=1e-6)
+    assert_same(scores, expected_scores[0])
     assert [len(states) for states, _ in found[1:]] == [0, 0]
 
 
@@ -184,5 +185,5 @@ def test_sequence_scores_are_the_models_however_they_are_batched(seq2seq, monkey
         sizes.clear()
         found = model.sequence_scores(sources, sequences, *scorers)
         for own, row in zip(found, expected, strict=True):
-            np.testing.assert_allclose(own, row[:, : own.shape[1]], atol=1e-6)
+            assert_same(own, row[:, : own.shape[1]])
         assert all(n == 1 or n * m <= places for n, m in sizes)

@@ -71,7 +71,7 @@ def test_equal_vectors_are_parted_in_order_and_named() -> None:
     assert sorted(digits(found)) == digits(found)
     assert len({tuple(row) for row in digits(found)}) == 25
     assert [len(row) for row in digits(found)] == [3] * 25  # 25 → 9, 8, 8 → 3, 3, 3 and so on
-    kind = "cluster that k-means does not part (parted in order)"
+    kind = "cluster that k-means does not divide (divided by order)"
     assert found.problems.counts == {kind: 1}
     assert found.problems.examples == {kind: ["25 documents with d0"]}
     assert not semantic(blobs(3, 3), names(9), branching=3).problems
@@ -101,13 +101,13 @@ def test_threads_change_no_id_and_are_left_as_they_were() -> None:
 def test_unusable_vectors_are_named() -> None:
     vectors = np.zeros((4, 3))
     vectors[2, 1] = np.nan
-    with pytest.raises(ValueError, match="1 vectors are not finite, as that of document 'd2'"):
+    with pytest.raises(ValueError, match="1 vectors are not finite, for example the vector of document 'd2'"):
         semantic(vectors, names(4))
     vectors[1, 0] = 1e300  # finite, but not in float32
-    with pytest.raises(ValueError, match="2 vectors are not finite, as that of document 'd1'"):
+    with pytest.raises(ValueError, match="2 vectors are not finite, for example the vector of document 'd1'"):
         semantic(vectors, names(4))
     for rows, documents in ((4, 3), (4, 0), (0, 0)):
-        with pytest.raises(ValueError, match=f"one vector per document .* not {rows} for {documents}"):
+        with pytest.raises(ValueError, match=f"one vector per document, got {rows} for {documents}"):
             semantic(np.zeros((rows, 3)), names(documents))
     with pytest.raises(ValueError, match="branching must be at least 2"):
         semantic(np.zeros((4, 3)), names(4), branching=1)

@@ -24,9 +24,25 @@ def test_a_string_may_begin_with_a_bracket(value):
     assert (found["folder"], str(found["out"]), found["seeds"]) == (value, value, [1, 2])
 
 
+@pytest.mark.parametrize("words", [["--seeds", "1,2"], ["--seeds=1, 2"], ["--seeds", "[1,2]"]])
+def test_a_list_needs_no_brackets(words):
+    assert command_line(Settings, "", [*words, "--also", "a,b"]) | {} == command_line(
+        Settings, "", ["--seeds=[1,2]", "--also=[a, b]"]
+    )
+    assert command_line(Settings, "", ["--also", "null"])["also"] is None
+
+
 @pytest.mark.parametrize("field", ["seeds", "options", "also"])
 def test_a_broken_list_or_mapping_is_named(field, capsys):
     for given in ([f"--{field}=[1, 2"], [f"--{field}", "{a: [" * 5000]):
         with pytest.raises(SystemExit):
             command_line(Settings, "", given)
         assert f"--{field}: no JSON or YAML" in capsys.readouterr().err
+
+
+def test_a_config_file_that_is_nested_too_deeply_is_named(tmp_path, capsys):
+    file = tmp_path / "deep.yaml"
+    file.write_text("options: " + "[" * 20_000 + "]" * 20_000)
+    with pytest.raises(SystemExit):
+        command_line(Settings, "", ["--config", str(file)])
+    assert f"{file}: no JSON or YAML" in capsys.readouterr().err

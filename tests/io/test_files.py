@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,15 +15,28 @@ from pathlib import Path
 import pytest
 
 from paradigms.io import files
-from paradigms.io.files import atomic_folder, atomic_text, held, locked, settle, sweep, write_json, write_text
+from paradigms.io.files import (
+    atomic_folder,
+    atomic_text,
+    contents,
+    held,
+    locked,
+    settle,
+    sweep,
+    write_json,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
+CONTENT = contents("content", marks=["content"])
+
+
 def fill(path: Path, content: str) -> None:
-    with atomic_folder(path, ["content"]) as folder:
+    with atomic_folder(path, CONTENT) as folder:
         (folder / "content").write_text(content)
 
 
@@ -65,7 +79,7 @@ def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_el
             raise failure
 
     def write_folder() -> None:
-        with atomic_folder(tmp_path / "folder", ["content"]) as folder:
+        with atomic_folder(tmp_path / "folder", contents("content", marks=["content"])) as folder:
             (folder / "content").write_text("half")
             raise failure
 
@@ -124,7 +138,7 @@ def killed(source, target):
 
 if sys.argv[2] == "renaming":
     os.replace = killed
-with files.atomic_folder(sys.argv[1], ["content"]) as folder:
+with files.atomic_folder(sys.argv[1], files.contents("content")) as folder:
     (folder / "content").write_text("new")
     if sys.argv[2] == "writing":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -174,7 +188,7 @@ def test_a_sweep_finishes_what_killed_writers_left_under_any_name(tmp_path):
     for leftover in (".step-4.01234567.partial", ".run.v2.89abcdef.partial"):
         (tmp_path / leftover / "fresh").mkdir(parents=True)
     (tmp_path / ".run.v2.89abcdef.partial" / "old.01234567").mkdir()
-    with atomic_folder(tmp_path / "alive", None, durable=True) as folder:
+    with atomic_folder(tmp_path / "alive", contents("*")) as folder:
         sweep(tmp_path)
         (folder / "content").write_text("new")
     assert names(tmp_path) == ["alive", "run.v2"]
@@ -187,14 +201,89 @@ def test_only_folders_that_were_written_so_are_replaced(tmp_path):
     mine.mkdir()
     fill(mine, "new")  # an empty one
     fill(mine, "newer")
-    with atomic_folder(mine, None) as folder:
+    with atomic_folder(mine, contents("*")) as folder:
         (folder / "thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds thesis\.tex, and no content"):
+    with pytest.raises(FileExistsError, match=r"holds thesis\.tex"):
         fill(mine, "lost")
     with pytest.raises(FileExistsError, match="is a file"):
         fill(mine / "thesis.tex", "lost")
     assert (mine / "thesis.tex").read_text() == "mine"
     assert names(tmp_path) == ["mine"]
+
+
+def litter(folder: Path, entry: str) -> None:
+    (folder / entry).parent.mkdir(exist_ok=True)
+    (folder / entry).write_text("mine")
+
+
+@pytest.mark.parametrize("entry", ["notes.txt", "part/notes.txt", "other/content", ".notes"])
+def test_a_folder_with_an_entry_that_is_not_ours_is_neither_replaced_nor_removed(tmp_path, entry):
+    """Whether it was there before, or came while the new content was written."""
+    path, written = tmp_path / "folder", contents("content", "part/", "part/content", marks=["content"])
+    for moment in ("before", "meanwhile"):
+        fill(path, "old")
+        refused = pytest.raises(FileExistsError, match=f"but holds {entry.partition('/')[0]}")
+        if moment == "before":
+            litter(path, entry)
+        with refused, atomic_folder(path, written) as folder:
+            litter(folder, "content")
+            litter(path, entry)
+        with refused:
+            files.remove_folder(path, written)
+        assert ((path / "content").read_text(), (path / entry).read_text()) == ("old", "mine")
+        shutil.rmtree(path)
+    assert names(tmp_path) == []
+
+
+def test_leftovers_of_killed_writers_and_of_file_managers_are_replaced_and_removed(tmp_path):
+    for ending in (
+        lambda: fill(tmp_path / "folder", "new"),
+        lambda: files.remove_folder(tmp_path / "folder", CONTENT),
+    ):
+        fill(tmp_path / "folder", "old")
+        (tmp_path / "folder" / ".manifest.0badf00d.partial").mkdir()
+        litter(tmp_path / "folder", ".manifest.0badf00d.partial/fresh")
+        litter(tmp_path / "folder", ".DS_Store")
+        ending()
+        assert not (tmp_path / "folder" / ".DS_Store").exists()
+    assert names(tmp_path) == []
+
+
+def test_a_file_is_read_while_its_folder_is_replaced(tmp_path, monkeypatch):
+    """Each time it is settled, a living writer moves it away again."""
+    fill(tmp_path / "folder", "old")
+    with pytest.raises(FileNotFoundError):
+        files.read_settled(tmp_path / "none" / "content")
+    away = tmp_path / ".folder.0badf00d.partial"
+    away.mkdir()
+    settle_folder, moved = files.settle, []
+
+    def settled(path: Path) -> None:
+        settle_folder(path)
+        if len(moved) < 3:
+            moved.append(os.replace(path, away / f"old.{len(moved)}"))
+
+    monkeypatch.setattr(files, "settle", settled)
+    assert files.read_settled(tmp_path / "folder" / "content") == "old"
+    assert len(moved) == 3
+
+
+def test_what_is_written_is_on_disk_before_its_name_and_then_the_name(tmp_path, monkeypatch):
+    """A file, a folder, and the parents that are made."""
+    steps, flush, replace = [], files.flush, os.replace
+    monkeypatch.setattr(files, "flush", lambda path: (steps.append(path.name), flush(path)))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (steps.append("rename"), replace(a, b)))
+    write_text(tmp_path / "new" / "file", "x")
+    assert steps == [tmp_path.name, "fresh", "rename", "new"]
+    steps.clear()
+    fill(tmp_path / "folder", "x")
+    assert steps == ["fresh", "content", "rename", tmp_path.name]
+
+
+def test_windows_is_told_in_a_sentence():
+    code = "import sys; sys.modules['fcntl'] = None; import paradigms.io.files"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert said.splitlines()[-1].startswith("ImportError: retrieval-paradigms runs on Linux and macOS")
 
 
 def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
@@ -203,7 +292,7 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
     def write(mark: str) -> None:
         try:
             for _ in range(20):
-                with atomic_folder(path, ["0"]) as folder:
+                with atomic_folder(path, contents("*", marks=["0"])) as folder:
                     for part in range(3):
                         (folder / str(part)).write_text(mark)
                 write_text(tmp_path / "file", mark * 1000)
@@ -239,6 +328,25 @@ def test_a_folder_has_one_writer(tmp_path):
         locked(tmp_path / "results"),
     ):
         pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_written_below_a_lock_whose_folder_was_deleted(tmp_path, again):
+    """Neither before it is there again nor after; and a write that had begun fails, too."""
+    folder = tmp_path / "run"
+    lost = pytest.raises(BlockingIOError, match="run was deleted or replaced while this process")
+    with locked(folder, make=True):
+        write_text(folder / "a", "mine")
+        with lost, atomic_folder(folder / "new", contents("*")) as fresh:
+            fill(fresh, "mine")
+            shutil.rmtree(folder)
+            if again:
+                folder.mkdir()
+        with lost:
+            write_text(folder / "a", "mine")
+        assert not folder.exists() or not names(folder)
+    with locked(folder, make=True):
+        write_text(folder / "a", "the next one's")
 
 
 def test_a_full_disk_is_named(tmp_path):

@@ -78,7 +78,9 @@ class Corpus:
         self.coded = kernels.Stored(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
         self.order = np.argsort(nearest, kind="stable")
         self.begins = offsets_of(np.bincount(nearest, minlength=lists))
-        self.tolerance = 1e-5 * float(np.abs(self.similarities).max())
+        # What a similarity is added up from: products with a centroid, with codes and with their middle.
+        sizes = abs(centroids)[nearest] + 2 * LEVELS[scales][:, None] * spread * 2 * middle
+        self.terms, self.scale = 3 * width, float((sizes @ abs(queries).T).max())
 
     def lists(self, bytes: int, alive: np.ndarray) -> kernels.Lists:
         numbers = self.order.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()

@@ -23,6 +23,7 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Objective
 from tests import launch
+from tests.near import assert_same, assert_within_rounding
 from tests.train.test_distributed import CORPUS, EXAMPLES
 from tests.train.test_loop import Interrupted, history, interrupted_after
 
@@ -37,10 +38,10 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 
 
 def build(name: str, root: Path, seed: int = 0) -> Any:
-    """A case's paradigm on the checkpoints in `root`; on a processor it encodes few texts at once."""
+    """A case's paradigm in float64 on the checkpoints in `root`; it encodes few texts at once."""
     family, function, _ = CASES[name]
     torch.manual_seed(seed)
-    paradigm = function(root / family)
+    paradigm = function(root / family).double()
     if isinstance(paradigm, Paradigm):
         paradigm.encoder.tokens = {"cpu": 40}
     return paradigm
@@ -116,7 +117,8 @@ def held(tensor: torch.Tensor | None) -> int:
 def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
     """With dropout, adapters and no dev measure: whole, and in two parts, the first ended in step 3 or 4."""
     for target, stop in (("whole", 0), ("parts", 3), ("parts", 0)):
-        paradigm = interrupted_after(build("xtr", root), stop) if stop else build("xtr", root)
+        paradigm = build("xtr", root).float()  # in which a checkpoint is loaded
+        paradigm = interrupted_after(paradigm, stop) if stop else paradigm
         with suppress(Interrupted):
             run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None, save_every=2)
     assert history(folder / "parts") == history(folder / "whole")
@@ -135,7 +137,7 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     """
     AcceleratorState._reset_state()
     half = Accelerator(mixed_precision="bf16")
-    paradigm, kinds = build("aligner", root / "steady"), []
+    paradigm, kinds = build("aligner", root / "steady").float(), []
 
     def note(module: nn.Module, given: tuple, result: torch.Tensor) -> None:
         kinds.append((module is paradigm.encoder.projection, result.dtype))
@@ -187,22 +189,20 @@ def test_two_processes(outcomes: Path, check: launch.Check) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_losses_norms_and_dev_measures_of_one_process(outcomes: Path, name: str) -> None:
     for one, two in zip(*(history(outcomes / runs / name) for runs in ("one", "two")), strict=True):
-        assert one.keys() == two.keys()
-        assert list(two.values()) == pytest.approx(list(one.values()), rel=2e-4)
+        assert_same(two, one)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_process_opens_the_checkpoint_of_shards(outcomes: Path, root: Path, name: str) -> None:
     start = build(name, root / "steady").state_dict()
     one, two = (load(last(outcomes / runs / name)).state_dict() for runs in ("one", "two"))
-    moved = apart(one, start)
-    assert moved > 1e-3
-    assert apart(two, one) < 1e-2 * moved
-    one, two = (load_file(last(outcomes / runs / name) / "optimizer.safetensors") for runs in ("one", "two"))
-    assert apart(two, one) < 1e-3 * apart(one, {key: torch.zeros_like(one[key]) for key in one})
+    assert any(float((one[key].double() - start[key].double()).abs().max()) > 1e-3 for key in one)
+    assert_within_rounding(two, one, torch.float32, 1)  # the type that models are loaded in
+    one, two = (moments(outcomes / runs / name) for runs in ("one", "two"))
+    assert_same(two, one)
 
 
-def apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The distance of two states with the same names."""
-    assert a.keys() == b.keys()
-    return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a) ** 0.5
+def moments(folder: Path) -> dict[str, torch.Tensor]:
+    """The optimizer's state after the last step; numbers of steps, which are float32, aside."""
+    states = load_file(last(folder) / "optimizer.safetensors")
+    return {name: state for name, state in states.items() if not name.endswith("step")}

@@ -8,8 +8,9 @@ import torch
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus, Run, Split, hold_out, load_collection, read_run
+from paradigms.find import Index, Store, kinds
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.index import ExactIndex
+from paradigms.retrieve import Indexed
 from paradigms.train.mining import mine, with_random
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
@@ -34,8 +35,8 @@ def dense(backbone: Path) -> Paradigm:
 def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tmp_path: Path) -> None:
     model = dense(tiny_bert)
     found = mine(model, CORPUS, SPLIT, depth=9)
-    index = ExactIndex.build(model, CORPUS.ids, CORPUS, tmp_path / "index")
-    same_run(found, index.search(model, {q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
+    index = Index(Store.build(kinds.exact(), model, CORPUS.ids, CORPUS, tmp_path / "index"))
+    same_run(found, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
     assert all(len(scores) == 9 for scores in found.values())
     assert "q7" not in found  # judged, and nothing is relevant
 

@@ -112,9 +112,9 @@ def test_a_paradigm_is_sharded_once_and_clusters_are_made_from_whole_weights(
     assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
     model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
     model.clusters = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="genre makes its clusters from whole weights"):
+    with pytest.raises(ValueError, match="genre builds its clusters from full weights"):
         prepare(model, one_of_one)
     paradigm = PARADIGMS["dpr"](tiny_bert)
     prepare(paradigm, one_of_one)
-    with pytest.raises(ValueError, match="this dpr was sharded by a run before this one"):
+    with pytest.raises(ValueError, match="this dpr was sharded by an earlier run"):
         prepare(paradigm, one_of_one)

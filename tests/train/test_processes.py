@@ -51,11 +51,12 @@ def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
 
 def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     def load() -> Any:
-        return lambda run, progress: {q: dict.fromkeys(of, 1.0) for q, of in run.items()}
+        ones = {"q": {"d": 1.0}}
+        return SimpleNamespace(rerank=lambda queries, run, progress: ones)
 
-    scores = teacher.scored_once(folder / "teacher.run", load, accelerator)
+    scores = teacher.scored_once(folder / "teacher.run", load, {}, accelerator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher, "shutil", SimpleNamespace(rmtree=full_disk))
+        patch.setattr(teacher, "remove_folder", full_disk)
         fails_for_both(lambda: scores({"q": ["d"]}), accelerator)
     assert scores({"q": ["d"]}) == {"q": {"d": 1.0}}
 
@@ -63,11 +64,13 @@ def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path)
 def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     asked: list[str] = []
 
-    def score(run: Run, *, progress: bool) -> Run:
+    def rerank(queries: dict[str, str], run: Run, *, progress: bool) -> Run:
         asked.extend(run)
         return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
 
-    scores = teacher.scored_once(folder / "shared.run", lambda: score, accelerator, pairs=2)
+    scores = teacher.scored_once(
+        folder / "shared.run", lambda: SimpleNamespace(rerank=rerank), {}, accelerator, pairs=2
+    )
     wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
     assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
     assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share

@@ -146,6 +146,18 @@ def slowly(objective: Contrastive, folder: Path) -> None:
     objective.loss = slow  # type: ignore[method-assign]
 
 
+def deleted(batch: int, objective: Contrastive, folder: Path) -> None:
+    """Its folder is deleted, and it goes on when another training has ended there."""
+
+    def act() -> None:
+        shutil.rmtree(folder)
+        folder.with_suffix(".deleted").touch()
+        while not folder.with_suffix(".trained").exists():
+            time.sleep(0.01)
+
+    at(objective, "loss", batch, act)
+
+
 def full_disk(step: int, objective: Contrastive, folder: Path) -> None:
     """From that step on the disk takes the weights, and only a part of the optimizer's larger file."""
     at(objective, "loss", 2 * step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
@@ -201,6 +213,21 @@ def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_p
     same(folder, whole)
 
 
+@pytest.mark.parametrize("batch", [5, 12], ids=["before a checkpoint", "before a line of the curve"])
+def test_a_training_whose_folder_was_deleted_leaves_the_next_one_alone(batch, whole, tiny_bert, tmp_path):
+    folder = tmp_path / "run"
+    first = start(tiny_bert, folder, partial(deleted, batch))
+    first.until(folder.with_suffix(".deleted").exists)
+    os.rename(first.log, log := tmp_path / "first.log")
+    first.log = log
+    assert run(tiny_bert, folder) == (0, "")
+    folder.with_suffix(".trained").touch()
+    code, said = first.ended()
+    assert code == 1
+    assert said.splitlines()[-1].startswith(f"BlockingIOError: {folder} was deleted or replaced while this")
+    same(folder, whole)
+
+
 @pytest.mark.parametrize(
     ("moment", "left"),
     [("before the rename", [2]), ("before the old one goes", [2, 4]), ("while the old one goes", [2, 4])],
@@ -235,8 +262,8 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Pat
     flipped(checkpoint.place(folder, 4))
     code, said = run(tiny_bert, folder, keep=3)
     assert code == 0, said
-    assert re.search(r"step-6 is damaged and is left out: optimizer.safetensors has \d+ bytes, not the", said)
-    assert "step-4 is damaged and is left out: heads.safetensors is not what was written" in said
+    assert re.search(r"step-6 is damaged and is skipped: optimizer.safetensors has \d+ bytes, not the", said)
+    assert "step-4 is damaged and is skipped: heads.safetensors is not what was written" in said
     assert "step-2 is" not in said
     same(folder, whole)
     assert checkpoint.steps(folder) == [4, 6, 8]  # written anew
@@ -259,11 +286,27 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Pat
 def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     harm(checkpoint.place(tmp_path / "run", STEPS))
-    with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is left out: {told}"):
+    with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is skipped: {told}"):
         assert checkpoint.newest(tmp_path / "run") == STEPS - 2
     shutil.rmtree(checkpoint.place(tmp_path / "run", STEPS - 2))
     with pytest.warns(RuntimeWarning):
         assert checkpoint.newest(tmp_path / "run") is None
+
+
+def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, whole: Path, tmp_path: Path) -> None:
+    """Neither an old checkpoint nor a stranger's folder with the name of a new one is deleted."""
+    shutil.copytree(whole, tmp_path / "run")
+    notes = checkpoint.place(tmp_path / "run", STEPS - 2) / "notes.txt"
+    notes.write_text("mine")
+    with pytest.warns(RuntimeWarning, match=rf"step-{STEPS - 2} is not removed: .* holds notes\.txt"):
+        checkpoint.remove(tmp_path / "run", 1, STEPS)
+    assert notes.read_text() == "mine"
+    strange = checkpoint.place(tmp_path / "other", 6)
+    strange.mkdir(parents=True)
+    (strange / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"step-6 would be replaced, but .* holds config\.json"):
+        fit(tiny_bert, tmp_path / "other", replace(SETTINGS, steps=6, save_every=6))
+    assert [file.name for file in strange.iterdir()] == ["config.json"]
 
 
 def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_path: Path) -> None:

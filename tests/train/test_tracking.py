@@ -1,5 +1,6 @@
 """The accelerator of every script: how long processes wait for one another, and what is refused."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -71,3 +72,23 @@ def test_results_are_named_after_the_collection(tmp_path: Path, monkeypatch: pyt
     names = ("pydocs", "data/scifact/", ".", "v1.2", "hf:BeIR/scifact", "irds:beir/scifact/test")
     expected = ["pydocs", "scifact", tmp_path.name, "v1.2", "hf-BeIR-scifact", "irds-beir-scifact-test"]
     assert [folder_name(name) for name in names] == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, True),  # as gpu.yaml
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, True),  # as gpus.yaml
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, False),  # as cpu_2.yaml
+        ({"ACCELERATE_USE_CPU": "False"}, False),  # as accelerate launch without a configuration
+        ({}, False),
+    ],
+)
+def test_a_launch_on_gpus_without_one_is_refused(environment, refused, monkeypatch):
+    for name in ("ACCELERATE_USE_CPU", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="configured for GPUs") if refused else nullcontext():
+        tracking.check_launch()

@@ -1,11 +1,11 @@
-"""What a theorem of the papers is here, what checking it yields, and the registry of all theorems.
+"""Theorems of the papers, the evidence that a check returns, and the registry THEOREMS.
 
-A theorem is a statement with a function that looks for violations: exact, unlike the claims of the
-studies, which are judged from samples. A paper's has its sentence as printed, `quote`, and that sentence
-is judged; one without is a law of our own. Where a sentence needs mending, `correction` says what holds
-instead; what is then checked as ours is the correction, and the printed form beside it, which must differ
-from it by a measured number. One short function per theorem, in the files beside this one, whose import
-fills THEOREMS; `experiments/theory_checks.py` runs them.
+A theorem is a statement with a function that looks for violations of it. A paper's theorem has a `claim`:
+what the paper asserts, in our words, with the words at issue in quotation marks; the verdict is about the
+claim. A theorem without a claim is a law of our own. If a claim is wrong, `correction` states what holds
+instead; the check then tests the correction as our statement, and measures by how much the printed form
+differs from it. Each theorem is one function in the other files of this folder, whose import fills THEOREMS;
+`experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import stats
 
 LUAN = "Luan et al. 2021"
 ALIGNER = "Qian et al. 2022"
@@ -25,14 +26,15 @@ OURS = "laws of our own"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a check saw.
+    """Result of a check.
 
-    violation: by how much our statement failed at worst (0: never), against tolerance, in `unit`.
-    samples: instances looked at. tightness: median of bounded quantity / bound, 1 where attained.
-    printed: by how much the form as printed failed, None where nothing else is printed; allowed: what its
-    words leave room for, `because` of what.
-    detail: the counterexample, or the numbers that matter. curves: what a page draws, by the fields of
-    `Curves` in experiments/studies/curves.py.
+    violation: largest violation of our statement, in `unit`; at most `tolerance` if the statement holds.
+    samples: number of instances tested.
+    tightness: median of bounded quantity / bound; 1 if the bound is attained.
+    printed: violation of the printed form; None if the paper prints the statement that is checked.
+    allowed: violation that the paper's words allow, for the reason `because`.
+    detail: the counterexample, or the decisive numbers.
+    curves: arguments of `Curves` in experiments/studies/curves.py, for the page.
     """
 
     violation: float
@@ -57,43 +59,62 @@ class Theorem:
     assumption: str
     correction: str
     check: Check
-    quote: str = ""
+    claim: str = ""
 
     @property
     def paper(self) -> str:
-        """Whose claim it is."""
-        return self.source.partition(",")[0] if self.quote else OURS
+        """The paper that makes the claim, or `OURS`."""
+        return self.source.partition(",")[0] if self.claim else OURS
 
 
 THEOREMS: dict[str, Theorem] = {}
 
 
 def theorem(
-    statement: str, source: str, assumption: str = "none", correction: str = "", quote: str = ""
+    statement: str, source: str, assumption: str = "none", correction: str = "", claim: str = ""
 ) -> Callable[[Check], Check]:
-    """Register a check under its function's name."""
+    """Decorator that registers a check under its function's name."""
 
     def register(check: Check) -> Check:
-        THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check, quote)
+        THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check, claim)
         return check
 
     return register
 
 
 def excess(left: ArrayLike, right: ArrayLike) -> float:
-    """max(left − right, 0) at worst: the violation of left ≤ right."""
+    """max(left − right, 0): the largest violation of left ≤ right."""
     return float(np.max(np.maximum(np.asarray(left) - np.asarray(right), 0)))
 
 
 def apart(actual: ArrayLike, expected: ArrayLike) -> float:
-    """max |actual − expected| / |expected|: the violation of an equality with a number that is not 0."""
+    """max |actual − expected| / |expected|: the relative violation of an equality; expected ≠ 0."""
     return float(np.max(np.abs(np.asarray(actual) / np.asarray(expected) - 1)))
 
 
-def median_ratio(part: ArrayLike, whole: ArrayLike) -> float:
-    return float(np.median(np.asarray(part) / np.asarray(whole)))
+def median_ratio(quantity: ArrayLike, bound: ArrayLike) -> float:
+    return float(np.median(np.asarray(quantity) / np.asarray(bound)))
 
 
-def standard_errors(estimate: ArrayLike, error: ArrayLike, expected: ArrayLike) -> float:
-    """max |estimate − expected| / standard error; allowed 4."""
-    return float(np.max(np.abs(np.asarray(estimate) - np.asarray(expected)) / np.maximum(error, 1e-300)))
+# Tolerance of statements tested on draws, in standard errors. A normal variable deviates further with
+# probability 6.8e-6, so that a run, with some 40 such tests, fails by chance less than once in 1,500.
+DEVIATIONS = 4.5
+
+
+def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
+    """Largest two-sided deviation of an observed share from its probability, in standard errors.
+
+    share: fraction of `draws` with the event. The tail probability is the exact binomial one, which also
+    holds for rare events; it is converted to the normal quantile with the same tail.
+    """
+    count = np.rint(np.asarray(share) * draws)
+    tail = np.minimum(
+        stats.binom.cdf(count, draws, probability), stats.binom.sf(count - 1, draws, probability)
+    )
+    return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))
+
+
+def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
+    """Largest deviation of an observed share above a bound of its probability, as in `deviations`; or 0."""
+    tail = stats.binom.sf(np.rint(np.asarray(share) * draws) - 1, draws, np.minimum(bound, 1))
+    return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))

@@ -64,7 +64,7 @@ def entropic_derivatives(rng: np.random.Generator, samples: int) -> Evidence:
     f"{ALIGNER}, A.1",
     RELAXED,
     "ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε), whose maximum is at 1ᵀλ = k",
-    quote="the dual problem now has a simple form: max k·a + 1ᵀb − 1ᵀexp((s + a + b)/ε)",
+    claim="the dual problem is max k·a + 1ᵀb − 1ᵀexp((s + a + b)/ε)",
 )
 def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
     s, k, epsilon = np.array(GOLDEN_SCORES), 2.0, 0.1
@@ -75,8 +75,12 @@ def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
 
     ours, printed = budget(entropic.dual), budget(entropic.dual_as_printed)
     detail = f"b = 0: Σλ at the maximum {printed:.4f} as printed, {ours:.4f} corrected, k = 2"
-    told: dict[str, Any] = {"printed": apart(printed, k), "allowed": 1e-5, "because": "a numerical maximum"}
-    return Evidence(apart(ours, k), 1, tolerance=1e-5, detail=detail, **told)
+    options: dict[str, Any] = {
+        "printed": apart(printed, k),
+        "allowed": 1e-5,
+        "because": "a numerical maximum",
+    }
+    return Evidence(apart(ours, k), 1, tolerance=1e-5, detail=detail, **options)
 
 
 @theorem(
@@ -84,7 +88,7 @@ def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
     f"{ALIGNER}, A.1",
     RELAXED,
     "−ε1ᵀλ, as in Eq. 6: only then is λ = exp((s+a+b)/ε) stationary",
-    quote="∂(−sᵀλ − εH(λ) + ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ))/∂λ = 0 ⟺ λ = exp((s + a + b)/ε)",
+    claim="∂(−sᵀλ − εH(λ) + ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ))/∂λ = 0 ⟺ λ = exp((s + a + b)/ε)",
 )
 def kkt_sign(rng: np.random.Generator, samples: int) -> Evidence:
     worst = printed = 0.0
@@ -102,9 +106,8 @@ def kkt_sign(rng: np.random.Generator, samples: int) -> Evidence:
     "no step of Eq. 5 lowers the dual: coordinate ascent, by its usual name descent",
     f"{ALIGNER}, A.1",
     RELAXED,
-    quote="we solve the dual problem of optimization (4) by performing coordinate descent of the dual "
-    "variables a and b. That is, we find the optimal a that maximizes the dual objective given a fixed b, "
-    "and vice versa",
+    claim="alternating between the a that maximizes the dual for fixed b, and the b for fixed a "
+    "(“coordinate descent”), solves the dual of Eq. 4",
 )
 def ascent(rng: np.random.Generator, samples: int) -> Evidence:
     worst = 0.0
@@ -122,7 +125,7 @@ def ascent(rng: np.random.Generator, samples: int) -> Evidence:
     f"{ALIGNER}, §3.2",
     "ε = .002, m = 256, k = 103; 95% is our criterion",
     "of scores within about 5ε of one another; else `sufficient_iterations` says how many",
-    quote="In practice, it is sufficient to run only a few iterations",
+    claim="“only a few iterations” are sufficient in practice",
 )
 def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     draws = {
@@ -137,10 +140,10 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     over, T = max(excess(reached, 1) for reached in budgets.values()), np.array([1, 2, 5, 10, 20, 50, 100])
     panel = {"Σλ/k, ε = .002": {f"scores {name}": reached[T - 1] for name, reached in budgets.items()}}
     detail = "Σλ/k after 5 and 100 iterations, scores " + "; ".join(rows) + ". Few suffice within about 5ε"
-    told: dict[str, Any] = {"allowed": 0.05, "because": "our criterion", "detail": detail}
-    told["curves"] = {"name": "iterations of Eq. 5", "x": T, "panels": panel}
+    options: dict[str, Any] = {"allowed": 0.05, "because": "our criterion", "detail": detail}
+    options["curves"] = {"name": "iterations of Eq. 5", "x": T, "panels": panel}
     printed = excess(1, budgets["U(0,1)"][4])
-    return Evidence(over, 5 * 32, unit="of the budget", printed=printed, **told)
+    return Evidence(over, 5 * 32, unit="of the budget", printed=printed, **options)
 
 
 @theorem(
@@ -178,8 +181,7 @@ def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
     "the relaxed gates above .01 are k in number",
     f"{ALIGNER}, §3.2",
     "the paper's ε = .002, 30 scores 0 … 1, k = 5",
-    quote="under the sparsity constraint that ‖λᵈ‖₀ = ⌈αᵈ·m⌉ […] The optimization can be seen as a relaxed "
-    "top-k operation",
+    claim="‖λᵈ‖₀ = ⌈αᵈ·m⌉; the problem is a “relaxed top-k operation”",
 )
 def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     scores = np.linspace(0, 1, 30)
@@ -195,7 +197,7 @@ def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     f"{ALIGNER}, §2 with §3.2",
     "A = Ã ⊙ u_q u_dᵀ, u = λ ⊙ relu(Wx + b)",
     "A ≥ 0 only: ReLU salience is unbounded, and ΣA can be 0",
-    quote="we use an alignment matrix A ∈ [0, 1]^{n×m} to compute the similarity between Q and D",
+    claim="the alignment matrix that gives the similarity of Q and D is in [0, 1]^{n×m}",
 )
 def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
     salience = np.maximum([[3.0, -1.0], [-2.0, -0.5]], 0)  # document tokens under two sets of weights
@@ -209,8 +211,8 @@ def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
     "ε → 0 gives the binary mask of the top k",
     f"{ALIGNER}, §3.2",
     "ties at the threshold share the remaining budget",
-    quote="Without the entropy term εH(·), it becomes an instance of linear programming where the solution "
-    "λᵈ is a binary mask indicating the top-k values of s",
+    claim="without the entropy term the problem is a linear programme, solved by the binary mask of the k "
+    "largest scores s",
 )
 def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 300)

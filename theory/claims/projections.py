@@ -8,7 +8,17 @@ import numpy as np
 from scipy import special, stats
 
 from theory import projections
-from theory.claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
+from theory.claims import (
+    DEVIATIONS,
+    LUAN,
+    Evidence,
+    apart,
+    deviation_above,
+    deviations,
+    excess,
+    median_ratio,
+    theorem,
+)
 
 
 def margins_and_dimensions(rng: np.random.Generator, samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +34,7 @@ GRID = np.array([0.02, 0.05, 0.1, 0.2, 0.4])
     "P(error) ≤ 4 exp(−(k/2)h(ε))",
     f"{LUAN}, Lemma 1",
     BOTH,
-    quote="If β is the probability of such an error then, β ≤ 4 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+    claim="the probability β of a pairwise error is at most 4 exp(−(k/2)(ε²/2 − ε³/3))",
 )
 def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
     k = 2.0 ** np.arange(5, 12)
@@ -89,9 +99,9 @@ def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     k = np.maximum(np.floor(np.minimum(10 ** rng.uniform(0, 3, samples), 150 / margin**2)), 1)
     error = projections.pairwise_error(k, margin)
     half = special.betainc(k / 2, 0.5, 1 - margin**2) / 2
-    both = special.betainc(k / 2, k / 2, (1 - margin) / 2)
-    forms, kept = (half, both, np.exp(projections.log_pairwise_error(k, margin))), error > 1e-200
-    return Evidence(max(apart(form[kept], error[kept]) for form in forms), samples, tolerance=1e-7)
+    symmetric = special.betainc(k / 2, k / 2, (1 - margin) / 2)
+    forms, normal = (half, symmetric, np.exp(projections.log_pairwise_error(k, margin))), error > 1e-200
+    return Evidence(max(apart(form[normal], error[normal]) for form in forms), samples, tolerance=1e-7)
 
 
 @theorem("P(error) is that of explicit k × v projections", "exact law", GAUSSIAN)
@@ -103,9 +113,9 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
         margin = projections.normalized_margin(q, better, worse)
         exact, seed = projections.pairwise_error(k, margin), int(rng.integers(2**31))
         drawn: dict[str, Any] = {"ensemble": "gaussian", "samples": draws, "seed": seed}
-        found, _ = projections.simulated_error(k, q, better, worse, **drawn)
-        worst = max(worst, standard_errors(found, np.sqrt(exact * (1 - exact) / draws), exact))
-    return Evidence(worst, 2 * draws, tolerance=4, unit="s.e.")
+        estimate, _ = projections.simulated_error(k, q, better, worse, **drawn)
+        worst = max(worst, deviations(estimate, draws, exact))
+    return Evidence(worst, 2 * draws, tolerance=DEVIATIONS, unit="s.e.")
 
 
 @theorem("P(error) ≤ ½(1−ε²)^{k/2}", "exact law", GAUSSIAN)
@@ -123,8 +133,8 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
     enough = excess(projections.pairwise_error(k, margin), beta)
     before = np.where(k > 1, projections.pairwise_error(np.maximum(k - 1, 1), margin), 1.0)
     golden = [6764, 1082, 270, 67, 17], [13528, 2163, 539, 134, 32]
-    found = [projections.required_dimension(GRID, b) for b in (0.05, 0.01)]
-    return Evidence(max(enough, excess(beta, before), apart(found, golden)), samples, tolerance=1e-12)
+    dimensions = [projections.required_dimension(GRID, b) for b in (0.05, 0.01)]
+    return Evidence(max(enough, excess(beta, before), apart(dimensions, golden)), samples, tolerance=1e-12)
 
 
 @theorem(
@@ -132,9 +142,9 @@ def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence
 )
 def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     margin = np.append(rng.uniform(0.01, 0.1, min(samples, 500)), 0.4)
-    found = projections.required_dimension(margin, 0.05, "approximation")
+    approximation = projections.required_dimension(margin, 0.05, "approximation")
     exact = projections.required_dimension(margin, 0.05, "exact_real")
-    error = np.abs(found - exact)
+    error = np.abs(approximation - exact)
     allowed = np.append(np.full(len(margin) - 1, 0.01), 0.065)
     return Evidence(excess(error, allowed), len(margin), detail=f"{error[-1]:.3f} at ε = .4")
 
@@ -143,8 +153,7 @@ def approximate_required_dimension(rng: np.random.Generator, samples: int) -> Ev
     "k ≥ 2h(ε)⁻¹ ln(4/β) suffices",
     f"{LUAN}, Eq. 2",
     "Gaussian A; Rademacher A, two-sparse pairs",
-    quote="we can derive an embedding size that guarantees a desired upper bound on the pairwise error "
-    "probability, k ≥ 2(ǫ²/2 − ǫ³/3)⁻¹ ln(4/β)",
+    claim="k ≥ 2(ε²/2 − ε³/3)⁻¹ ln(4/β) keeps the probability of a pairwise error below β",
 )
 def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
     return sufficient(rng, samples, "lemma1")
@@ -153,7 +162,7 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
     """Whether the k of a method keeps the errors of both ensembles below β."""
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
-    k, exact = (projections.required_dimension(margin, beta, of) for of in (method, "exact"))
+    k, exact = (projections.required_dimension(margin, beta, name) for name in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
     return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k))
 
@@ -167,8 +176,8 @@ def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarra
     "k* grows as h(ε)⁻¹, and the bound 8.764 h(ε)⁻¹ is tight up to a constant factor",
     f"{LUAN}, §2.1.3, Figure 2; exact law",
     "Gaussian A, β = .05, ε → 0",
-    quote="the theoretical bound is tight up to a constant factor, and that the minimum embedding size that "
-    "yields desired fidelity grows linearly with (ǫ²/2 − ǫ³/3)⁻¹",
+    claim="the bound is “tight up to a constant factor”, and the least sufficient k grows linearly with "
+    "(ε²/2 − ε³/3)⁻¹",
 )
 def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     margin, z = np.array([1e-3, 5e-4]), special.ndtri(0.95)
@@ -191,8 +200,7 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     "P(error) ≤ β if k ≥ 12ε⁻² ln(4/β)",
     f"{LUAN}, Corollary 1",
     "Gaussian A; Rademacher A, two-sparse pairs",
-    quote="If A ∈ R^{k×v} is a matrix of random Gaussian or Rademacher embeddings such that k > 12ǫ⁻² "
-    "ln(4/β), then Pr(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
+    claim="for Gaussian or Rademacher A with k > 12ε⁻² ln(4/β), P(⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩) ≤ β",
 )
 def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     return replace(sufficient(rng, samples, "corollary1"), detail="equality suffices")
@@ -203,8 +211,7 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, A.2",
     GAUSSIAN,
     "it is k ≤ 12ε⁻² ln(4/β); the corollary needs 4exp(−ε²k/12) ≤ β, and holds",
-    quote="Taking the natural log yields ln β ≤ ln 4 − ǫ²k/12, which can be rearranged into "
-    "k ≥ 12ǫ⁻² ln(4/β)",
+    claim="ln β ≤ ln 4 − ε²k/12 “can be rearranged into” k ≥ 12ε⁻² ln(4/β)",
 )
 def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
@@ -220,15 +227,15 @@ def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
     "k ≥ 24 L_Q L_D ln(4/β) keeps a Boolean pair in order",
     f"{LUAN}, Corollary 2",
     "one pair at a time, not all pairs of a collection at once",
-    quote="setting k ≥ 24 L_Q L_D ln(4/β) ensures that the probability of any pairwise error is ≤ β",
+    claim="with k ≥ 24 L_Q L_D ln(4/β), “any pairwise error” has a probability of at most β",
 )
 def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     L_q, L_d = rng.integers(1, 30, samples), rng.integers(1, 300, samples)
     bound = projections.boolean_required_dimension(L_q, L_d, method="corollary2")
-    margin, of = projections.boolean_margin(L_q, L_d), ("exact", "corollary2")
+    margin, methods = projections.boolean_margin(L_q, L_d), ("exact", "corollary2")
     worst = excess(projections.pairwise_error(bound, margin), 0.05)
     worst = max(worst, rademacher_excess(bound, margin, 0.05))
-    exact, printed = (projections.boolean_required_dimension(8, 100, method=name) for name in of)
+    exact, printed = (projections.boolean_required_dimension(8, 100, method=name) for name in methods)
     worst = max(worst, apart([exact, printed], [4329, 84134.911]))
     tight = median_ratio(projections.boolean_required_dimension(L_q, L_d), bound)
     detail = f"L_Q = 8, L_D = 100: k* = {exact:.0f}, printed {printed:.0f}"
@@ -260,8 +267,7 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, §2.1",
     "β = .05, two-sparse pair, ε = .2",
     "for the Gaussian; the Rademacher error is not monotone in k, and k* needs a definition",
-    quote="Any k ≥ k*(q, d1, d2) has sufficiently low probability of error, but lower values of k could "
-    "potentially also have the desired property",
+    claim="“any k ≥ k*” has a sufficiently low probability of error, and some smaller k may have it too",
 )
 def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Evidence:
     k = np.arange(1, 400)
@@ -300,18 +306,18 @@ def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def margins_depend_on_the_split(rng: np.random.Generator, samples: int) -> Evidence:
     q, better, worse, scale = rng.lognormal(size=(4, samples, 12))
-    kept = apart((q * scale * (better / scale)).sum(-1), (q * better).sum(-1))
+    moved = apart((q * scale * (better / scale)).sum(-1), (q * better).sum(-1))
     before = projections.normalized_margin(q, better, worse)
     after = projections.normalized_margin(q * scale, better / scale, worse / scale)
     factor = np.median(np.exp(np.abs(np.log(after / before))))
-    return Evidence(kept, samples, detail=f"margins change by a factor {factor:.2f} in the median")
+    return Evidence(moved, samples, detail=f"margins change by a factor {factor:.2f} in the median")
 
 
 @theorem(
     "P(|‖Ax‖² − ‖x‖²| > ε‖x‖²) < 2 exp(−(k/2)h(ε))",
     f"{LUAN}, A.1, Eq. 4",
     "0 < ε < 1; Gaussian A, exact; Rademacher A for x = (1, 1)",
-    quote="Pr(|‖Ax‖² − ‖x‖²| > ǫ‖x‖²) < 2 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+    claim="P(|‖Ax‖² − ‖x‖²| > ε‖x‖²) < 2 exp(−(k/2)(ε²/2 − ε³/3))",
 )
 def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
     epsilon, k = rng.uniform(0.01, 0.99, samples), np.floor(10 ** rng.uniform(0, 3, samples))
@@ -327,7 +333,7 @@ def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
     "P(|⟨Ax,Ay⟩ − ⟨x,y⟩| ≥ (ε/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)h(ε))",
     f"{LUAN}, A.1, Eq. 5",
     "unit vectors, 0 < ε < 1; explicit matrices of both kinds",
-    quote="Pr(|⟨Ax, Ay⟩ − ⟨x, y⟩| ≥ (ǫ/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)(ǫ²/2 − ǫ³/3))",
+    claim="P(|⟨Ax, Ay⟩ − ⟨x, y⟩| ≥ (ε/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)(ε²/2 − ε³/3))",
 )
 def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios, draws = 0.0, [], 2 * samples
@@ -338,8 +344,8 @@ def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
                 A = rng.standard_normal((draws, k, 3))
                 projected = (np.sign(A) if signs else A) @ pair / np.sqrt(k)
                 off = np.abs((projected[..., 0] * projected[..., 1]).sum(1) - cosine)
-                found = float(np.mean(off >= epsilon))
+                share = float(np.mean(off >= epsilon))
                 bound = projections.pairwise_error_bound(k, epsilon)
-                worst = max(worst, (found - bound) / max(np.sqrt(found * (1 - found) / draws), 1 / draws))
-                ratios.append(found / bound)
-    return Evidence(max(worst, 0.0), 8 * draws, 4, "s.e.", tightness=float(np.median(ratios)))
+                worst = max(worst, deviation_above(share, draws, bound))
+                ratios.append(share / bound)
+    return Evidence(worst, 8 * draws, DEVIATIONS, "s.e.", tightness=float(np.median(ratios)))

@@ -8,26 +8,27 @@ import numpy as np
 from scipy import stats
 
 from theory import multivector, projections, recall
-from theory.claims import LUAN, Evidence, apart, excess, median_ratio, standard_errors, theorem
+from theory.claims import DEVIATIONS, LUAN, Evidence, apart, deviation_above, excess, median_ratio, theorem
 
 
 @theorem(
     "P(R ≥ r) ≤ 4(|D|−r+1)exp(−(k/2)h(ε)), ε the r-th smallest margin",
     f"{LUAN}, Lemma 2 and Eq. 3",
     "Gaussian A, orthogonal competitors; Rademacher A, explicit matrices",
-    quote="Pr(R ≥ r0) ≤ C exp(−(k/2)(ǫ²/2 − ǫ³/3)), C = 4(|D| − r0 + 1)",
+    claim="the best document's rank R satisfies P(R ≥ r₀) ≤ C exp(−(k/2)(ε²/2 − ε³/3)), C = 4(|D| − r₀ + 1)",
 )
 def lemma_2(rng: np.random.Generator, samples: int) -> Evidence:
-    found = _recall_bound(recall.lemma2_bound, rng, samples)
-    worst, draws = found.violation, min(samples, 500)
+    evidence = _recall_bound(recall.lemma2_bound, rng, samples)
+    worst, draws = evidence.violation, min(samples, 500)
     for count, k, r in ((1, 4, 1), (3, 8, 1), (3, 8, 3), (40, 32, 5)):
         query, best, others = collection(rng, count + 1, 60)
         A = rng.integers(0, 2, (draws, k, 60)) * 2.0 - 1
         scores = np.einsum("sk,skn->sn", A @ query, A @ np.vstack([best, others]).T)
         lost = float(np.mean((scores[:, 1:] >= scores[:, :1]).sum(1) >= r))
         bound = recall.lemma2_bound(k, projections.normalized_margin(query, best, others), r)
-        worst = max(worst, excess(lost - 4 * np.sqrt(lost * (1 - lost) / draws), bound))
-    return replace(found, violation=worst, samples=found.samples + 4 * draws)
+        if deviation_above(lost, draws, bound) > DEVIATIONS:
+            worst = max(worst, lost - bound)
+    return replace(evidence, violation=worst, samples=evidence.samples + 4 * draws)
 
 
 @theorem("P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i))", "t-union bound", "Gaussian A, orthogonal competitors")
@@ -82,7 +83,11 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
         exact, error = recall.required_dimension_recall_exact(sampled)
         methods = ("eq3", "lemma1_sum", "t_union", "markov_union")
         k = np.array([recall.required_dimension_recall(margins, r, method=method) for method in methods])
-        worst = max(worst, excess(k[1:], k[:-1] * (1 + 1e-9)), excess(exact - 4 * error, k[-1]))
+        worst = max(worst, excess(k[1:], k[:-1] * (1 + 1e-9)))
+        # The error of `exact` depends on a slope that few samples show: the law is drawn at the bound's k.
+        lost = float(np.mean(rng.chisquare(k[-1], samples) <= sampled**2))
+        if deviation_above(lost, samples, 0.05) > DEVIATIONS:
+            worst = max(worst, lost - 0.05)
         tight.append(exact / k[-1])
         ratios = ", ".join(f"{x:.2f}" for x in k / exact)
         quick = f"quick rule {recall.quick_required_dimension(sampled):.1f}"
@@ -101,8 +106,8 @@ def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
     cases += [(64, equal, 1), (64, equal, 10), (256, equal, 1)]
     golden = [0.4032276686, 0.0525230482, 0.0018219163, 0.2593903395, 0.0135701142, 0.0001046332]
     golden += [0.9889941693, 0.0776218833, 0.0596459264]
-    found = [recall.orthogonal_recall_failure(*case) for case in cases]
-    return Evidence(apart(found, golden), len(golden), tolerance=1e-6)
+    values = [recall.orthogonal_recall_failure(*case) for case in cases]
+    return Evidence(apart(values, golden), len(golden), tolerance=1e-6)
 
 
 @theorem(
@@ -115,24 +120,29 @@ def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     drawn: dict[str, Any] = {"samples": draws, "seed": int(rng.integers(2**31))}
     thresholds = recall.recall_thresholds(query, best, others, [r], **drawn)
     exact, error = recall.recall_failure(k, thresholds[0])
+    law = int(np.sum(rng.chisquare(k, draws) <= thresholds[0] ** 2))  # losses drawn by the law
     lost = 0
     for _ in range(draws):
         A = rng.standard_normal((k, len(query)))
         scores = np.vstack([best, others]) @ (A.T @ (A @ query))
         lost += np.sum(scores[1:] >= scores[0]) >= r
-    found, noise = lost / draws, np.sqrt(max(lost, 1)) / draws
-    detail = f"explicit {found:.4f} ± {noise:.4f}, law {exact:.4f} ± {error:.4f}"
-    return Evidence(standard_errors(found, np.hypot(noise, error), exact), draws, 4, "s.e.", detail=detail)
+    # With equal probabilities, the explicit share of all losses is a hypergeometric variable.
+    same = stats.hypergeom(2 * draws, law + lost, draws)
+    worst = float(stats.norm.isf(min(same.cdf(lost), same.sf(lost - 1), 0.5)))
+    if apart(exact, stats.chi2.cdf(thresholds[0] ** 2, k).mean()) > 1e-9:
+        worst = np.inf
+    detail = f"explicit {lost / draws:.4f}, law {exact:.4f} ± {error:.4f}"
+    return Evidence(worst, draws, DEVIATIONS, "s.e.", detail=detail)
 
 
 @theorem(
     "a segment's margin is at least the document's: μ(q,d1⁽ⁱ⁾,d2⁽ⁱ⁾) ≥ μ(q,d1,d2)",
     f"{LUAN}, Theorem 1",
     "orthogonal segments, ⟨q,d1⁽ⁱ⁾⟩ = ⟨q,d1⟩, ⟨q,d2⁽ⁱ⁾⟩ ≤ ⟨q,d2⟩, ⟨q,d1⟩ ≥ ⟨q,d2⟩",
-    quote="then μ(q, d1⁽ⁱ⁾, d2⁽ⁱ⁾) ≥ μ(q, d1, d2)",
+    claim="restricted to segment i, the normalized margin is at least that of the whole documents",
 )
 def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
-    same, whole = [], []
+    segments, documents = [], []
     for _ in range(min(samples, 500)):
         query, better, worse = np.zeros(9), np.zeros((3, 9)), np.zeros((3, 9))
         query[:3] = np.abs(rng.standard_normal(3))
@@ -142,17 +152,16 @@ def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
         if multivector.broken_conditions(query, better, worse, 0):
             continue
         pair = multivector.segment_margins(query, better, worse, 0)
-        same.append(pair[0])
-        whole.append(pair[1])
-    return Evidence(excess(whole, same), len(same), tightness=median_ratio(whole, same))
+        segments.append(pair[0])
+        documents.append(pair[1])
+    return Evidence(excess(documents, segments), len(segments), tightness=median_ratio(documents, segments))
 
 
 @theorem(
     "with non-negative vectors and segments that partition the vocabulary, ⟨q,d2⁽ⁱ⁾⟩ ≤ ⟨q,d2⟩ for all i",
     f"{LUAN}, Remark 1",
-    quote="The BM25 score can be computed from non-negative representations of the document and query; if "
-    "the segmentation corresponds to a partition of the vocabulary, then the segments will also be "
-    "non-negative, and thus the condition […] holds for all i",
+    claim="BM25's vectors are non-negative, and so are segments that partition the vocabulary: the "
+    "condition on d2 holds for every segment",
 )
 def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
     query, documents = rng.lognormal(size=12), rng.lognormal(size=(samples, 12))
@@ -166,26 +175,28 @@ def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, §3, from Theorem 1",
     "the conditions of Theorem 1; Gaussian A, Eq. 3 for two segments at the document's margin",
     "the cross pairs (segment i of d1, j of d2) have margins of their own, and the smallest decides k",
-    quote="an increase in the normalized margin enables the use of a smaller encoding dimension k while "
-    "still supporting the same pairwise error rate. There are now m times more “documents” to evaluate, but "
-    "Lemma 2 shows that this exerts only a logarithmic increase on the encoding size for a desired recall@r",
+    claim="segments have larger margins, so a smaller k keeps the pairwise error; m segments per document "
+    "cost “only a logarithmic increase” of k by Lemma 2",
 )
 def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     example: dict[str, Any] = multivector.COUNTEREXAMPLE
     conditions = len(multivector.broken_conditions(**example, segment=0))
-    whole = multivector.segment_margins(**example, segment=0)[1]
-    k = float(np.ceil(recall.eq3_required_dimension(whole, 2, 1)))
+    margin = multivector.segment_margins(**example, segment=0)[1]
+    k = float(np.ceil(recall.eq3_required_dimension(margin, 2, 1)))
     drawn: dict[str, Any] = {"samples": 20 * samples, "seed": int(rng.integers(2**31))}
-    found, error = multivector.simulated_maxscore_error(k, **example, **drawn)
+    estimate, error = multivector.simulated_maxscore_error(k, **example, **drawn)
     cross = multivector.maxscore_margin(**example)
     needed = projections.required_dimension(cross)
-    enough, deviation = multivector.simulated_maxscore_error(needed, **example, **drawn)
-    golden = max(apart(whole, np.sqrt(0.5)), float(conditions), apart(cross, 1 / np.sqrt(201)))
-    golden = max(golden, excess(abs(enough - 0.05), 4 * deviation + 0.005), abs(k - 77))
+    enough, _ = multivector.simulated_maxscore_error(needed, **example, **drawn)
+    golden = max(apart(margin, np.sqrt(0.5)), float(conditions), apart(cross, 1 / np.sqrt(201)))
+    # Every error has segment 1 of d2 above segment 0 of d1: the pair with the margin `cross`.
+    if deviation_above(enough, 20 * samples, 0.05) > DEVIATIONS:
+        golden = max(golden, enough - 0.05)
+    golden = max(golden, abs(k - 77))
     detail = "q = e0, d1 = (1,10,9), d2 = (0,10,10), segments {0,1}, {2}: "
-    detail += f"k = {k:.0f} by Eq. 3, where the error is {found:.3f} ± {error:.3f} and not .05, "
+    detail += f"k = {k:.0f} by Eq. 3, where the error is {estimate:.3f} ± {error:.3f} and not .05, "
     detail += f"which takes {needed:.0f}"
-    printed = excess(found - 4 * error, 0.05)
+    printed = excess(estimate - 4 * error, 0.05)
     return Evidence(golden, 40 * samples, tolerance=1e-7, printed=printed, unit="error", detail=detail)
 
 
@@ -201,18 +212,17 @@ def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
         better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
         bound = multivector.maxscore_error_bound(16, query, better, worse)
         drawn: dict[str, Any] = {"samples": samples, "seed": int(rng.integers(2**31))}
-        found, error = multivector.simulated_maxscore_error(16, query, better, worse, **drawn)
-        worst = max(worst, (found - bound) / max(error, 1 / samples))
-        ratios.append(found / bound)
-    return Evidence(max(worst, 0.0), 10 * samples, 4, "s.e.", tightness=float(np.median(ratios)))
+        estimate, _ = multivector.simulated_maxscore_error(16, query, better, worse, **drawn)
+        worst = max(worst, deviation_above(estimate, samples, bound))
+        ratios.append(estimate / bound)
+    return Evidence(worst, 10 * samples, DEVIATIONS, "s.e.", tightness=float(np.median(ratios)))
 
 
 @theorem(
     "two dimensions keep every first document of n orthonormal ones, however far inner products are off",
     f"{LUAN}, §2.2",
     "each document is the query for itself",
-    quote="Third, in the non-linear case it might be possible to eliminate ranking errors without achieving "
-    "low inner product distortion",
+    claim="a non-linear map “might” avoid ranking errors although it distorts inner products",
 )
 def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidence:
     n = min(samples, 1000)
@@ -233,9 +243,8 @@ def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidenc
     "L_D times k",
     f"{LUAN}, §2.2",
     "non-negative vectors; k ∝ ε⁻²",
-    quote="BM25, TF-IDF, and Boolean inner product can all be reformulated equivalently as inner products in "
-    "a space with vectors of norm at most 1 by L2-normalizing each query vector and rescaling all document "
-    "vectors by √L_D […] this could necessitate an increase in the encoding size by a factor of L_D",
+    claim="BM25, TF-IDF and Boolean inner products become inner products of vectors of norm at most 1 "
+    "(queries normalized, documents divided by √L_D), which may multiply k by L_D",
 )
 def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
@@ -252,9 +261,8 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     "k of random ±1 word embeddings that tell all v words apart is proportional to ln v",
     f"{LUAN}, §3, cross-attention",
     "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
-    quote="Any sparse scoring function (e.g., BM25) can be mimicked by a cross-attention model, which need "
-    "only compute identity between individual words; this can be achieved by random projection word "
-    "embeddings whose dimension is proportional to the log of the vocabulary size",
+    claim="cross-attention can compute any sparse score if it tells words apart, for which random word "
+    "embeddings of a dimension “proportional to the log of the vocabulary size” suffice",
 )
 def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
@@ -271,8 +279,8 @@ def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     "the smallest positive margin never grows with further query terms",
     f"{LUAN}, §2.1.3",
     "each term with an idf of its own, Boolean documents of the query's terms",
-    quote="the minimum non-zero margin decreases with the number of terms in the query as each additional "
-    "term creates more ways in which two documents can receive nearly the same score",
+    claim="the smallest non-zero margin decreases with the number of query terms, since more combinations "
+    "of terms have nearly equal scores",
 )
 def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
     terms, idf = range(1, 11), rng.uniform(1, 10, (min(samples, 200), 10))

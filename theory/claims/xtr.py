@@ -26,15 +26,15 @@ def pools(rng: np.random.Generator, samples: int) -> Iterator[tuple[np.ndarray, 
     f"{XTR}, Eq. 2",
     "similarities of either sign",
     "−∞ where Â = 0: otherwise unretrieved 0s beat negative retrieved similarities",
-    quote="f_XTR(Q, D) = (1/Z) Σ_i max_j A_ij Â_ij q_iᵀd_j",
+    claim="f_XTR(Q, D) = (1/Z) Σ_i max_j A_ij Â_ij q_iᵀd_j",
 )
 def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     worst = printed = 0.0
     for P, owners, k in pools(rng, min(samples, 200)):
-        ours, found = token_retrieval.xtr_scores(P, owners, k), token_retrieval.retrieved(P, k)
+        ours, mask = token_retrieval.xtr_scores(P, owners, k), token_retrieval.retrieved(P, k)
         for document in np.flatnonzero(token_retrieval.candidates(P, owners, k)):
-            rows = zip(P, found & (owners == document), strict=True)
-            mean = np.mean([row[mine].max() for row, mine in rows if mine.any()])
+            rows = zip(P, mask & (owners == document), strict=True)
+            mean = np.mean([row[own_tokens].max() for row, own_tokens in rows if own_tokens.any()])
             worst = max(worst, abs(ours[document] - mean))
         off = np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours)
         printed = max(printed, float(off.max()))
@@ -49,7 +49,7 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     "f_XTR' takes m_i where Â_i* = 0, and f_XTR' − f_ColBERT = (1/n)Σ_{missing}(m_i − max_j P_ij) ≥ 0",
     f"{XTR}, Eq. 4",
     EXACT_SEARCH + ", m_i the k'-th score",
-    quote="the missing similarity of the query token for D̂ will be upper bounded by its last top-k′ score",
+    claim="a query token's missing similarity is “upper bounded” by its k'-th retrieved score",
 )
 def imputation(rng: np.random.Generator, samples: int) -> Evidence:
     worst, negative, gaps = 0.0, 0, list[Any]()
@@ -83,7 +83,7 @@ def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
     "∂L/∂P⁺ = −(1−P⁺)/Z⁺ and ∂L/∂P⁻ = P⁻/Z⁻ on the maxima",
     f"{XTR}, appendix A",
     "Z locally constant",
-    quote="the gradient is defined only when P⁺ is non-zero (i.e. retrieved) and 2) it is dependent on Z⁺",
+    claim="the gradient exists only where P⁺ is not 0, that is, retrieved, and depends on Z⁺",
 )
 def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     worst, h, count = 0.0, 1e-6, min(samples, 100)
@@ -102,8 +102,7 @@ def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     "their sum over a document is 1 − P⁺ or P⁻ whatever Z",
     f"{XTR}, appendix A",
     "Z locally constant, Z > 0",
-    quote="the gradient will be large whenever there is a small number of retrieved tokens from the positive "
-    "document",
+    claim="the gradient is “large” whenever few tokens of the positive document are retrieved",
 )
 def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 200)
@@ -126,7 +125,7 @@ def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
     f"{XTR}, §3, failure case",
     "cosines, a batch of 128 documents, no temperature",
     "it is 4.2584, and P⁺ ≤ .05498: cosines need a temperature",
-    quote="the cross entropy loss would be close to zero during training",
+    claim="although retrieval fails, the cross-entropy is “close to zero” in training",
 )
 def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     loss, limit = token_retrieval.level_loss(128), token_retrieval.positive_probability_limit(128)
@@ -137,9 +136,9 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     cold = token_retrieval.level_loss(128, temperature=0.02)
     needed = token_retrieval.largest_temperature(128, 0.9)
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
-    told: dict[str, Any] = {"unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
+    printed: dict[str, Any] = {"unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
     worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
-    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=float(loss), **told)
+    return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=float(loss), **printed)
 
 
 @theorem(
@@ -147,7 +146,7 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     f"{XTR}, Table 1 and appendix B",
     "n = 16, k' = 1000, m̄ = 55, d = 128, r̄ = 2.5",
     "nk' candidates with 2.5 tokens each need 2.5nk' retrieved tokens; counted consistently, 12226 times",
-    quote="XTR reduces the FLOPs at the scoring stage by 4000×",
+    claim="XTR's scoring stage takes “4000×” fewer FLOPs",
 )
 def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
     paper, ours = token_retrieval.scoring_cost(consistent=False), token_retrieval.scoring_cost()
@@ -158,5 +157,5 @@ def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
     balance = apart(ours["candidates"] * 2.5, 16 * 1000)
     costs = (f"{c['colbert']:.0f} / {c['xtr']:.0f} = {c['ratio']:.2f}" for c in (paper, ours))
     detail = "paper {}; consistent {}".format(*costs)
-    told: dict[str, Any] = {"allowed": 0.05, "because": "4000 is rounded", "detail": detail}
-    return Evidence(max(golden, balance), 1, tolerance=1e-7, printed=apart(ours["ratio"], 4000), **told)
+    printed: dict[str, Any] = {"allowed": 0.05, "because": "4000 is rounded", "detail": detail}
+    return Evidence(max(golden, balance), 1, tolerance=1e-7, printed=apart(ours["ratio"], 4000), **printed)

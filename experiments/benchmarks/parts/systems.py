@@ -84,18 +84,22 @@ class Ours(System):
     """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
 
     def build(self) -> None:
-        given = {"paradigm": "colbert", "dim": self.vectors.half.shape[1]} | self.settings.get("build", {})
-        self._index_class().build_from(self._parts(), self.folder, **given)
+        from paradigms.find import INDEXES, Store
+
+        kind = INDEXES[self.settings["kind"]](**self.settings.get("build", {}))
+        dim = self.vectors.half.shape[1]
+        Store.build_from(kind, self._parts(), self.folder, paradigm="colbert", dim=dim)
 
     def open(self) -> None:
+        from paradigms.align import QueryToDocument
+        from paradigms.find import open_index
         from paradigms.recipe import Recipe
 
-        self.index = self._index_class().open(self.folder, verify=False)
-        for name, value in self.settings.get("knobs", {}).items():
-            setattr(self.index, name, value)
+        index = open_index(self.folder, verify=False)
+        self.index = index.with_finder(**self.settings.get("knobs", {}))
         self.recipe = Recipe(
             "colbert",
-            "query_to_document",
+            QueryToDocument(),
             "query_tokens",
             search="impute" if self.settings.get("impute") else "gather",
             search_tokens=self.settings.get("search_tokens", 1000),
@@ -109,36 +113,32 @@ class Ours(System):
         alone, rows = len(queries) == 1, [self.vectors.queries[n] for n in queries]
         encoded = self.single[queries[0]] if alone else self._tokens(rows)
         if "rerank" in self.settings:
-            runs = self.index.rerank_tokens(self.recipe, encoded, [self.names[n] for n in queries])
+            runs = self.index.rerank_tokens([self.recipe], encoded, [self.names[n] for n in queries])[0]
         else:
             runs = self.index.search_tokens(self.recipe, encoded, k)
         return [[int(id) for id in islice(run, k)] for run in runs]
 
     def work(self) -> dict[str, float]:
-        from paradigms.index import loops
+        from paradigms.find import lists, loops, ranking
 
         dim, lengths, bytes, flops = self.vectors.half.shape[1], self.vectors.lengths, 0.0, 0.0
         for n, query in enumerate(self.vectors.queries):
             read = lengths[self.vectors.candidates[n]] if "rerank" in self.settings else lengths
             tokens, size, once = int(read.sum()), 2 * dim, 0
-            if self.settings["kind"] == "CompressedIndex":
-                packed = self.index._coded.packed(self._tokens([query]))
-                near, centroids = packed.query.near, self.index._codec.centroids
+            if self.settings["kind"] == "compressed":
+                index, finder, codec = self.index, self.index.finder, self.index.store.codec
+                asked = self._tokens([query])
+                packed = ranking.scanned(index.store, asked.mask.device).packed(asked)
+                near, sizes = packed.query.near, index.store.once(lists.list_sizes)
                 chosen, missing = np.zeros(len(near), bool), np.empty(len(query), np.float32)
-                probes, k = self.index.probes, self.settings["search_tokens"]
-                loops.select(near, self.index._sizes, probes, k, chosen, missing)
-                tokens = int(self.index._sizes[chosen].sum()) + int(self.index.candidates * lengths.mean())
-                size, once = self.index._codec.code_bytes + 6, 4 * centroids.numel()
-                flops += 2 * len(query) * centroids.numel()
+                loops.select(near, sizes, finder.probes, self.settings["search_tokens"], chosen, missing)
+                tokens = int(sizes[chosen].sum()) + int(finder.candidates * lengths.mean())
+                size, once = codec.code_bytes + 6, 4 * codec.centroids.numel()
+                flops += 2 * len(query) * codec.centroids.numel()
             bytes += once + size * tokens
             flops += 2 * dim * len(query) * tokens
         count = len(self.vectors.queries)
         return {"bytes": bytes / count, "flops": flops / count}
-
-    def _index_class(self) -> Any:
-        from paradigms import index
-
-        return getattr(index, self.settings["kind"])
 
     def _parts(self) -> Any:
         documents = np.split(self.vectors.half, self.vectors.offsets[1:-1])

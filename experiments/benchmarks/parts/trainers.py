@@ -72,6 +72,7 @@ def ours(job: Job, folder: Path) -> float:
     from accelerate.utils import send_to_device
 
     from paradigms import PARADIGMS
+    from paradigms.align import QueryToDocument
     from paradigms.data import Corpus
     from paradigms.train.contrastive import Contrastive
     from paradigms.train.examples import Example, step_batches
@@ -79,7 +80,7 @@ def ours(job: Job, folder: Path) -> float:
 
     settings = {"dim": job.dim, "query_length": job.query_length, "document_length": job.document_length}
     paradigm = PARADIGMS["colbert"](job.encoder, skip="", **settings)
-    paradigm = paradigm.with_alignment("query_to_document", normalise="one")
+    paradigm = paradigm.with_alignment(QueryToDocument(), normalise="one")
     projection = paradigm.encoder.projection
     assert isinstance(projection, torch.nn.Linear)
     projection.load_state_dict({"weight": job.projection()})

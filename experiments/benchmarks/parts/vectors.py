@@ -14,7 +14,7 @@ from rich.console import Console
 from paradigms import PARADIGMS
 from paradigms.data import load_collection
 from paradigms.encoder.batches import by_length
-from paradigms.io.files import atomic_folder, write_json
+from paradigms.io.files import atomic_folder, contents, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import json_or_empty
 
@@ -50,7 +50,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
     ids = [collection.corpus.ids[n] for n in places]
     judged = [[n for n, id in enumerate(ids) if test.judgements[query].get(id, 0) > 0] for query in queries]
     ranked = [exact(tokens, lengths, query, 100) for query in reduced]
-    with atomic_folder(target, None) as fresh:
+    with atomic_folder(target, contents("*.npy", "*.npz", "*.json", marks=["vectors.json"])) as fresh:
         np.save(fresh / "tokens.npy", tokens)
         np.save(fresh / "lengths.npy", lengths)
         np.savez(fresh / "queries.npz", **{str(n): query for n, query in enumerate(reduced)})

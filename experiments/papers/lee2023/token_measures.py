@@ -1,0 +1,235 @@
+"""What a model's token retrieval finds, and what documents' scores keep of it: one value per test query.
+
+Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
+largest k' serves every smaller one: its first k' tokens are that search's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from timeit import repeat
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from studies.pages import Measured
+from torch import Tensor
+
+from paradigms import Paradigm
+from paradigms.align import QueryToDocument
+from paradigms.core import Tokens
+from paradigms.data import Corpus, Run, Split
+from paradigms.evaluate import per_query
+from paradigms.find import Index
+from paradigms.find.scan import Exact
+from paradigms.impute import IMPUTATIONS, retrieved_rel
+from paradigms.recipe import Recipe
+from theory.token_retrieval import scoring_cost
+
+RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # at which P(gold) and P(lexically equal) are kept
+TOP = 100  # first ranks over which they and the scores are averaged
+MEASURES = ("RR@10", "nDCG@10", "R@100")
+DEPTH = 100  # documents that a search returns
+DEEP = 1000  # and those of R@1000, in collections with more
+QUERIES = 32  # whose tokens search at once
+DOCUMENTS = 1024  # tokenised at once
+# A query of SciFact and its token of Table E.4: what share of the first TOP tokens is lexically equal?
+EXAMPLE = "women with a higher birth weight are more likely to develop breast cancer later in life.", "later"
+TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fastest counts
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The document tokens that every token of a query retrieved, best first."""
+
+    query: str  # its id
+    tokens: Tokens  # Q, axes [1, 1, j, h]
+    ids: Int[np.ndarray, " j"]  # in the vocabulary
+    scores: Float[Tensor, "j k"]
+    rows: Int[np.ndarray, "j k"]  # places among the index's tokens
+    owners: Int[np.ndarray, "j k"]  # places of their documents
+    whole: Float[np.ndarray, " n"]  # f_ColBERT of every document, by place, where asked for
+
+
+def token_search(
+    paradigm: Paradigm, index: Index, queries: Mapping[str, str], k: int, *, gather: bool = False
+) -> Iterator[Retrieved]:
+    """Every query's retrieved tokens: for each of its own the k best of the corpus.
+
+    gather: whether to score every document by all of its tokens too.
+    """
+    names, whole, recipe = list(queries), np.zeros(0, np.float32), gathering(paradigm)
+    for start in range(0, len(names), QUERIES):
+        part = names[start : start + QUERIES]
+        encoded = paradigm.encode_queries([queries[name] for name in part])
+        assert encoded.ids is not None
+        mask = encoded.mask[:, 0]
+        with torch.inference_mode():
+            found, places = Exact().token_search(index.store, encoded.vectors[:, 0][mask], k)
+            scores, order = found.cpu().sort(1, descending=True)
+            rows = places.cpu().gather(1, order).numpy()
+        everything = index.search_tokens(recipe, encoded, len(index)) if gather else [{} for _ in part]
+        owners = index.store.owners(rows)
+        stop = 0
+        for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
+            own, stop = slice(stop, stop + length), stop + length
+            ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
+            if gather:
+                whole = np.empty(len(index.store.ids), np.float32)
+                whole[index.store.positions(everything[n])] = list(everything[n].values())
+            yield Retrieved(name, encoded[n : n + 1], ids, scores[own], rows[own], owners[own], whole)
+
+
+Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of documents, and their scores
+
+
+def imputed(found: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
+    """f_XTR' with k' = k (Eq. 4) of the documents that own a retrieved token."""
+    if not len(found.ids):
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    owners = torch.from_numpy(found.owners[:, :k])
+    places, rel = retrieved_rel(found.scores[:, :k], owners, int(index.store.offsets[-1]), imputation)
+    return places.numpy(), rel.numpy()
+
+
+def gathered(found: Retrieved, k: int) -> Scored:
+    """f_ColBERT of the same documents, by all of their tokens."""
+    places = np.unique(found.owners[:, :k])
+    return places, found.whole[places]
+
+
+def best_documents(
+    index: Index, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
+) -> dict[str, float]:
+    """The `depth` best documents, best first, of equal ones the smaller id."""
+    some = np.arange(len(places))
+    if len(places) > depth:  # those at least as good as the depth-th: few are left to sort
+        some = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
+    ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in some)[:depth]
+    return {id: -score for score, id in ranked}
+
+
+def gathering(paradigm: Paradigm) -> Recipe:
+    """f_ColBERT (Eq. 1), whatever the paradigm was trained with."""
+    return paradigm.with_alignment(QueryToDocument(), "query_tokens").recipe
+
+
+def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
+    """The vocabulary id of every token of the index, in its order.
+
+    Raises ValueError if the corpus does not give the tokens that the index has.
+    """
+    parts = [np.zeros(0, dtype=np.int32)]
+    for start in range(0, len(index.store.ids), DOCUMENTS):
+        texts = [corpus[corpus.position(id)] for id in index.store.ids[start : start + DOCUMENTS]]
+        batch = paradigm.encoder.tokenize(texts, "document")
+        parts.append(batch.input_ids[batch.counts].numpy().astype(np.int32))
+    ids = np.concatenate(parts)
+    if len(ids) != index.store.offsets[-1]:
+        raise ValueError(f"the corpus has {len(ids)} tokens and {index.store} {index.store.offsets[-1]}")
+    return ids
+
+
+def measure(
+    paradigm: Paradigm,
+    index: Index,
+    ids: Int[np.ndarray, " tokens"],
+    test: Split,
+    search_tokens: Sequence[int],
+    table_tokens: int,
+) -> Measured:
+    """Of a trained model: token retrieval, scores against k', imputations and costs.
+
+    ids: of `stored_ids`. search_tokens: the k' of Figure 5; table_tokens: one of them, of Tables 1 and 5.
+    """
+    lengths = np.diff(index.store.offsets)
+    relevant = {
+        query: np.array([index.store.position(d) for d, grade in judged.items() if grade > 0], dtype=np.int64)
+        for query, judged in test.judgements.items()
+    }
+    queries = {name: test.queries[name] for name, gold in relevant.items() if len(gold)}
+    judgements = {name: test.judgements[name] for name in queries}
+    runs: dict[tuple[str, object], Run] = {("impute", k): {} for k in search_tokens}
+    runs |= {("gather", k): {} for k in search_tokens} | {("imputations", name): {} for name in IMPUTATIONS}
+    tokens: dict[str, list[float]] = {"gold": [], "lexical": [], "gold recall": [], "score of others": []}
+    ranks = [rank for rank in RANKS if rank <= min(max(*search_tokens, TOP), len(ids))]
+    by_rank = {name: {rank: [] for rank in ranks} for name in ("gold", "lexical")}
+    deep: dict[str, list[float]] = {name: [] for name in (*IMPUTATIONS, "gathered") if len(index) > DEEP}
+    costs, example = [], None
+    word = paradigm.encoder.tokenizer(EXAMPLE[1], add_special_tokens=False)["input_ids"][0]
+    for n, of in enumerate(token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True)):
+        gold, equal = np.isin(of.owners, relevant[of.query]), ids[of.rows] == of.ids[:, None]
+        for name, hit in (("gold", gold), ("lexical", equal)):
+            tokens[name].append(_mean(hit[:, :TOP]))
+            if name == "lexical" and queries[of.query].lower() == EXAMPLE[0]:
+                example = _mean(hit[of.ids == word, :TOP])
+            for rank in ranks:
+                by_rank[name][rank].append(_mean(hit[:, rank - 1]))
+        own = gold[:, :TOP]
+        found = len(np.unique(of.rows[:, :TOP][own])) / max(1, lengths[relevant[of.query]].sum())
+        tokens["gold recall"].append(found)
+        tokens["score of others"].append(_mean(of.scores.numpy()[:, :TOP][~own]))
+        for k in search_tokens:
+            runs["gather", k][of.query] = best_documents(index, *gathered(of, k))
+            runs["impute", k][of.query] = best_documents(index, *imputed(of, index, k))
+        scored = {name: imputed(of, index, table_tokens, name) for name in IMPUTATIONS}
+        for name, scores in scored.items():
+            runs["imputations", name][of.query] = best_documents(index, *scores)
+        for name in deep:
+            scores = scored.get(name) or gathered(of, table_tokens)
+            best = index.store.positions(best_documents(index, *scores, DEEP))
+            deep[name].append(float(np.isin(relevant[of.query], best).mean()))
+        if n < TIMED and len(of.ids):
+            costs.append(scoring_stage(paradigm, index, of, queries[of.query], table_tokens))
+    measured: Measured = {
+        "queries": list(queries),
+        "tokens per document": float(lengths.mean()),
+        "tokens": tokens,
+        "R@1000": deep,
+        "by rank": by_rank,
+        "example": example,
+        "costs": {name: [cost[name] for cost in costs] for name in costs[0]} if costs else {},
+    }
+    for (way, key), run in runs.items():
+        values = per_query(run, judgements, MEASURES).values
+        measured.setdefault(way, {})[key] = {name: of.tolist() for name, of in values.items()}
+    return measured
+
+
+def scoring_stage(paradigm: Paradigm, index: Index, found: Retrieved, text: str, k: int) -> dict[str, float]:
+    """Milliseconds of one query's stages with k' = k, and FLOPs of both ways to score.
+
+    Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking; gathering is the
+    index's own rerank. FLOPs are those of appendix B, counted consistently for the candidates that there are
+    (`theory.token_retrieval.scoring_cost`).
+    """
+    wanted, recipe, tokens = min(k, int(index.store.offsets[-1])), gathering(paradigm), found.tokens.to("cpu")
+    vectors = found.tokens.vectors[0, 0][found.tokens.mask[0, 0]]
+    candidates = np.unique(found.owners[:, :k])
+    names = index.store.names(candidates)
+    counted = scoring_cost(
+        query_tokens=len(found.ids),
+        retrieved_tokens=wanted,
+        document_tokens=float(np.diff(index.store.offsets)[candidates].mean()),
+        dimension=vectors.shape[1],
+        tokens_per_candidate=len(found.ids) * wanted / len(candidates),
+    )
+
+    def fastest(function: Callable[[], object]) -> float:
+        return 1000 * min(repeat(function, number=1, repeat=REPEATS))
+
+    with torch.inference_mode():
+        return {
+            "encode ms": fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
+            "search ms": fastest(lambda: Exact().token_search(index.store, vectors, wanted)[0].cpu()),
+            "impute ms": fastest(lambda: best_documents(index, *imputed(found, index, k))),
+            "gather ms": fastest(lambda: index.rerank_tokens([recipe], tokens, [names])),
+            "candidates": counted["candidates"],
+            "impute FLOPs": counted["xtr"],
+            "gather FLOPs": counted["colbert"],
+            "gathered bytes": counted["gathered_bytes"],
+        }
+
+
+def _mean(values: np.ndarray) -> float:
+    """0 where there is nothing, as of a query without tokens."""
+    return float(values.mean()) if values.size else 0.0

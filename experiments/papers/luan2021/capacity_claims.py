@@ -1,0 +1,200 @@
+"""Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, what the paper says, and the page of capacity.py."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from papers.luan2021.capacity_tasks import BI, UNI
+from studies.curves import Curves
+from studies.pages import Rows, Section, cell, printed, verdicts
+
+from paradigms.evaluate.claims import Claim
+from theory.collection import Dimension
+
+STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
+FIRST = "Recall@1, retrieval"  # of Figure 1, beside the stages
+MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
+CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"
+MARGIN = 0.02  # of the measure: "does not degrade"
+# Of BM25-uni's measure at the same length: a system below it, and below what a random projection of its size
+# does, has not learned the task and says nothing of its capacity. The smallest share in the paper is 0.34.
+LEARNED = 0.3
+PAPER_LENGTHS = (50, 100, 200, 400)
+PRINTED = printed("luan2021")
+TABLE_A1, SAID = PRINTED["table a1"], PRINTED["capacity"]
+
+Terms = list[tuple[float, str, int]]  # weight, system, length
+
+
+@dataclass
+class Found:
+    """What was measured at every length, and what theory predicts, with what the paper says of it."""
+
+    task: str
+    lengths: list[int]
+    results: Sequence[Any]
+    predictions: Any  # length -> what capacity_tasks.predict found
+    sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
+
+    def __post_init__(self) -> None:
+        # stage -> system -> length -> [seeds, queries]: all seeds have the same queries
+        self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
+        for result in self.results:
+            for system, stages in result["stages"].items():
+                for stage, row in stages.items():
+                    of = self.values[stage].setdefault(system, {})
+                    of[result["length"]] = np.vstack([*of.get(result["length"], ()), row])
+        if self.task == "containing":  # one passage is relevant, and first where RR@10 is 1
+            self.values[FIRST] = {
+                system: {length: np.where(values == 1, 1.0, 0.0) for length, values in of.items()}
+                for system, of in self.values["retrieve"].items()
+            }
+
+    def paper(self, stage: str) -> dict[str, dict[int, float]]:
+        """system -> length -> the measure in Table A.1, as a share; Figure 1 has no numbers."""
+        if stage == FIRST:
+            return {}
+        column = list(STAGES).index(stage)
+        cells = {system: row.split("|")[column].split() for system, row in TABLE_A1[self.task].items()}
+        shares = {system: [float(cell) / 100 for cell in row] for system, row in cells.items() if row}
+        return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
+
+    def expected(self, system: str, length: int) -> float:
+        """The measure under a random projection of BM25-uni's vectors to as many numbers."""
+        return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
+
+    def learned(self, system: str) -> bool:
+        """At every length `LEARNED` of BM25-uni's measure, or what a random projection of its size does.
+
+        By retrieval where the system searches: among few candidates one ranks well that has learned little.
+        """
+        stage = "retrieve" if system in self.values["retrieve"] else "rerank"
+        for length in self.lengths:
+            least = LEARNED * float(self.values[stage][UNI][length].mean())
+            if stage == "retrieve" and system in self.sizes:
+                least = min(least, self.expected(system, length))
+            if self.values[stage][system][length].mean() < least:
+                return False
+        return True
+
+    def claims(self) -> list[Claim]:
+        """What the paper says of systems that were measured, at several lengths where it compares them."""
+        found, section = [], {"containing": "§5", "answers": "§6"}[self.task]
+        for name, contrasts in self._contrasts().items():
+            [(stage, statement)] = SAID[self.task][name].items()
+            of, paper = self.values[stage], self.paper(stage)
+            place = f"Luan et al. 2021, {'§1, Figure 1' if stage == FIRST else section}"
+            measure = FIRST if stage == FIRST else f"{MEASURES[self.task]}, {STAGES[stage]}"
+            for quantity, terms, margin in contrasts:
+                systems = {system for _, system, _ in terms}
+                if systems - of.keys() or ("length" in quantity and len(self.lengths) < 2):
+                    continue
+                known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
+                printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
+                unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
+                contrast, more = sum(w * of[s][n] for w, s, n in terms), {"unlearned": unlearned}
+                told = f"{measure}: {quantity}"
+                found.append(Claim(place, statement, told, contrast, margin, printed=printed, **more))
+        return found
+
+    def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
+        """Name in SAID -> [(quantity, Σ weight · measure(system, length), margin)]."""
+        order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
+        single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
+        wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
+        numbered = [m for m in multiple if m[-1].isdigit()]
+        hybrids = [name for name in self.values["retrieve"] if name.startswith("HYBRID-")]
+        pairs = [(m, m.replace("ME-BERT-64", "DE-BERT-512").replace("ME-BERT", "DE-BERT")) for m in multiple]
+
+        def over(a: str, b: str, at: list[int] = lengths) -> tuple[str, Terms, float]:
+            where = "" if at == lengths else f", {at[0]} tokens"
+            return f"{a} − {b}{where}", [(w / len(at), s, n) for w, s in ((1, a), (-1, b)) for n in at], 0.0
+
+        def fall(name: str) -> Terms:
+            return [(1, name, lengths[0]), (-1, name, lengths[-1])]
+
+        def gain(a: str, b: str) -> tuple[str, Terms, float]:
+            return f"{a} − {b}: gain with length", [*fall(b), *((-w, s, n) for w, s, n in fall(a))], 0.0
+
+        of_hybrids = [over(h, part) for h in hybrids for part in parts(h)]
+        gains = [gain(h, parts(h)[0]) for h in hybrids]
+        if self.task == "answers":
+            return {
+                "more dimensions": [over(w, n) for w in wide for n in single[:1] if w != n],
+                "more vectors": [over(*pair) for pair in pairs],
+                "more vectors for longer documents": [gain(*pair) for pair in pairs],
+                "cross-attention": [over(CROSS, n) for n in [*wide, *multiple][-1:]],
+                "BM25": [over(w, UNI, longest) for w in wide],
+                "hybrids": of_hybrids,
+                "hybrids for longer documents": gains,
+            }
+        rise = [(-w, s, n) for w, s, n in fall(CROSS)]
+        return {
+            "BM25 first": [contrast(UNI, w) for w in wide for contrast in (over, gain)],
+            "length": [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
+            "the gap to BM25": [gain(UNI, name) for name in single],
+            "cross-attention": [(f"{CROSS}: gain with length", rise, MARGIN)],
+            "eight vectors": [over(m, w) for m in multiple if m not in numbered for w in wide],
+            "eight small vectors": [over(m, w) for m in numbered for w in wide],
+            "several vectors": [over(m, UNI, [n]) for m in multiple for n in lengths],
+            "one vector": [over(UNI, name) for name in single],
+            "hybrids": of_hybrids,
+            "hybrids for longer documents": gains,
+            "BM25-bi": [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
+        }
+
+
+def parts(hybrid: str) -> tuple[str, str]:
+    """Its dense system and its BM25."""
+    dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
+    return dense, f"BM25-{sparse}"
+
+
+def describe(results: Found) -> dict[str, Section]:
+    """Sections of the page, by the name of their files; dotted: random projections of the encoders' sizes."""
+    measure, lengths = MEASURES[results.task], results.lengths
+    sections = {
+        "claims": verdicts(
+            results.claims(),
+            f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s measure, or "
+            f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
+        )
+    }
+    for stage, name in STAGES.items():
+        paper, rows = results.paper(stage), []
+        for system, of in results.values[stage].items():
+            said = {n: f" ({share:.3f})" for n, share in paper.get(system, {}).items()}
+            cells = {str(n): cell(of[n]) + said.get(n, "") for n in lengths}
+            rows.append({"system": system} | cells)
+        text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
+        heading = f"{name.capitalize()} by passage length (Table A.1)"
+        series = {system: [values[n] for n in lengths] for system, values in results.values[stage].items()}
+        expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
+        dotted, panel = expected if stage == "retrieve" else None, {f"{name}: {measure}": series}
+        figure = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
+        sections[f"table_{stage}"] = Section(heading, text, rows, figure)
+    if FIRST in results.values:
+        drawn = {
+            s: of for s, of in results.values[FIRST].items() if s in (UNI, INIT) or s.startswith("DE-BERT")
+        }
+        first = {system: [of[n] for n in lengths] for system, of in drawn.items()}
+        curves = Curves("tokens of a passage at most", lengths, {FIRST: first})
+        text = "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes."
+        heading = "Recall@1 by passage length (Figure 1)"
+        sections["figure1"] = Section(heading, text, curves.rows, curves.draw())
+    theory: Rows = []
+    for length in lengths:
+        theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
+        for system, size in results.sizes.items():
+            trained = results.values["retrieve"][system][length].mean()
+            told = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
+            theory[-1][f"{system}: k = {size}"] = told
+    sections["theory"] = Section(
+        "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
+        f"Expected {measure} of retrieval, of BM25 over words (dotted in the figure); what an encoder loses "
+        f"beyond that, its training has lost, and not its size. k*: numbers that keep {UNI}'s first passage "
+        "first for 95% of the queries, with the 95% interval over queries.",
+        theory,
+    )
+    return sections

@@ -1,0 +1,172 @@
+"""The tasks of capacity.py at every passage length, and what a random projection of BM25 does on them.
+
+containing: the passage in which the words of the query stand (Luan et al., TACL 2021, §5), by RR@10.
+answers: whether the first passages, a fixed number of tokens together, contain an answer (§6).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from papers.luan2021.passages import articles, cut
+from studies.model_runs import some_queries
+
+from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.lexical_vectors import count_terms, weigh
+from paradigms.data import Collection, Problems, Run, Split
+from paradigms.data.collection import body
+from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
+from paradigms.io.gzipped import numbered_lines
+from paradigms.train.job import NEGATIVES_DEPTH
+from paradigms.train.mining import with_random
+from theory.collection import Draw, Problem, exact_thresholds, required_dimension
+
+UNI, BI = "BM25-uni", "BM25-bi"
+NGRAMS = {UNI: 1, BI: 2}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Passages of at most `length` tokens, and what every system is given of them."""
+
+    length: int
+    collection: Collection  # with the splits train, dev and test
+    measure: str
+    bm25: dict[str, BM25]
+    mined: Run  # of the training queries, which negatives are drawn from: half BM25's, half random
+    pool: Run  # of the test queries, to rerank: likewise
+
+    def judged(self, run: Run, split: str = "test") -> Split:
+        """The split; where it has answers, judged are the passages of the run that contain one."""
+        return with_judgements(self.collection.split(split), self.collection.corpus, [run])
+
+    def values(self, run: Run) -> list[float]:
+        """The measure of every test query."""
+        return on_split(run, self.judged(run), (self.measure,)).values[self.measure].tolist()
+
+
+def open_bench(
+    length: int, task: Collection, measure: str, first: str, depth: int, pieces: str | Path | None
+) -> Bench:
+    """first: which BM25 ranks the candidates; relevant passages are always among them.
+
+    pieces: a backbone whose tokens are BM25's terms; by default words.
+    """
+    corpus, half, each = task.corpus, depth // 2, NEGATIVES_DEPTH // 2
+    bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
+    train, test = task.split("train"), task.split("test")
+    mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
+    pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
+    return Bench(length, task, measure, bm25, mined, with_random(pool, corpus, depth - half, 0))
+
+
+def question_passages(
+    collection: Collection,
+    answers: Mapping[str, list[str]],
+    counts: Mapping[str, int],
+    lengths: Sequence[int],
+    tokenizer: Any,
+) -> dict[int, Collection]:
+    """length -> questions over articles cut at that length; counts: split -> how many questions.
+
+    A passage is relevant in training if it holds an answer within the question's own paragraph, and in dev
+    and test if it holds one anywhere. A training question whose answers are cut in two has none.
+    """
+    splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
+    own = {query for split in splits.values() for query in split.queries}
+    if unknown := sorted(own - answers.keys()):
+        raise ValueError(f"{collection.name}: the query {unknown[0]!r} has no answers")
+    source, corpus = articles(collection.corpus), collection.corpus
+    firsts = set(source.ids)  # articles are named by their first document
+    named = accumulate(corpus.ids, lambda article, id: id if id in firsts else article)
+    article_of = dict(zip(corpus.ids, named, strict=True))
+    tasks = {}
+    for length in lengths:
+        passages = cut(source, length, tokenizer)
+        places: dict[str, list[int]] = {}
+        for i, id in enumerate(passages.ids):
+            places.setdefault(id.rpartition(":")[0], []).append(i)
+        parts = {}
+        for name, split in splits.items():
+            asked = {query: answers[query] for query in split.queries}
+            judged: dict[str, dict[str, int]] = {query: {} for query in asked}
+            for query in asked if name == "train" else ():
+                for gold in split.judgements[query]:
+                    paragraph = body(corpus.titles[corpus.position(gold)], corpus[corpus.position(gold)])
+                    for i in places.get(article_of[gold], []):  # documents are lines of an article
+                        lines = [line for line in passages[i].split("\n") if line in paragraph]
+                        if any(has_answer(line, asked[query]) for line in lines):
+                            judged[query][passages.ids[i]] = 1
+            parts[name] = Split(split.queries, judged, {} if name == "train" else asked)
+        name, fingerprint = f"{collection.name}-{length}", f"{collection.fingerprint}-{length}"
+        tasks[length] = Collection(name, passages, parts, Problems(), fingerprint)
+    return tasks
+
+
+def read_answers(folder: Path) -> dict[str, list[str]]:
+    """query id -> answers, of answers.jsonl or answers.jsonl.gz: {"_id", "answers"} in every line."""
+    files = [folder / "answers.jsonl", folder / "answers.jsonl.gz"]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{folder} has no answers.jsonl or answers.jsonl.gz, which the task needs")
+    answers = {}
+    for number, line in numbered_lines(file):
+        try:
+            row = json.loads(line)
+            answers[str(row["_id"])] = [str(answer) for answer in row["answers"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file}, line {number}: no JSON object with _id and answers") from error
+    return answers
+
+
+def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
+    """What BM25-uni's vectors do on the test queries under one random projection to k dimensions, for each k.
+
+    k*: dimensions that keep BM25's first passage first in 95% of the queries, by the exact law of
+    `theory.recall`, with its interval over queries; values: k -> the measure of each query, by the same law
+    for all passages at once. BM25's terms are words here.
+    """
+    test = bench.collection.split("test")
+    counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
+    problem = Problem.of(*weigh(counts))
+    required = required_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
+    corpus, ids, rng = bench.collection.corpus, counts.query_ids, np.random.default_rng(1)
+    every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
+    judged = with_judgements(test.only(ids), corpus, [every]).judgements
+    draw, rows = problem.draw(samples, rng), []
+    for query, id in enumerate(ids):
+        relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
+        ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)
+        rows.append([float(worth(of, bench.measure).mean()) for of in ranks])
+    values = {str(k): list(of) for k, of in zip(dimensions, zip(*rows, strict=True), strict=True)}
+    return {"k*": list(required), "values": values}
+
+
+def projected_ranks(
+    problem: Problem, query: int, relevant: np.ndarray, dimensions: Sequence[int], draw: Draw, rng: Any
+) -> np.ndarray:
+    """Samples of the rank of the best of the `relevant` documents under a random projection: [k, samples].
+
+    As under explicit Gaussian k × v matrices, without one (`Problem.scores_projected`). With no document
+    relevant the rank is infinite.
+    """
+    samples = draw.products.shape[1]
+    if not len(relevant):
+        return np.full((len(dimensions), samples), np.inf)
+    along, across = problem.scores_projected(query, draw)
+    ranks = []
+    for k in dimensions:
+        scores = along[:, None] * np.sqrt(rng.chisquare(k, samples)) + across
+        ranks.append(1.0 + (scores > scores[relevant].max(0)).sum(0))
+    return np.array(ranks)
+
+
+def worth(ranks: np.ndarray, measure: str) -> np.ndarray:
+    """RR@n or Success@n of the rank of the first relevant document."""
+    name, n = measure.split("@")
+    inside = ranks <= int(n)
+    return inside / ranks if name == "RR" else inside.astype(float)

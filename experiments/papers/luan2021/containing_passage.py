@@ -1,0 +1,277 @@
+"""The containing-passage task: given words x, find the passage in which they stand one after the other.
+
+Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §5, after the
+inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering", ACL
+2019. Only exact words count: errors come from a model's compression of passages, and grow with these.
+
+Every length has its own collection over the same queries: passages nest, and a query lies in a passage of the
+smallest length. Where the paper leaves a choice:
+
+- A query occurs once in the whole source, and one passage is relevant to it.
+- A distractor is another passage into which the query is written with one or two words replaced. Passages for
+  distractors hold no query, which a distractor would contain too.
+- Words are compared in lower case, without the punctuation between them.
+
+Every draw is a hash of the seed and of what is drawn: the same in any process and on any machine, and for one
+query whatever the others are.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from papers.luan2021.passages import WORD, Runs, read_runs, units, words_of
+
+from paradigms.data.collection import Collection, Corpus, assemble
+
+LENGTHS = (50, 100, 200, 400)
+FEWEST, MOST = 5, 25  # words and tokens of a query
+CHANGED = 2  # words at most in which a distractor differs from its query
+ATTEMPTS = 100  # at a distractor
+
+
+class Unit(NamedTuple):
+    """text[start:end] of the corpus's text `of`, and its place among the units of that text."""
+
+    of: int
+    place: int
+    start: int
+    end: int
+
+
+class Query(NamedTuple):
+    """Words of a unit: the text as it stands there, and its words."""
+
+    id: str
+    unit: Unit
+    text: str
+    words: tuple[str, ...]
+
+
+class Source:
+    """A corpus cut into units: passages of the smallest length. No passage spans two groups of `group` units.
+
+    reserve: half of the groups, chosen by chance, are for distractors.
+    """
+
+    def __init__(
+        self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
+    ) -> None:
+        self.corpus, self.length, self.group, self.reserve = corpus, length, group, reserve
+        self.tokenizer, self.seed = tokenizer, seed
+        vocabulary: dict[str, int] = {}
+        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as places in `names`
+        for of, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
+            self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
+            self.units += [Unit(of, *unit) for unit in units(runs, length, group=group, least=MOST)]
+        self.names = list(vocabulary)
+
+    def draw(self, n: int, *what: object) -> int:
+        """One of 0 … n − 1, for what it is drawn for."""
+        return hashed(self.seed, *what) % n
+
+    def reserved(self, unit: Unit) -> bool:
+        """Whether it is for distractors, and none of its words for queries."""
+        group = self.corpus.ids[unit.of], unit.place // self.group
+        return self.reserve and self.draw(2, "reserve", *group) == 0
+
+    def text(self, first: Unit, last: Unit) -> str:
+        return self.corpus[first.of][first.start : last.end]
+
+
+def containing_passages(
+    corpus: Corpus,
+    queries: Mapping[str, int],
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    passages: int | None = None,
+    distractors: int = 2,
+    tokenizer: Any = None,
+    seed: int = 0,
+) -> dict[int, Collection]:
+    """length -> the collection of passages of at most so many tokens; the queries are the same in all.
+
+    queries: split -> how many, of at least 5 words and at most 25 tokens. passages: how many, those with a
+    query among them; by default all. distractors: how many per query, on top of the passages: the first
+    differs from it in one word, the second in two, and so on in turn.
+    tokenizer: a fast Hugging Face one, whose tokens of the whole text `lengths` count; by default words.
+    Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
+
+    Raises ValueError if the corpus is too small for what is asked, and for settings that fit no passage.
+    """
+    lengths = sorted(set(lengths))
+    if not queries or min(queries.values()) < 1:
+        raise ValueError(f"queries={dict(queries)}: every split needs at least 1")
+    if not lengths or lengths[0] < MOST or any(length % lengths[0] for length in lengths):
+        allowed = f"the smallest must hold {MOST} tokens, and the others be its multiples"
+        raise ValueError(f"lengths={lengths}: {allowed}")
+    if distractors < 0:
+        raise ValueError(f"distractors must be at least 0, not {distractors}")
+    source = Source(corpus, lengths[0], lengths[-1] // lengths[0], distractors > 0, tokenizer, seed)
+    rest = iter(_draw_queries(source, sum(queries.values())))
+    splits = {split: list(islice(rest, count)) for split, count in queries.items()}
+    return {length: _collection(source, length, splits, passages, distractors) for length in lengths}
+
+
+def occurrences(
+    phrases: Sequence[tuple[str, ...]], rows: Iterable[Sequence[str]]
+) -> Iterator[tuple[int, int]]:
+    """(place of the phrase, place of the row), once for each place at which the phrase stands in the row."""
+    size = min(map(len, phrases), default=0)
+    begins: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for place, phrase in enumerate(phrases):
+        begins[phrase[:size]].append(place)
+    for number, row in enumerate(rows):
+        for at, begin in enumerate(zip(*(row[n:] for n in range(size)), strict=False)):
+            for place in begins.get(begin, ()):
+                if tuple(row[at : at + len(phrases[place])]) == phrases[place]:
+                    yield place, number
+
+
+def hashed(*what: object) -> int:
+    """64 bits of the texts of what is given, the same everywhere."""
+    return int.from_bytes(hashlib.sha256("\n".join(map(str, what)).encode()).digest()[:8], "big")
+
+
+def _draw_queries(source: Source, count: int) -> list[Query]:
+    """So many queries, each of a unit of its own, in an order of chance.
+
+    Raises ValueError if the source has fewer that occur only once in it.
+    """
+    free = [unit for unit in source.units if not source.reserved(unit)]
+    ids = source.corpus.ids
+    waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.of], unit.place))
+    found: list[Query] = []
+    while len(found) < count:
+        some = waiting[: 2 * (count - len(found))]  # some of them will occur twice
+        waiting = waiting[len(some) :]
+        if not some:
+            raise ValueError(
+                f"the corpus is too small for {count:,} queries: of its {len(source.units):,} passages of "
+                f"the smallest length {len(free):,} are not kept for distractors, and these gave "
+                f"{len(found):,} that occur only once. Ask for fewer, or bring more text"
+            )
+        read = read_runs((source.text(unit, unit) for unit in some), source.tokenizer)
+        drawn = [_query(source, unit, *row) for unit, row in zip(some, read, strict=True)]
+        phrases = list({query.words for query in drawn if query})
+        times = Counter(phrases[place] for place, _ in occurrences(phrases, map(words_of, source.corpus)))
+        found += [query for query in drawn if query and times[query.words] == 1]
+    return found[:count]
+
+
+def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
+    """A query of this unit, or None where the tokens drawn for it hold too few words."""
+    id = f"q:{source.corpus.ids[unit.of]}:{unit.place}"
+    tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
+    begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
+    first = int(begins[source.draw(len(begins), "begin", id)])
+    end = int(np.searchsorted(runs.upto, runs.before[first] + tokens, side="right"))
+    part = text[runs.starts[first] : runs.ends[end - 1]] if end > first else ""
+    words = tuple(words_of(part))
+    return Query(id, unit, part, words) if len(words) >= FEWEST else None
+
+
+def _collection(
+    source: Source, length: int, splits: Mapping[str, list[Query]], passages: int | None, distractors: int
+) -> Collection:
+    name, together = f"containing-passage-{length}", length // source.length
+    texts, gold, hosts = {}, {}, []
+    asked = {query.unit: query for part in splits.values() for query in part}
+    for (of, number), run in groupby(source.units, lambda unit: (unit.of, unit.place // together)):
+        own, id = list(run), f"{source.corpus.ids[of]}:{number}"
+        texts[id] = source.text(own[0], own[-1])
+        gold |= {asked[unit]: id for unit in own if unit in asked}
+        if source.reserved(own[0]):
+            hosts.append(id)
+    kept = _kept(source, list(texts), set(gold.values()), passages, name)
+    changed = _distractors(source, texts, length, hosts, list(asked.values()), distractors, name)
+    return assemble(
+        name,
+        [(id, "", text) for id, text in (*((id, texts[id]) for id in kept), *changed)],
+        {split: [(query.id, query.text) for query in part] for split, part in splits.items()},
+        {split: [(query.id, gold[query], 1) for query in part] for split, part in splits.items()},
+    )
+
+
+def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
+    """The passages of the collection: all, or the `golds` and as many others as are asked for."""
+    if passages is None:
+        return ids
+    if not len(golds) <= passages <= len(ids):
+        raise ValueError(
+            f"{name}: the corpus has {len(ids):,} passages of this length, and {len(golds):,} hold a query: "
+            f"passages={passages:,} does not lie between"
+        )
+    others = sorted(set(ids) - golds, key=lambda id: hashed(source.seed, "passage", id))
+    chosen = golds | set(others[: passages - len(golds)])
+    return [id for id in ids if id in chosen]
+
+
+def _distractors(
+    source: Source,
+    passages: Mapping[str, str],
+    length: int,
+    hosts: list[str],
+    queries: list[Query],
+    count: int,
+    name: str,
+) -> list[tuple[str, str]]:
+    """(id, text) of `count` distractors of each query, of which none contains one, in the order of their
+    hosts."""
+    phrases = [query.words for query in queries]
+    wanted = [(query, n) for query in queries for n in range(count)]
+    found: list[tuple[int, str, str]] = []
+    for attempt in range(ATTEMPTS if hosts else 0):
+        drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in wanted]
+        read = read_runs((passages[hosts[host]] for host in drawn), source.tokenizer)
+        parts = read_runs((_changed(source, *of, attempt) for of in wanted), source.tokenizer)
+        texts = []
+        for (query, n), (host, runs), (part, part_runs) in zip(wanted, read, parts, strict=True):
+            cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
+            texts.append(host[:cut] + part + host[resume:])
+        wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
+        tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
+        wrong |= {row for row, count in enumerate(tokens) if count > length}
+        rows = zip(drawn, wanted, texts, strict=True)
+        made = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
+        found += [of for row, of in enumerate(made) if row not in wrong]
+        wanted = [wanted[row] for row in sorted(wrong)]
+        if not wanted:
+            break
+    if wanted:
+        raise ValueError(
+            f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
+            f"the query {wanted[0][0].text!r}: bring more text, or ask for distractors=0"
+        )
+    return [(id, text) for _, id, text in sorted(found)]
+
+
+def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
+    """From and up to which character a passage gives way to so many tokens: it loses as many or a few more.
+
+    One that has fewer loses its first run alone, and grows.
+    """
+    begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
+    if not len(begins):
+        return int(runs.starts[0]), int(runs.ends[0])
+    first = int(begins[source.draw(len(begins), "place", *what)])
+    last = int(np.searchsorted(runs.upto, runs.before[first] + tokens))
+    return int(runs.starts[first]), int(runs.ends[last])
+
+
+def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
+    """The query with 1 + n mod `CHANGED` of its words replaced by words of the source, drawn as they run."""
+    what = (query.id, n, attempt)
+    text, places = query.text, [match.span() for match in WORD.finditer(query.text)]
+    by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))
+    for i in sorted(by_chance[: 1 + n % CHANGED], reverse=True):  # from the end: the places before it stay
+        new, tries = query.words[i], 0
+        while new == query.words[i]:
+            drawn = source.draw(len(source.words), "word", *what, i, tries)
+            new, tries = source.names[source.words[drawn]], tries + 1
+        text = text[: places[i][0]] + new + text[places[i][1] :]
+    return text

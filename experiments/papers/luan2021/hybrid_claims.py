@@ -1,0 +1,137 @@
+"""What Luan et al. 2021 (TACL), §7, say of first stages and reranking; the page of hybrid.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from studies.curves import Curves, at_path
+from studies.model_runs import LEARNED, same_queries
+from studies.pages import Measured, Rows, Section, printed, shown, verdicts
+
+from paradigms.evaluate import seeds_interval
+from paradigms.evaluate.claims import Claim
+
+MEASURES = ("RR@10", "nDCG@10", "R@10", "Judged@10")
+RR, NDCG, _, JUDGED = MEASURES
+DE, ME = "DE-BERT", "ME-BERT"
+DENSE = {"dpr": DE, "me_bert": ME}
+SPARSE = ("BM25-uni", "BM25-bi")  # over words; over words and pairs of words
+CROSS = "cross-attention"
+BM25, DE_HYBRID, ME_HYBRID = "BM25", "DE-HYBRID", "ME-HYBRID"
+PRINTED = printed("luan2021")
+TABLE_1, SAID = PRINTED["table 1"], PRINTED["hybrids"]
+
+
+def hybrid_name(dense: str, sparse: str) -> str:
+    return f"HYBRID-{dense}-{sparse.removeprefix('BM25-')}"
+
+
+class Found:
+    """What was measured, once for each seed, on the same queries."""
+
+    def __init__(self, seeds: Sequence[Measured]) -> None:
+        same_queries(seeds)
+        self.seeds = list(seeds)
+        # The BM25 that is better on the dev queries: that of the claims and figures.
+        self.sparse = max(SPARSE, key=lambda name: self.values("dev", name).mean())
+        hybrids = {DE_HYBRID: hybrid_name(DE, self.sparse), ME_HYBRID: hybrid_name(ME, self.sparse)}
+        self.ours = {BM25: self.sparse, DE: DE, ME: ME} | hybrids  # the paper's systems -> ours
+        self.depths = sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
+
+    def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
+        """One number for each seed and query, or for each seed: what stands at `path`."""
+        return at_path(self.seeds, *path)
+
+    def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:
+        """RR@10."""
+        return self.values("rerank", system, str(depth))
+
+
+def claims(found: Found) -> list[Claim]:
+    """What §7 says."""
+    ours, few, many = found.ours, found.depths[0], found.depths[-1]
+    sparse = found.values("retrieve", found.sparse, RR).mean()
+    weak = [name for name in (DE, ME) if found.values("retrieve", name, RR).mean() < LEARNED * sparse]
+    cross = [CROSS] if found.reranked(found.sparse, many).mean() < sparse else []
+    made: list[Claim] = []
+
+    def add(place: str, statement: str, quantity: str, contrast: Any, printed: str = "") -> None:
+        unlearned = ", ".join([name for name in weak if name in quantity] + cross * ("reranked" in quantity))
+        place = f"Luan et al. 2021, §7, {place}"
+        made.append(Claim(place, statement, quantity, contrast, printed=printed, unlearned=unlearned))
+
+    def ordered(said: str, pairs: Sequence[tuple[str, str]]) -> None:
+        for a, b in pairs:
+            one, other = (found.values("retrieve", ours[name], RR) for name in (a, b))
+            printed = "/".join(f"{x - y:+.3f}" for x, y in zip(TABLE_1[a], TABLE_1[b], strict=True))
+            add("Table 1", SAID[said], f"{RR}, {ours[a]} − {ours[b]}", one - other, printed)
+
+    def lead(name: str, depth: int) -> Any:
+        return found.reranked(ours[name], depth) - found.reranked(found.sparse, depth)
+
+    ordered("DE-BERT", [(DE, BM25)])
+    ordered("hybrids", [(DE_HYBRID, DE), (ME_HYBRID, ME)])
+    ordered("differences", [(ME, DE), (ME, DE_HYBRID), (ME_HYBRID, DE), (ME_HYBRID, DE_HYBRID)])
+    for name in (ME, ME_HYBRID):
+        quantity = f"{RR}, {few} reranked, {ours[name]} − {found.sparse}"
+        add("Figure 6", SAID["few reranked"], quantity, lead(name, few))
+        if few < many:
+            quantity = f"{RR}, lead of {ours[name]} over {found.sparse}, {few} − {many} reranked"
+            add("Figure 6", SAID["many reranked"], quantity, lead(name, few) - lead(name, many))
+    return made
+
+
+def describe(found: Found, vectors: int) -> dict[str, Section]:
+    """Sections of the page, by the name of their files; vectors: m."""
+    rounds = []
+    for system, of in found.seeds[0]["rounds"].items():
+        for round in of:
+            after, before = (found.values("rounds", system, r, RR) for r in (round, "first"))
+            row = {"system": system, "round": round, RR: after}
+            rounds.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})
+    stages = {name: [found.reranked(name, d) for d in found.depths] for name in found.seeds[0]["rerank"]}
+    ours = {name: stages[name] for name in found.ours.values()}
+    as_found = {name: [found.values("retrieve", name, RR)] * len(found.depths) for name in ours}
+    rerank = Curves("first documents that cross-attention reranks", found.depths, {RR: stages})
+    shown_of = Curves(rerank.name, found.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=as_found)
+    return {
+        "claims": verdicts(
+            claims(found),
+            f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
+            "what BM25 has found no worse than BM25.",
+            PRINTED["undecided hybrids"],
+        ),
+        "retrieve": Section(
+            "First stages (Tables 1 and 2)",
+            f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
+            "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents.",
+            retrieve_rows(found),
+        ),
+        "rerank": Section(
+            "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
+            f"{RR}; what is not reranked is left out.",
+            rerank.rows,
+            shown_of.draw(),
+        ),
+        "mining": Section(
+            "One round of hard-negative mining",
+            "After the first round: as many steps with negatives that the model itself ranks high (mined), "
+            "or with BM25's as before (again). The paper mines “when beneficial” and gives no number.",
+            rounds,
+        ),
+    }
+
+
+def retrieve_rows(found: Found) -> Rows:
+    papers = {ours: "/".join(f"{x:.3f}" for x in TABLE_1[paper]) for paper, ours in found.ours.items()}
+    rows: Rows = []
+    for system in found.seeds[0]["retrieve"]:
+        row: dict[str, Any] = {"system": system}
+        row |= {m: found.values("retrieve", system, m) for m in MEASURES[:-1]}
+        row["Holes@10"] = f"{1 - found.values('retrieve', system, JUDGED).mean():.3f}"
+        row["paper"] = papers.get(system, "–")
+        chosen = [seed["weights"][system] for seed in found.seeds if system in seed["weights"]]
+        row["round, λ by seed"] = "; ".join(f"{of['round']}, {of['λ']:.3g}" for of in chosen)
+        rows.append(row)
+    return rows

@@ -1,0 +1,279 @@
+"""What Qian et al. 2022 (ALIGNER) say about adapting alignments: claims, tables and figures."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from studies.curves import Curves, Values
+from studies.model_runs import unlearned
+from studies.pages import Measured, Rows, Section, printed, shown, verdicts
+
+from paradigms.evaluate import seeds_interval
+from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
+from paradigms.evaluate.claims import Claim
+from paradigms.retrieve.strategies import MEASURED, STRATEGIES
+from paradigms.scoring.machine import shared
+
+PRINTED = printed("qian2022")
+PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
+SOFT = [name for name in MEASURED if name.startswith("eps=")]
+SAID = PRINTED["adaptation"]  # name -> place, claim
+POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
+CAREFUL = f"p ≤ {LEVEL:g}"
+RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
+ASKED = (8, 16, 32)  # numbers of judged queries that the answer is about
+SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 82% (tests/evaluate)
+
+
+class Task:
+    """One collection, and the ALIGNERs trained with one alignment, its default.
+
+    models: what was measured of each, nDCG@10 of the same queries under the same strategies.
+    """
+
+    def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
+        first = models[0]
+        self.name, self.own, self.zero_shot = (first[k] for k in ("collection", "trained_with", "zero_shot"))
+        self.models, self.shots, self.strategies = models, sorted(shots), list(first["values"])
+        self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
+            [[model["values"][name] for name in self.strategies] for model in models]
+        )
+        # strategy -> share of documents of which it aligns more than one token
+        self.several = {s: float(np.mean([of["several"][s] for of in models])) for s in first["several"]}
+        self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
+        zero = "zero-shot, " * self.zero_shot
+        self.label = f"{self.name}, {zero}trained with {self.own}"
+        # the collection's name in the paper's tables, or ""
+        self.paper = next((name for name in BM25 if name in self.name.lower()), "")
+
+    def of(self, strategy: str) -> Values:
+        return self.values[:, self.strategies.index(strategy)]
+
+    def printed(self, strategy: str) -> float | None:
+        """The paper's nDCG@10 of the strategy, or None."""
+        table = TABLES.get(self.own, {"strategies": []})
+        row = dict(zip(table["strategies"], table.get(self.paper, ()), strict=False))
+        return row[strategy] / 100 if strategy in row else None
+
+    @cached_property
+    def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
+        """The default, and the strategies that the paper chooses among."""
+        names = [self.own, *(name for name in STRATEGIES if name != self.own)]
+        return self.values[:, [self.strategies.index(name) for name in names]]
+
+    @cached_property
+    def adapted(self) -> dict[tuple[str, int], list[Adaptation]]:
+        """Rule, shots -> one for each seed, where a fold is a small share of the queries."""
+        few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
+        wanted = [(rule, shots) for rule in RULES for shots in few]
+        work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]
+        found = iter(shared(lambda given: adapt(*given), work, torch.get_num_threads()))
+        return {key: [next(found) for _ in self.candidates] for key in wanted}
+
+    def gain(self, shots: int, rule: str = "best") -> Values | None:
+        found = self.adapted.get((rule, shots))
+        return None if found is None else np.stack([adaptation.gain for adaptation in found])
+
+
+def difference(task: Task, better: float | None, worse: float | None) -> str:
+    """For `Claim.printed`."""
+    if better is None or worse is None:
+        return ""
+    return f"{better - worse:+.3f}" + " (NQ)" * (task.paper == "squad")
+
+
+def claims(tasks: Sequence[Task]) -> list[Claim]:
+    """Every claim that these collections and training alignments test."""
+    trained = [task for task in tasks if not task.zero_shot]
+    made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
+    owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
+    for best_of, own in product(best_ones, [own for own in owns if own not in best_ones]):
+        pairs = [
+            (better, worse)
+            for better, worse in product(trained, trained)
+            if (better.name, better.own, worse.own) == (worse.name, best_of, own)
+        ]
+        for some in [*([pair] for pair in pairs), *([pairs] if len(pairs) > 1 else [])]:
+            made.append(_between(best_of, own, some))
+    for own in owns:
+        gains = {task: task.gain(max(task.shots)) for task in trained if task.own == own}
+        if found := {task: gain for task, gain in gains.items() if gain is not None}:
+            what = f"trained with {own}, adapted with {max(next(iter(found)).shots)} examples − default"
+            said = SAID["softly" if own in SOFT else "all models"]
+            made.append(_claim([*found], *said, what, [*found.values()]))
+    return [*made, *(claim for task in trained if task.own != "k=1" for claim in _of_table(task))]
+
+
+def _of_table(task: Task) -> list[Claim]:
+    """Strategies that the paper prints a POINT or more apart from the default of the same model."""
+    table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
+    for name in table["strategies"]:
+        other, contrast = task.printed(name), task.of(task.own) - task.of(name)
+        if default is None or other is None or abs(default - other) < POINT or not contrast.any():
+            continue  # not in the paper, or the same in documents as short as these
+        statement, sign = (
+            f"{task.own} {100 * default:.1f}, {name} {100 * other:.1f}",
+            np.sign(default - other),
+        )
+        what = f"trained with {task.own}, " + " − ".join([task.own, name][:: int(sign)])
+        said = difference(task, *sorted((default, other), reverse=True))
+        made.append(_claim([task], table["place"], statement, what, [sign * contrast], said))
+    return made
+
+
+def _claim(
+    tasks: Sequence[Task], place: str, statement: str, what: str, contrasts: Sequence[Values], said: str = ""
+) -> Claim:
+    """On the mean over the tasks, which each have a contrast, or a task together with another one."""
+    quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
+    found = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
+    poor, where = next(filter(None, found), ""), f"{PAPER}, {place}"
+    return Claim(where, statement, quantity, _average(contrasts), printed=said, unlearned=poor)
+
+
+def _between(best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
+    """Two training alignments, each tested with its own, on the mean over collections."""
+    seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
+    contrasts = [b.of(best_of)[:n] - w.of(own)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
+    better, worse = pairs[0]
+    said = difference(better, better.printed(best_of), worse.printed(own)) if len(pairs) == 1 else ""
+    what = f"trained and tested with {best_of} − with {own}"
+    return _claim([task for pair in pairs for task in pair], *SAID["best"], what, contrasts, said)
+
+
+def _of_top_1(task: Task) -> list[Claim]:
+    """The claims about one model trained with k = 1."""
+    made = list[Claim]()
+
+    def claim(place: str, statement: str, what: str, contrast: Values, *values: float | None) -> None:
+        """values: of the paper, whose difference the contrast is."""
+        said = difference(task, *values) if values else ""
+        made.append(_claim([task], place, statement, what, [contrast], said))
+
+    def strategies(place: str, statement: str, more: str, less: str) -> None:
+        contrast = task.of(more) - task.of(less)
+        claim(place, statement, f"{more} − {less}", contrast, task.printed(more), task.printed(less))
+
+    for dense in ("k=8", "k=16", "p=2%", "p=5%"):
+        if task.several.get(dense, 1.0) > 0:
+            strategies(*SAID["sparse"], "k=1", dense)
+    if task.paper == "squad":
+        strategies(*SAID["questions"], "k=1", "k=2")
+    if task.paper == "scifact":
+        strategies(*SAID["more"], "k=2", "k=1")
+    if task.zero_shot and task.paper:
+        ours, theirs = TABLES["k=1"][task.paper][0], BM25[task.paper]
+        statement, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
+        claim("Table 2, zero-shot", statement, "k=1 − BM25", contrast, ours / 100, theirs / 100)
+    eight, sixteen = task.gain(8), task.gain(16)
+    if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
+        printed = task.printed("k=1"), PRINTED["adapted"] / 100
+        claim(*SAID["hurts"], "k=1 − adapted with 8 examples", -eight, *printed)
+    if eight is not None and sixteen is not None:
+        claim(*SAID["sixteen"], "16 examples − 8", sixteen - eight)
+    return made
+
+
+def _places(tasks: Iterable[Task]) -> str:
+    names = list(dict.fromkeys(task.name for task in tasks))
+    return names[0] if len(names) == 1 else f"the average of {', '.join(names)}"
+
+
+def _average(contrasts: Sequence[Values]) -> Values:
+    """Values whose mean over queries is the mean of the contrasts' means."""
+    seeds, queries = min(map(len, contrasts)), sum(c.shape[1] for c in contrasts)
+    weights = [queries / (len(contrasts) * c.shape[1]) for c in contrasts]
+    return np.concatenate([w * c[:seeds] for w, c in zip(weights, contrasts, strict=True)], axis=1)
+
+
+def answer(tasks: Sequence[Task]) -> Rows:
+    """Does choosing by so many judged queries pay, or cost? For each training alignment the mean over
+    collections, then each collection."""
+    groups = [
+        [task for task in tasks if task.own == own] for own in dict.fromkeys(task.own for task in tasks)
+    ]
+    means = [(f"{_places(of)}, trained with {of[0].own}", of) for of in groups if len(of) > 1]
+    rows: Rows = []
+    for (name, of), shots in product([*means, *((task.label, [task]) for task in tasks)], ASKED):
+        row: dict[str, Any] = {"collection": name, "judged queries": shots}
+        for rule in RULES:
+            found = [gain for task in of if (gain := task.gain(shots, rule)) is not None]
+            if len(found) == len(of):
+                gain = seeds_interval(_average(found))
+                word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
+                row[rule] = f"{word}: {shown(gain, '+')}"
+        rows += [row] if len(row) > 2 else []
+    return rows
+
+
+def describe(tasks: Sequence[Task]) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
+    strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
+    curves = _by_strategy(tasks, strategies)
+    several = [
+        {"measure": "documents with several aligned tokens", "system": task.label}
+        | {s: f"{task.several[s]:.1%}" if s in task.several else "–" for s in strategies}
+        for task in tasks
+    ]
+    paper = [
+        {"measure": "nDCG@10 in the paper", "system": task.label}
+        | {s: "–" if (value := task.printed(s)) is None else f"{value:.3f}" for s in strategies}
+        for task in tasks
+        if task.printed(task.own) is not None
+    ]
+    shots = [n for n in tasks[0].shots if all(task.gain(n) is not None for task in tasks)]
+    gains: Any = {task.label: {rule: [task.gain(n, rule) for n in shots] for rule in RULES} for task in tasks}
+    return {
+        "answer": Section(
+            "With few judged queries, when does choosing an alignment pay?",
+            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",
+            answer(tasks),
+        ),
+        "claims": verdicts(
+            claims(tasks),
+            "The paper's differences are of its base model, trained on MS MARCO; ours are trained on the "
+            "collection itself, but for zero-shot ones.",
+            PRINTED["undecided alignments"],
+        ),
+        "figure4": Section(
+            "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",
+            "Where no document has several aligned tokens, top-p is k = 1: ⌊p·m⌋ is 2 from 2/p tokens on.",
+            [*curves.rows, *paper, *several],
+            curves.draw(),
+        ),
+        "figure5": Section(
+            "Few-shot adaptation (Figure 5, Table 2)",
+            f"The figure shows the gain over the default. {CAREFUL}: best if its advantage is significant "
+            "(one-sided sign-flip test on the fold, Westfall & Young). nDCG@10: on the queries outside each "
+            "fold, mean ± standard deviation over folds. changed: share of folds that leave the default.",
+            [row for task in tasks for row in _shots(task)],
+            Curves("judged queries", shots, gains).draw(),
+        ),
+        "table13": Section(
+            "Trained with an entropic alignment, by ε (Table 13)",
+            rows=_by_strategy([task for task in tasks if task.own in SOFT], SOFT).rows,
+        ),
+    }
+
+
+def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
+    series = {task.label: [task.of(strategy) for strategy in strategies] for task in tasks}
+    return Curves("strategy", strategies, {"nDCG@10": series})
+
+
+def _shots(task: Task) -> Rows:
+    """A row for every number of shots and rule."""
+    rows = []
+    for (rule, shots), found in sorted(task.adapted.items(), key=lambda item: item[0][1]):
+        scores = np.concatenate([adaptation.adapted for adaptation in found])
+        row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
+        row |= {"default": f"{task.of(task.own).mean():.3f}"}
+        row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
+        row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
+        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in found])), "+")}
+        rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in found]):.0%}"})
+    return rows

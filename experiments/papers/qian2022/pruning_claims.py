@@ -1,0 +1,181 @@
+"""What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from papers.qian2022.adaptation_claims import SHARE
+from studies.curves import Curves, Values, at_path
+from studies.model_runs import unlearned
+from studies.pages import Measured, Rows, Section, printed, row_without_test, verdicts
+
+from paradigms.evaluate import PerQuery
+from paradigms.evaluate.adaptation import adapt
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
+
+PRINTED = printed("qian2022")
+PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
+MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
+Pair = tuple[float, float]  # β^q, β^d
+Side = tuple[str, list[Pair]]  # a method and the pairs that it is averaged over
+WHOLE: Pair = (1.0, 1.0)
+COSTS = ("bytes/document", "search ms/query", "search multiply-adds/query")
+STAGES = {"refined": "refined with all vectors", "pruned": "the pruned index alone"}
+SALIENT_IN = ("documents", "queries")
+JUDGED = 8  # queries that choose an alignment after pruning
+
+
+class Found:
+    """What was measured of every model, and the ratios with which they were trained."""
+
+    def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
+        self.results, self.trained, self.bm25 = results, trained, bm25
+        self.models: dict[str, list[Measured]] = {}  # by method
+        for result in results:
+            self.models.setdefault(result["method"], []).append(result)
+        self.pairs = [(point["query_keep"], point["document_keep"]) for point in results[0]["points"]]
+        costs = [[[point[name] for name in COSTS] for point in result["points"]] for result in results]
+        self.costs = np.mean(costs, axis=0)  # [pairs, COSTS], over models
+        self.saved = 1 - self.costs / self.costs[self.pairs.index(WHOLE)]  # of what none pruned costs
+
+    def values(self, method: str, pair: Pair, measure: str = "RR@10", stage: str = "refined") -> Values:
+        return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
+
+    def along(self, side: int) -> list[Pair]:
+        """The measured pairs in which the other side's ratio is that of the training, smallest first."""
+        return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
+
+    def poor(self, *methods: str) -> str:
+        """For `Claim.unlearned`."""
+        means = {label(method): self.values(method, WHOLE).mean() for method in methods}
+        models = [model for method in methods for model in self.models[method]]
+        return unlearned(means, self.bm25.mean("RR@10"), models)
+
+
+def claims(found: Found) -> list[Claim]:
+    """Every claim of §4.3 for which its models and pairs were measured. The full model has no salience."""
+    (q, d), none, made = found.trained, ("none", [WHOLE]), list[Claim]()
+    pruned = [pair for pair in found.along(1) if pair[1] < 1]
+    few = [pair for pair in pruned if pair[1] <= 0.2]
+
+    def at(document: float, query: float = q, method: str = "entropic") -> tuple[str, list[Pair]]:
+        return method, [(query, document)]
+
+    def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
+        """The difference between two methods' means, each over its pairs."""
+        chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
+        if not set(methods) <= found.models.keys() or not more[1] or not chosen <= set(found.pairs):
+            return
+        a, b = (np.mean([found.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
+        quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
+        poor, (place, statement) = found.poor(*dict.fromkeys(methods)), SAID[said]
+        made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, unlearned=poor, **how))
+
+    near: dict[str, Any] = {"margin": MARGIN}
+    claim("same ratio", at(d), none, **near, printed="−0.007")
+    claim("a tenth", at(0.1), none, **near, printed="−0.015")
+    claim("a fifth", at(0.2, 0.5), none, "nDCG@10", margin=0.01)
+    claim("both", at(0.2, 0.3), none, "nDCG@10", **near)
+    claim("30% of queries", at(d, 0.3), at(d), **near)
+    claim("10% of queries", at(d), at(d, 0.1))
+    claim("ReLU", at(0.4, q, "relu"), none, **near)
+    claim("ReLU degrades", at(0.4, q, "relu"), at(0.1, q, "relu"))
+    claim("hard", ("entropic", pruned), ("hard", pruned))
+    claim("L1", ("l1", pruned), ("entropic", pruned), **near, equal=True)
+    claim("L1 better", at(0.05, q, "l1"), at(0.05))
+    claim("important", ("entropic", few), ("none", few))
+    return [*made, *_of_tokens(found)]
+
+
+def _of_tokens(found: Found) -> list[Claim]:
+    """What is salient, and an alignment that is adapted after pruning."""
+    gated, made = found.models.get("entropic", []), list[Claim]()
+    if gated:
+        poor = found.poor("entropic")
+        place, statement = SAID["content words"]
+        for side in SALIENT_IN:
+            quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
+            contrast = at_path(gated, "content words", side)
+            made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, unlearned=poor))
+        values = np.array([list(model["strategies"].values()) for model in gated])
+        if values.shape[-1] >= SHARE * JUDGED:
+            place, statement = SAID["adaptation"]
+            quantity = f"nDCG@10 at β^d = 20%, alignment adapted with {JUDGED} examples − k = 1"
+            contrast = np.stack([adapt(of_seed, JUDGED).gain for of_seed in values])
+            where = f"{PAPER}, {place}"
+            made.append(Claim(where, statement, quantity, contrast, margin=MARGIN, unlearned=poor))
+    return made
+
+
+def _counted(found: Found) -> Rows:
+    """What is counted rather than tested: savings, which follow from the ratios, and retrieved tokens."""
+    rows: Rows = []
+
+    def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:
+        place, statement = SAID[said]
+        cells = {"quantity": quantity, "printed": f"{100 * printed:g}%", "measured": f"{share:.1%}"}
+        rows.append(row_without_test(f"{PAPER}, {place}", statement, verdict, **cells, sample="counted"))
+
+    if (0.3, 0.2) in found.pairs:
+        saved = found.saved[found.pairs.index((0.3, 0.2))]
+        for what, least, share in (("bytes of the index", 0.8, saved[0]), ("multiply-adds", 0.94, saved[2])):
+            verdict = REPRODUCED if share > least - 0.02 else CONTRADICTED
+            tell(what, f"{what} saved at β^q = 30%, β^d = 20%", least, share, verdict)
+    if retrieved := [result["retrieved"] for result in found.results if "retrieved" in result]:
+        quantity = f"tokens that {len(found.bm25.queries)} queries retrieve, of the most retrieved documents"
+        verdict = "not decided here: depends on the number of queries and documents"
+        tell("retrieved", quantity, 0.128, float(np.mean(retrieved)), verdict)
+    return rows
+
+
+def label(method: str) -> str:
+    return "without salience" if method == "none" else method
+
+
+def _shares(pairs: list[Pair]) -> str:
+    if pairs == [WHOLE]:
+        return "all tokens"
+    shares = ", ".join(f"{d:.0%}" for _, d in pairs)
+    return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
+
+
+def describe(found: Found) -> dict[str, Section]:
+    """Sections of the page, by the name of their files."""
+
+    def curves(side: int, symbol: str, kept: str) -> Section:
+        line = found.along(side)
+        panels = {
+            f"RR@10, {text}": {
+                label(method): [found.values(method, pair, "RR@10", stage) for pair in line]
+                for method in found.models
+            }
+            for stage, text in STAGES.items()
+        }
+        of = Curves(symbol, [pair[side] for pair in line], panels)
+        control = "Without salience the first tokens are kept: the control."
+        return of.section(f"RR@10 against the share of {kept} (Figure 6)", control)
+
+    q, d = found.trained
+    costs: Rows = [
+        {"β^q": f"{q:g}", "β^d": f"{d:g}"}
+        | dict(zip(COSTS, map(float, mean), strict=True))
+        | {"bytes saved": f"{share[0]:.1%}", "multiply-adds saved": f"{share[2]:.1%}"}
+        for (q, d), mean, share in zip(found.pairs, found.costs, found.saved, strict=True)
+    ]
+    return {
+        "claims": verdicts(
+            claims(found),
+            "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
+            "MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). Content words are those that are not in a "
+            "list of function words.",
+            PRINTED["undecided pruning"],
+            _counted(found),
+        ),
+        "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
+        "query_tokens": curves(0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
+        "costs": Section(
+            "Costs of each pair of ratios, means over models",
+            "The search reads every stored token; its milliseconds are those after the query's encoding.",
+            costs,
+        ),
+    }

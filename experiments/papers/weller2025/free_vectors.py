@@ -1,0 +1,146 @@
+"""Free vectors: vectors without text, trained on the relevance itself, and the documents they can serve.
+
+Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", Figure 2: the critical n is
+the largest number of documents all of whose sets of k are answered, for one vector and for each alignment A.
+"""
+
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from studies.curves import Curves
+from studies.pages import Rows
+
+from paradigms.align import Alignment, AllPairs, DocumentToQuery, QueryToDocument, TopK, one
+from paradigms.core import Tokens, rel
+from paradigms.io.device import chosen_device
+from paradigms.io.progress import progress_bar
+from theory import capacity
+
+# A, and the vectors of a document and of a query. M is one of settings.tokens.
+FREE: dict[str, tuple[Alignment, str]] = {
+    "one vector": (AllPairs(), "1 × 1"),
+    "ME-BERT: max over M": (QueryToDocument(), "M × 1"),
+    "ColBERT: q→d": (QueryToDocument(), "M × M"),
+    "MVDR: q←d": (DocumentToQuery(), "M × M"),
+    "ALIGNER: top-2": (TopK(k=2), "M × M"),
+}
+HOT, COLD = 0.1, 0.005  # temperature of the loss, falling: small margins count only late
+RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
+GROWTH = 1.15  # of n from one optimisation to the next
+LOOK = 50  # steps between looks whether all is answered
+DEVICE = chosen_device()
+
+
+def free(settings: Any) -> Rows:
+    """The critical n by alignment, M and h."""
+    rows: Rows = []
+    shapes = [
+        (name, M) for name, (_, shape) in FREE.items() for M in (settings.tokens if "M" in shape else [1])
+    ]
+    with progress_bar() as bar:
+        for name, M in bar.track(shapes, description="free vectors"):
+            start = settings.relevant + 1
+            for h in settings.dimensions:
+                found = critical(name, M, h, start, settings)
+                start = max(start, int(found.min() / GROWTH))
+                limit = "≥ " if found.max() >= settings.largest else ""
+                row = {"alignment": name, "M": M, "h": h, "critical n": float(found.mean())}
+                row["[least, most]"] = f"{limit}[{found.min()}, {found.max()}]"
+                rows.append(row | {"random": random_size(h, settings)})
+    return rows
+
+
+def random_size(dimension: int, settings: Any) -> int:
+    """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 where none is."""
+    sizes = range(2 * settings.relevant, settings.largest + 1)
+    small = takewhile(lambda n: capacity.random_dimension(n, settings.relevant) <= dimension, sizes)
+    return max(small, default=2 * settings.relevant - 1)
+
+
+def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) -> np.ndarray:
+    """The largest n tried, each a `GROWTH` above the last, at which a seed answers all sets: [seeds].
+
+    A seed that does not answer `start` is tried from k + 1; k where it does not answer that either.
+    """
+    found, n = np.full(settings.seeds, settings.relevant), start
+    while n <= settings.largest:
+        answered = optimised(name, tokens, dimension, n, settings)
+        found[answered] = n
+        if not answered.any():
+            break
+        n = min(max(n + 1, int(n * GROWTH)), max(settings.largest, n + 1))
+    if start > (least := settings.relevant + 1) and (found < start).any():
+        found = np.maximum(found, critical(name, tokens, dimension, least, settings))
+    return found
+
+
+def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> np.ndarray:
+    """Whether unit vectors trained on the relevance answer all sets of k of n documents, [seeds].
+
+    Loss: softplus of (log Σ exp over the irrelevant − the score), a relevant document each, scores over a
+    falling temperature. rel as of the library, Z = 1, seeds side by side.
+    """
+    (align, shape), where = FREE[name], DEVICE
+    sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
+    queries, own = len(sets), tokens if shape == "M × M" else 1
+    mine = torch.zeros(queries, n, dtype=torch.bool, device=where).scatter_(1, sets, True)
+    masks = (torch.ones(1, n, tokens, dtype=torch.bool, device=where), mine.new_ones(queries, 1, own))
+    torch.manual_seed(settings.seed)
+    sizes = (settings.seeds, n, tokens, dimension), (settings.seeds, queries, own, dimension)
+    vectors = [torch.randn(size, device=where).requires_grad_() for size in sizes]
+    optimizer = torch.optim.Adam(vectors, lr=RATE, fused=where.type == "cuda")
+
+    def scores(documents: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        unit = [torch.nn.functional.normalize(x, dim=-1) for x in (documents, asked)]
+        D, Q = Tokens(unit[0][None], masks[0]), Tokens(unit[1][:, None], masks[1])
+        return rel(D, Q, align, one) / own
+
+    every_seed = torch.vmap(scores)
+    answered = torch.zeros(settings.seeds, dtype=torch.bool, device=where)
+    for step in range(settings.free_steps + 1):
+        rels = every_seed(*vectors)
+        if step % LOOK == 0 or step == settings.free_steps:
+            worst = rels.detach().masked_fill(~mine, torch.inf).amin(-1)
+            best = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
+            answered |= (worst > best).all(-1)
+            if answered.all() or step == settings.free_steps:
+                break
+        done = step / settings.free_steps
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (1 - done) + FINAL_RATE
+        logits = rels / (HOT * (COLD / HOT) ** done)
+        others = logits.masked_fill(mine, -torch.inf).logsumexp(-1, keepdim=True)
+        loss = (torch.nn.functional.softplus(others - logits) * mine).sum() / queries
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return answered.cpu().numpy()
+
+
+def fits(rows: Rows) -> Rows:
+    """Least-squares c and p of n = c · h^p for each alignment and M with three dimensions or more."""
+    found: Rows = []
+    for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
+        own = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
+        own = [row for row in own if row["[least, most]"][0] != "≥"]
+        if len(own) >= 3:
+            x, y = (np.log([row[key] for row in own]) for key in ("h", "critical n"))
+            p, c = np.polyfit(x, y, 1)
+            row = {"alignment": name, "M": M, "c": float(np.exp(c)), "p": float(p), "points": len(own)}
+            found.append(row | {"residual of ln n": float(np.std(y - (p * x + c)))})
+    return found
+
+
+def drawn(rows: Rows, settings: Any) -> Figure:
+    """The critical n by dimension, and dotted what random projections promise."""
+    series: dict[str, list[float]] = {}
+    for row in rows:
+        series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
+    random, panel = [random_size(h, settings) for h in settings.dimensions], "critical n"
+    dotted = {"random projection": random}
+    return Curves(
+        "dimension h of a vector", settings.dimensions, {panel: series}, "log", dotted, [panel]
+    ).draw()

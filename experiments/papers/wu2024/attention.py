@@ -1,0 +1,192 @@
+"""What a decoder's cross-attention does, head by head, and how often an alignment chooses equal tokens.
+
+A = softmax(S), S = D W_QᵀW_K Qᵀ with D the decoder's normalised states and Q the encoder's, W_Q and W_K those
+of one head of T5, which scales no scores (Lemmas 5.1 and 5.2 of Wu et al. 2024, arXiv:2404.00684). Rates of
+equal tokens: of ColBERT's alignment in both directions, and of the heads' means.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from paradigms import Generative, Paradigm
+from paradigms.align import DocumentToQuery
+from paradigms.baselines.bm25 import STOPWORDS
+from paradigms.core import Tokens
+from paradigms.data import Corpus
+from paradigms.encoder.batches import Batch
+from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.identifiers import Targets, tokenize
+
+Array = np.ndarray
+BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
+LAYERS = ("all layers", "last layer")  # whose mean is A of a decoder
+HARD, NAMES = "MVDR (q←d), hard", {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
+Rates = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
+# ids [n, x] of n candidates' or their query's tokens, their rates, and where a match is possible
+Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One query and the m tokens of one name, as L layers of H heads see them; double precision."""
+
+    states: Array  # D [L, m, h], after the norm before cross-attention
+    memory: Array  # Q [n, h]
+    read: tuple[Array, Array]  # W_Q and W_K of the model, [L, H, k, h] each
+    attention: Array  # A as the decoder computed it, [L, H, m, n]
+
+    @property
+    def projected(self) -> tuple[Array, Array]:
+        """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k]: S is the inner products of both."""
+        D = np.einsum("lhkx,lmx->lhmk", self.read[0], self.states)
+        return D, np.einsum("lhkx,nx->lhnk", self.read[1], self.memory)
+
+
+def best_name(model: Generative, query: str, document: int) -> list[int]:
+    """Of the document's names the one of the largest rel. Raises ValueError for a document without a name."""
+    names = model.names(document)
+    if not names:
+        raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
+    ((scores,),) = model.sequence_scores(model.tokenize([query]), [names], model.settings.score)
+    return names[int(scores.argmax())]
+
+
+def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
+    """What the heads see of a query and this name."""
+    crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
+    states: list[Tensor] = []
+    hooks = [of.q.register_forward_pre_hook(lambda _, given: states.append(given[0])) for of in crossing]
+    try:
+        memory, A = attended(model, model.tokenize([query]), model.targets([[name]]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def double(x: Tensor) -> Array:
+        return x.detach().double().cpu().numpy()
+
+    def weights(side: str) -> Array:
+        return np.stack([double(getattr(of, side).weight.unflatten(0, (of.heads, -1))) for of in crossing])
+
+    D, heads = double(torch.stack(states)[:, 0, 0]), np.swapaxes(double(A[:, 0]), 1, 2)
+    return Seen(D, double(memory[0]), (weights("q"), weights("k")), heads)
+
+
+def attended(
+    model: Generative, source: Batch, targets: Targets
+) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
+    """The encoder's states of one query, and A of `interaction.decompose` for its document tokens apart by
+    layer, place and head."""
+    trace = Trace()
+    with model.evaluating(), torch.no_grad():
+        memory, past = model.begin(source.to(model.device))
+        decode(model.decoder, model.embed(targets.to(model.device).inputs), past, trace)
+    return memory, torch.stack(trace.attention)[:, 0]
+
+
+def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
+    """(direction, series, rates) of a query's and its candidates' tokens; what does not count has id −1."""
+    queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
+    valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
+    equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
+    forward = mvdr.interact(documents, queries).alignment[0]
+    backward = mvdr.with_alignment(DocumentToQuery()).interact(documents, queries).alignment[0]
+    nothing = torch.zeros_like(forward)
+    ids, possible = numbered(queries).expand(len(texts), -1), equal.any(-2)
+    for series, weights in (
+        ("MVDR hard", forward),
+        ("MVDR soft", softened(forward, valid, -2)),
+        ("uniform", softened(nothing, valid, -2)),
+    ):
+        yield "q→d", series, (ids, (weights * equal).sum(-2), possible)
+    ids, possible = numbered(documents), equal.any(-1)
+    for series, A in (("MVDR (q←d)", backward), ("uniform", nothing)):
+        yield "d→q", series, (ids, (softened(A, valid, -1) * equal).sum(-1), possible)
+    yield "d→q", HARD, (ids, (backward * equal).sum(-1), possible)
+
+
+def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
+    """The ids of one query's or n documents' tokens, −1 for those that do not count."""
+    assert tokens.ids is not None
+    return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
+
+
+def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int) -> Float[Tensor, "n i j"]:
+    """The softmax of A over an axis: 0 at padding, and where all is padding."""
+    return A.masked_fill(~valid, -torch.inf).softmax(axis).where(valid, 0)
+
+
+def generative_rates(
+    model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
+) -> Iterator[tuple[str, str, Part]]:
+    """The same of a decoder's cross-attention, for every token of the documents' windows.
+
+    What a window shares with the one before counts once.
+    """
+    source, owned = model.tokenize([query]).to(model.device), model.identifiers
+    windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]
+    if not windows:
+        return
+    targets = model.targets([[model.target_tokens[w].tolist() for w in windows]])
+    ids = targets.ids[0].masked_fill(~targets.mask[0], -1)
+    for row, before, here in zip(ids[1:], windows, windows[1:], strict=False):
+        if before.start <= here.start < before.stop:
+            row[: before.stop - here.start] = -1
+    ids, targets = ids.to(model.device), targets.to(model.device)
+    equal = ids[:, :, None] == source.input_ids[0]
+    names = torch.from_numpy(named).to(model.device)[source.input_ids[0]]
+    share = names.float().mean()
+    _, attention = attended(model, source, targets)
+    for layers, A in zip(LAYERS, (attention.mean((0, 3)), attention[-1].mean(2)), strict=True):
+        yield "d→q", f"GR, {layers}", (ids, (A * equal).sum(-1), equal.any(-1))
+        gained = (A * names).sum(-1) - share
+        yield "d→q", NAMES[f"GR, {layers}"], (ids, gained, names.any().expand(ids.shape))
+
+
+def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
+    """The documents' tokens and their rates; or, over `candidates`, a query's tokens and the means of theirs.
+
+    conditional: only of tokens that can match, or over candidates in which they can.
+    """
+    ids, rates, possible = part
+    within = possible if conditional else torch.ones_like(possible)
+    if not candidates:
+        return ids[within].cpu().numpy(), rates[within].double().cpu().numpy()
+    number = within.sum(0)
+    mean = (rates * within).sum(0) / number.clamp(min=1)
+    return ids[0][number > 0].cpu().numpy(), mean[number > 0].double().cpu().numpy()
+
+
+def binned(
+    ids: Int[np.ndarray, " x"], values: Float[np.ndarray, " x"], bins: Int[np.ndarray, " v"]
+) -> Float[np.ndarray, "2 bins"]:
+    """Sum and number of the values by the bin of their token; ids and bins of −1 are left out."""
+    own = np.where(ids < 0, -1, bins[ids])
+    kept, size = own >= 0, len(BINS) - 1
+    return np.stack([np.bincount(own[kept], weights, size) for weights in (values[kept], None)])
+
+
+def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
+    """ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
+    df = np.zeros(len(tokenizer))
+    for row in tokenize(tokenizer, corpus):
+        df[row.ids] += 1  # once, however often a document holds it
+    return np.log1p((len(corpus) - df + 0.5) / (df + 0.5))
+
+
+def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
+    """Which tokens are neither special, nor without letter and digit, nor a stop word (at a word's beginning
+    or as a piece of one)."""
+    words = [
+        token.removeprefix("##").lstrip("▁").lower()
+        for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    ]
+    counted = [any(c.isalnum() for c in word) and word not in STOPWORDS for word in words]
+    special = set(tokenizer.all_special_ids)
+    return np.array([own and id not in special for id, own in enumerate(counted)])

@@ -1,0 +1,213 @@
+"""The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
+
+All start from one backbone and learn from the same queries and documents; the passages and spans that
+generative models learn from are the same for every seed. A model whose checkpoint is in the folder `models`
+is not trained again, and a measurement in the results folder is not repeated. Every model is in its last
+state: no dev measure chose it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from studies import model_runs
+from studies.model_runs import LEARNED, Bench, Job, unlearned
+from studies.pages import Measured, Section, publish
+from studies.settings import PairSettings, lengths_of
+from transformers import AutoConfig
+
+from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
+from paradigms.data import Problems, Split
+from paradigms.data.within import learned_share
+from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.evaluate import per_query
+from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
+from paradigms.model import autocast
+from paradigms.retrieve import Reranking
+from paradigms.train.generative import fit_pairs, training_pairs
+from paradigms.train.job import STATES, begin, content, fit, keep_settings
+from paradigms.train.loop import TrainingSettings
+from paradigms.train.state import by_main
+from paradigms.train.tracking import take
+
+TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
+    *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
+    *("trained_layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
+    *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
+)
+SAVE_EVERY = 500  # steps between checkpoints
+SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
+TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
+
+
+def trained(
+    name: str, seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
+) -> Paradigm | Generative:
+    """The seed's model, trained unless its checkpoint is there.
+
+    name: dpr or colbert, with -second from the second backbone, with -pairs from a hard negative of BM25
+    alone; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
+    -np-base or -np-async.
+    """
+    kind, *variants = name.split("-")
+    models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
+
+    def make() -> Any:
+        if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
+            trained("dpr", seed, bench, settings, accelerator, console)
+        console.print(f"{bench.collection.name}, seed {seed}: {name}")
+        torch.manual_seed(seed)
+        if kind in GENERATIVE:
+            with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
+                return build(name, seed, bench, settings)
+        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
+        backbone = settings.second if second else settings.backbone
+        return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
+
+    def train(model: Any, training: Path) -> Any:
+        if kind in GENERATIVE:
+            problems = Problems()
+            pairs = pairs_of(model, bench, settings, problems)
+            how = training_settings(settings.generative_steps, seed, settings), training, accelerator
+            kept = {"states": models / STATES, "problems": problems}
+            return fit_pairs(model, bench.collection.corpus, pairs, *how, **kept)
+        changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
+        if second:
+            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
+        given = training_settings(settings.steps, seed, settings, **changes)
+        runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
+        return fit(model, bench.collection, splits, runs, int(paired), 0, given, training, accelerator)
+
+    return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
+
+
+def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
+    names = ("batch_size", "learning_rate", "head_learning_rate")
+    chosen = {name: getattr(settings, name) for name in names} | {"steps": steps, "seed": seed}
+    return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
+
+
+def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
+    """The generative model of this name, untrained."""
+    identifiers, _, encoding = name.partition("-")
+    options: dict[str, Any] = lengths_of(settings)
+    options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}
+    if encoding.startswith("np"):
+        options["tokens"] = "clusters"
+    if encoding == "np-async":
+        options["refresh"] = max(1, settings.generative_steps // 3)
+    if encoding == "pawa":
+        options["pawa_rank"] = TEXT_RANK
+    if identifiers == "seal":
+        options["span"] = settings.span
+    if identifiers == "dsi":
+        embedder = Path(settings.models) / f"seed-{seed}" / "dpr" / "checkpoint" / "backbone"
+        options |= {"embedder": str(embedder), "seed": seed}
+        if encoding:
+            options["softmax"] = "place"
+        if encoding == "pawa":  # the backbone's width, as in NCI
+            options["pawa_rank"] = int(pretrained(AutoConfig, packaged(settings.backbone)).hidden_size)
+    return GENERATIVE[identifiers](settings.backbone, bench.collection.corpus, **options)
+
+
+def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: Problems) -> list[Pair]:
+    """Queries and passages with the identifiers of their documents; spans where identifiers are text."""
+    corpus, ids = bench.collection.corpus, model.identifiers
+    if ids.kind == "text":
+        return training_pairs(model, corpus, bench.train, problems, seed=0)
+    size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
+    return retrieval_pairs(bench.train, ids) + indexing_pairs(corpus, ids, problems, **size)
+
+
+Found = dict[str, list[Measured]]  # task -> what was measured of each seed
+
+
+def study(
+    settings: Any,
+    title: str,
+    tasks: Mapping[str, Sequence[str]],
+    measure: Callable[[Any, str, int, Bench, list[Any]], Measured],
+    report: Callable[[Any, Bench, Found], tuple[str, dict[str, Section]]],
+    *,
+    heard: bool = False,
+    half: bool = False,
+) -> None:
+    """Train the models that each task names for every seed, measure the task, and report on all of it.
+
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all must be of the same queries,
+    listed as "queries". report(settings, bench, found) -> summary and sections. heard: whether R@10 of every
+    model is kept too, for `unlearned_models`. half: generative models are measured in the precision of their
+    training, and not in float32.
+    """
+    accelerator, console = begin(settings)
+    bench, models = model_runs.open_bench(settings, console), Path(settings.models)
+    of_models = {name: getattr(settings, name) for name in TRAINING}
+    of_models |= content(backbone=settings.backbone, second=settings.second)
+    of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
+    of_models |= {"precision": accelerator.mixed_precision}
+    take(models, accelerator)
+    by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
+    model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
+
+    def measured(task: str, seed: int, of: list[Any]) -> Measured:
+        lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
+        # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
+        with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
+            more = recalls(bench, settings.depth, dict(zip(tasks[task], of, strict=True))) if heard else {}
+            return measure(settings, task, seed, bench, of) | more
+
+    def job(task: str, seed: int) -> Job:
+        return Job(
+            f"{bench.collection.name}, seed {seed}, {task}",
+            Path(settings.output) / f"seed-{seed}" / f"{task}.json",
+            lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
+            partial(measured, task, seed),
+            models / STATES,
+        )
+
+    jobs = [job(task, seed) for task in tasks for seed in settings.seeds]
+    results = model_runs.run_jobs(jobs, accelerator, console)
+    model_runs.same_queries(results)
+    if accelerator.is_main_process:
+        count = len(settings.seeds)
+        found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
+        publish(settings, title, *report(settings, bench, found), accelerator)
+    accelerator.end_training()
+
+
+def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
+    """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
+
+    A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
+    """
+    pool, corpus = bench.pool(depth), bench.collection.corpus
+    runs = {name: Reranking(of, corpus).rerank(bench.test.queries, pool) for name, of in models.items()}
+    found = {
+        name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
+        for name, run in {"BM25": pool, **runs}.items()
+    }
+    return {"R@10": found}
+
+
+def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
+    """The models of `recalls` whose mean over seeds is too far below BM25's to say anything."""
+    means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
+    return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
+
+
+def sample(bench: Bench, settings: PairSettings) -> str:
+    """What was measured and trained on, for a summary."""
+    unseen = ", unseen documents" if settings.division == "unseen" else ""
+    return (
+        f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
+        f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
+        f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
+        f"trained for {settings.steps} steps of {settings.batch_size}, generative ones for "
+        f"{settings.generative_steps}. Intervals (95 %) resample seeds "
+        f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
+    )

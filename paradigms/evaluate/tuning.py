@@ -1,0 +1,79 @@
+"""Weights of a fusion (`retrieve.fusion`) that have the highest measure on dev queries.
+
+hybrid = Fused([dense, sparse], method="raw")
+weight = tune_raw(*hybrid.runs(dev.queries), dev)
+hybrid = replace(hybrid, weights=(1.0, weight))
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+from math import isfinite
+
+import numpy as np
+
+from paradigms.data import Run, Split
+from paradigms.evaluate.measures import on_split
+from paradigms.retrieve.fusion import check_same, fuse
+
+MEASURE = "nDCG@10"
+STEPS = 10  # of weights between 0 and 1; fewer where there are many systems
+TRIED = 300  # choices of weights at most
+RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 64 times it
+
+
+def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
+    """Choose weights ≥ 0 with sum 1 whose `fuse` by sum has the highest nDCG@10 on dev.
+
+    Tries all multiples of 1/10, or of a larger step where that makes more than 300 choices; of equally good
+    ones the most equal weights win. ValueError for a dev split without queries.
+    """
+    if not dev.queries:
+        raise ValueError("weights are chosen on dev queries, of which there are none: give them")
+    return max(
+        _simplex(len(runs)),
+        key=lambda weights: (
+            round(on_split(fuse(runs, weights, "sum"), dev, [MEASURE]).mean(MEASURE), 9),
+            -sum(w * w for w in weights),
+        ),
+    )
+
+
+def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
+    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; of equal ones the middle one."""
+    means = curve(dense, sparse, dev, measure)
+    best = [weight for weight, value in means.items() if value == max(means.values())]
+    return best[len(best) // 2]
+
+
+def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[float, float]:
+    """λ → mean of `measure`, for 0 (dense alone) and the runs' `scale` times 2^(n/2), n = −12 … 12."""
+    middle = scale(dense, sparse)
+    return {
+        weight: on_split(fuse([dense, sparse], (1.0, weight), "raw"), dev, [measure]).mean(measure)
+        for weight in (0.0, *(middle * 2 ** (step / 2) for step in RAW_STEPS))
+    }
+
+
+def scale(dense: Run, sparse: Run) -> float:
+    """The λ at which both scores weigh the same: the ratio of their mean standard deviations within a query.
+
+    Scores of −inf do not count. ValueError where the scores of one run differ within no query.
+    """
+    check_same([dense, sparse])
+    spread = {}
+    for name, run in (("dense", dense), ("sparse", sparse)):
+        finite = [[score for score in scores.values() if isfinite(score)] for scores in run.values()]
+        deviations = [np.std(scores) for scores in finite if scores]
+        spread[name] = float(np.mean(deviations)) if deviations else 0.0
+        if not spread[name] > 0:
+            raise ValueError(f"the {name} scores of the candidates differ within no query: λ has no scale")
+    return spread["dense"] / spread["sparse"]
+
+
+def _simplex(count: int) -> Iterator[tuple[float, ...]]:
+    steps = STEPS
+    while steps > 1 and sum(1 for _ in combinations(range(steps + count - 1), count - 1)) > TRIED:
+        steps -= 1
+    for bars in combinations(range(steps + count - 1), count - 1):
+        edges = (-1, *bars, steps + count - 1)
+        yield tuple((b - a - 1) / steps for a, b in pairwise(edges))

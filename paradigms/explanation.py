@@ -1,0 +1,23 @@
+"""What `explain` gives: the S, A and Z of one query and one document, by token."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Explanation:
+    """One system's A for one (document, query): what `rel` sums, by token.
+
+    links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
+    Σ s·a + rest. reads: what A may read. A salience is one weight per token, or None.
+    """
+
+    system: str
+    reads: str
+    query_tokens: list[str]
+    document_tokens: list[str]
+    links: list[tuple[int, int, float, float]]
+    Z: float
+    rel: float
+    query_salience: list[float] | None = None
+    document_salience: list[float] | None = None
+    rest: float = 0.0  # the part of rel that belongs to no pair

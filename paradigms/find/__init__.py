@@ -1,0 +1,17 @@
+"""Search and reranking over stores of tokens, by rel.
+
+    index = Index(Store.build(kinds.compressed(bits=4), model, ids, texts, "folder"))
+    index = open_index("folder")                            # of any kind
+    index.search_tokens(model.recipe, model.encode_queries(["a query"]), 10)
+
+`kinds` has every kind of index: a codec of the store, files made from its rows, and a finder. The finders are
+in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings` (MUVERA);
+`ranking` is what they share, `index` the object that searches.
+"""
+
+from paradigms.find import kinds
+from paradigms.find.index import Finder, Index
+from paradigms.find.kinds import INDEXES, open_index
+from paradigms.store import Store
+
+__all__ = ["INDEXES", "Finder", "Index", "Store", "kinds", "open_index"]

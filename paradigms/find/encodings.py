@@ -1,0 +1,113 @@
+"""Candidates by one inner product of fixed-dimensional encodings, then rel exactly: MUVERA.
+
+Dhulipala et al. 2024 (arXiv:2405.19504). Beside the token vectors lies a FAISS index of one vector a document
+(`fixed.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest inner
+products with the query's are scored on all of their tokens: by `core.rel`, or for an imputing paradigm as in
+a rerank of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.find.nearest import Factory, Nearest
+from paradigms.find.ranking import Ranked, best, scores
+from paradigms.fixed import FixedEncoding
+from paradigms.recipe import Recipe
+from paradigms.store.build import Advance
+from paradigms.store.columns import Files, Writer
+from paradigms.store.store import Store
+
+WIDE = 1 << 20  # dimensions of an encoding, at most
+CENTRE = "centre.bin"
+READ = 1 << 16  # padded tokens that are read at once
+
+
+class Opened(NamedTuple):
+    """The encodings of a store's documents."""
+
+    encoding: FixedEncoding
+    centre: Tensor | None
+    nearest: Nearest
+
+
+@dataclass(frozen=True)
+class Encodings(FixedEncoding):
+    """A FAISS file of one vector a document. factory, seed: as of `nearest.Factory`.
+
+    centre: whether the mean of all tokens is subtracted, which changes no order by MaxSim and separates
+    vectors that have much in common.
+    """
+
+    factory: str = ""
+    centre: bool = True
+
+    def check(self, dim: int) -> None:
+        width = self.width(dim)
+        if max(width, self.repetitions << self.planes) > WIDE:
+            raise ValueError(f"encodings of {width:,} dimensions are wider than {WIDE:,}")
+        Factory(self.factory).check(width)
+
+    def write(self, writer: Writer, store: Store, anew: bool) -> None:
+        vectors = store.columns["vectors"]
+        if self.centre and len(vectors) and CENTRE not in writer.entries:
+            parts = [vectors[n : n + READ].sum(0, dtype=np.float64) for n in range(0, len(vectors), READ)]
+            writer.append(CENTRE, (np.sum(parts, 0) / len(vectors)).astype(np.float32))
+        centre = _centre(writer, store.dim)
+
+        def encode(rows: np.ndarray) -> np.ndarray:
+            blocks = [self.documents(store.tokens(block), centre) for block in store.blocks(READ, rows)]
+            return torch.cat(blocks).numpy()
+
+        Factory(self.factory, self.seed).write(writer, len(store.living), encode, anew)
+
+    def open(self, store: Store) -> Opened:
+        centre = _centre(store.files, store.dim)
+        return Opened(self, centre, Nearest(store.files, (len(store.living), self.width(store.dim))))
+
+
+@dataclass(frozen=True)
+class NearDocuments:
+    """Score the documents with the nearest encodings in full.
+
+    probes: FAISS's inverted lists that are read for each query. candidates: documents that are scored, but no
+    fewer than are wanted; 0: 64, or 4 for each of these.
+    """
+
+    probes: int = 16
+    candidates: int = 0
+
+    def nearest(self, store: Store, queries: Tokens, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k documents with the largest inner products for each query [b, 1, j, h]: products and rows.
+
+        Rows are −1 if FAISS finds fewer.
+        """
+        hidden = np.ones(len(store.living), bool)
+        hidden[there := store.with_tokens()] = False
+        opened: Opened = store.derived
+        encoded = opened.encoding.queries(queries.map(lambda t: t.cpu()), opened.centre).numpy()
+        return opened.nearest(encoded, min(k, len(there)), hidden if hidden.any() else None, self.probes)
+
+    def search(
+        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+    ) -> Ranked:
+        ranked = []
+        for queries in parts:
+            _, near = self.nearest(store, queries, max(k, self.candidates or max(64, 4 * k)))
+            for n, rows in enumerate(near):
+                rows = np.sort(rows[rows >= 0])
+                ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
+                advance(1)
+        return ranked
+
+
+def _centre(files: Files | Writer, dim: int) -> Tensor | None:
+    rows = files.array(CENTRE, ("float32", (dim,)))
+    if len(rows) > 1 or not np.isfinite(rows).all():
+        raise files.damaged(CENTRE, "not one finite vector")
+    return torch.from_numpy(np.array(rows[0])) if len(rows) else None

@@ -1,0 +1,169 @@
+"""A store and the finder that searches it: search and rerank with encoded queries.
+
+Two ways to score (`Recipe.search`):
+
+- gather: `core.rel`, from all stored tokens of a candidate;
+- impute: a token search gives the k' best document tokens of each query token, and documents are scored from
+  those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), if the token search is exact.
+
+Documents without tokens are never returned: their rel of 0 would lie above negative cosines, and a rerank
+gives them −∞. Queries without tokens return nothing. Threads are those that the caller set
+(`torch.set_num_threads`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.find.ranking import Ranked, best, scores
+from paradigms.recipe import Recipe
+from paradigms.store.build import Advance
+from paradigms.store.store import Store
+
+
+@runtime_checkable
+class Finder(Protocol):
+    """How candidates are found and scored: a frozen dataclass, whose fields trade speed for recall."""
+
+    def search(
+        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+    ) -> Ranked:
+        """The k best documents of every query of all parts, best first.
+
+        parts: queries [b, 1, j, h] in float32. store: has at least one token. advance: called with the number
+        of queries just done.
+        """
+
+
+class Index:
+    """Search and rerank a store. finder: None: that of the store's kind."""
+
+    def __init__(self, store: Store, finder: Finder | None = None) -> None:
+        self.store = store
+        self.finder: Finder = store.kind.finder if finder is None else finder
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def with_finder(self, **settings: Any) -> "Index":
+        """This index with other settings of its finder, such as probes=16."""
+        finder: Any = self.finder
+        return Index(self.store, replace(finder, **settings))
+
+    def only(self, ids: Iterable[str]) -> "Index":
+        """The index as if it held these documents alone: exact searches equal those of an index that was
+        built from them. Nothing is written.
+
+        Raises KeyError that names an unknown document.
+        """
+        return Index(self.store.only(ids), self.finder)
+
+    def search_tokens(
+        self,
+        recipe: Recipe,
+        queries: Tokens | Sequence[Tokens],
+        k: int = 100,
+        *,
+        advance: Advance = lambda n: None,
+    ) -> Ranked:
+        """The k best documents of every query [b, 1, j, h], best first, or fewer if fewer match.
+
+        queries: several are searched part by part. advance: called with the number of queries just done.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if recipe.search != "impute" and recipe.reads_pool:
+            raise ValueError(
+                f"the alignment {recipe.align} of {recipe.name} reads the whole pool, "
+                "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
+            )
+        parts = [self._checked(recipe, q) for q in ([queries] if isinstance(queries, Tokens) else queries)]
+        there = [some for part in parts for some in part.mask.flatten(1).any(1).tolist()]
+        if not self.store.living_tokens or not any(there):
+            return [{} for _ in there]
+        with torch.inference_mode():
+            ranked = self.finder.search(self.store, recipe, parts, min(k, len(self)), advance)
+        return [row if some else {} for row, some in zip(ranked, there, strict=True)]
+
+    @torch.inference_mode()
+    def rerank_tokens(
+        self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
+    ) -> list[Ranked]:
+        """New scores of each query's candidates with each recipe, best first, from one S if kernels can.
+
+        queries: [b, 1, j, h]. An imputing recipe takes the query's candidates as its pool. Raises KeyError
+        that names an unknown document.
+        """
+        for recipe in recipes:
+            queries = self._checked(recipe, queries)
+        if len(candidates) != len(queries.mask):
+            raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
+        store = self.store
+        ranked: list[Ranked] = [[] for _ in recipes]
+        for n, ids in enumerate(candidates):
+            rows = np.sort(store.positions(ids))
+            values = scores(store, recipes, queries[n : n + 1], rows)
+            values[:, torch.from_numpy(store.offsets[rows] == store.offsets[rows + 1])] = -torch.inf
+            for new, row in zip(ranked, values, strict=True):
+                new.append(best(store, row, rows, len(rows)))
+        return ranked
+
+    def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
+        """Each query's k best documents, and whether they are certainly the k best of these documents in the
+        store that `Store.certify` compared with.
+
+        A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError for a store
+        without errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
+        """
+        store = self.store
+        fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")
+        salient = "salience" in store.columns or queries.salience is not None
+        if not fits or recipe.search == "impute" or salient:
+            raise ValueError(f"the scores of {recipe.name} are no sums of maxima, whose errors are bounded")
+        if len(store.errors) != len(store.ids):
+            raise ValueError(f"{store} has no errors: call certify with the store of all tokens")
+        rows, queries = store.with_tokens(), self._checked(recipe, queries)
+        ranked = []
+        one = torch.ones(1, 1, 1, 1)
+        for n in range(len(queries.mask)):
+            query = queries[n : n + 1]
+            lengths = query.vectors[query.mask].norm(dim=-1)
+            reach = float(lengths.sum() / recipe.normalise_function(one, query, query))
+            values: Tensor = scores(store, [recipe], query, rows)[0]
+            above, below = store.errors[rows].T * reach
+            top = np.argsort(-(exact := values.cpu().numpy()), kind="stable")[:k]
+            rest = np.delete(np.arange(len(rows)), top)
+            sure = (exact - below)[top].min(initial=np.inf) > (exact + above)[rest].max(initial=-np.inf)
+            ranked.append((best(store, values, rows, k) if len(lengths) else {}, bool(sure)))
+        return ranked
+
+    def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
+        """Queries in float32. Raises ValueError if they cannot be scored here."""
+        store = self.store
+        if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != store.dim:
+            raise ValueError(
+                f"queries need axes [b, 1, j, {store.dim}] to search {store}, not "
+                f"{list(queries.vectors.shape)}"
+            )
+        if "ids" in recipe.align.reads and "ids" not in store.manifest["fields"]:
+            raise ValueError(
+                f"{store}, made by {store.manifest['paradigm']}, holds no ids of tokens, which {recipe.name} "
+                "reads"
+            )
+        if queries.vectors.dtype != torch.float32 or queries.vectors.requires_grad:
+            queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
+        flat = queries.vectors.flatten()
+        if not math.isfinite(flat.dot(flat)):
+            finite = queries.vectors.square().sum(-1).isfinite() | ~queries.mask
+            bad = (~finite).flatten(1).any(1).nonzero()
+            if len(bad):
+                raise ValueError(
+                    f"query {int(bad[0])} of {len(finite)} has vectors that are not finite, or too large"
+                )
+        return queries

@@ -1,0 +1,86 @@
+"""The kinds of index: each a codec, files made from the rows, and a finder. Plug-ins add to `INDEXES`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from paradigms.find.encodings import Encodings, NearDocuments
+from paradigms.find.index import Index
+from paradigms.find.lists import Lists, Probing
+from paradigms.find.near_tokens import NearTokens, TokenFile
+from paradigms.find.scan import Exact
+from paradigms.find.terms import BlockMax, Terms
+from paradigms.store.codecs import Float16, Weights
+from paradigms.store.kind import Kind
+from paradigms.store.residuals import Residuals
+from paradigms.store.store import open_store
+
+
+def exact() -> Kind:
+    """float16 vectors; all documents are scored."""
+    return Kind("exact", Float16(), Exact())
+
+
+def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
+    """float16 vectors, and any index of FAISS's factory: documents whose tokens FAISS finds are scored.
+
+    factory: what `faiss.index_factory` takes; empty: all tokens in float16 if they are few, else inverted
+    lists. probes: lists that are read for each query token. seed: of the training sample.
+    """
+    return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
+
+
+def compressed(
+    bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 8, candidates: int = 0
+) -> Kind:
+    """A centroid and 1, 2, 4 or 8 bits per dimension of each token; a few lists of tokens are scored.
+
+    lists: centroids; 0: the power of two nearest to 4√tokens. rounds, seed: of k-means. probes: lists that
+    each query token looks into. candidates: documents that are scored in full; 0: 64, or 4 for each document
+    that is wanted.
+    """
+    codec = Residuals(bits, lists, rounds, seed)
+    return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
+
+
+def inverted(bits: int = 8) -> Kind:
+    """Id and weight of each term, in 8 bits or float16: SPLADE, uniCOIL, BM25.
+
+    Documents that share a term with the query are scored; blocks that cannot reach the k-th score are not.
+    """
+    return Kind("inverted", Weights(bits), BlockMax(), Terms())
+
+
+def fixed(
+    planes: int = 5,
+    repetitions: int = 20,
+    inner: int = 16,
+    final: int = 0,
+    fill: bool = True,
+    seed: int = 0,
+    factory: str = "",
+    centre: bool = True,
+    probes: int = 16,
+    candidates: int = 0,
+) -> Kind:
+    """float16 vectors, and one long vector a document: those with the largest inner products are scored.
+
+    planes, repetitions, inner, final, fill, seed: as of `fixed.FixedEncoding`. factory, probes: FAISS's index
+    of these vectors, and lists that are read for each query. centre: whether the mean of all tokens is
+    subtracted. candidates: documents that are scored in full; 0: 64, or 4 for each document that is wanted.
+    """
+    derived = Encodings(planes, repetitions, inner, final, fill, seed, factory, centre)
+    return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)
+
+
+INDEXES: dict[str, Callable[..., Kind]] = {
+    "exact": exact,
+    "faiss": faiss,
+    "compressed": compressed,
+    "inverted": inverted,
+    "fixed": fixed,
+}
+
+
+def open_index(folder: str | Path, *, verify: bool = True) -> Index:
+    """The index in a folder, of any kind; arguments and errors as of `store.open_store`."""
+    return Index(open_store(folder, INDEXES, verify=verify))

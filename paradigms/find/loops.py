@@ -1,0 +1,48 @@
+"""The loops of the compressed index around `kernels`, in plain numba: lists and codes."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+BINS = 1024  # of the histograms that stand for sorting the centroids' similarities
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def select(similarities, sizes, probes, wanted, chosen, missing):
+    """Which lists some query token probes, and each token's estimated `wanted`-th best similarity.
+
+    similarities [K, lanes], of `missing.shape[0]` query tokens; sizes [K]. chosen[c] = True for the `probes`
+    most similar lists of each token, to a bin of a histogram. missing[j]: where Σ sizes over centroids of
+    larger similarity reaches `wanted`, every document token standing where its centroid is.
+    """
+    lists, counts = np.empty(BINS, np.int64), np.empty(BINS, np.int64)
+    for j in range(missing.shape[0]):
+        low = high = similarities[0, j]
+        for c in range(similarities.shape[0]):
+            low, high = min(low, similarities[c, j]), max(high, similarities[c, j])
+        scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
+        lists[:] = 0
+        counts[:] = 0
+        for c in range(similarities.shape[0]):
+            bin = int((similarities[c, j] - low) * scale)
+            lists[bin] += 1
+            counts[bin] += sizes[c]
+        last = _place(lists, probes)
+        missing[j] = low + _place(counts, wanted) / scale
+        for c in range(similarities.shape[0]):
+            if int((similarities[c, j] - low) * scale) >= last:
+                chosen[c] = True
+
+
+@no_type_check
+@njit(inline="always")
+def _place(histogram, wanted):
+    """The highest bin with at least `wanted` in it and above; 0 if there is none."""
+    bin, found = histogram.shape[0] - 1, histogram[-1]
+    while bin > 0 and found < wanted:
+        bin -= 1
+        found += histogram[bin]
+    return bin

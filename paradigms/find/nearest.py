@@ -1,0 +1,187 @@
+"""Vectors near a query's, by any index of FAISS's factory under inner product (Douze et al. 2024,
+arXiv:2401.08281), in one file beside a store.
+
+FAISS holds its own index in memory, and parses its file in native code: open only files that you trust.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from paradigms.store.columns import Files, Writer
+from paradigms.store.residuals import centroids_for
+
+FILE = "tokens.faiss"
+NUMBERS = 1 << 24  # numbers of the vectors that are held at once
+SMALL = 1 << 16  # tokens up to which all of them are compared
+MOST_LISTS = 1 << 12  # in the default: as many as a SAMPLE of tokens can train
+SAMPLE = 1 << 18  # vectors that train an index, at most
+READ = 1 << 20  # bytes of a file that are handed to FAISS at once
+BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
+
+Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], float32
+
+
+@dataclass(frozen=True)
+class Factory:
+    """name: what `faiss.index_factory` takes; empty: all vectors in float16 if they are few, else inverted
+    lists of them. seed: of the training sample."""
+
+    name: str = ""
+    seed: int = 0
+
+    def check(self, dim: int) -> None:
+        """Raises ValueError if FAISS makes no such index of vectors with `dim` numbers."""
+        if self.name:
+            _empty(self.name, dim)
+
+    def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
+        """Write the FAISS file of `count` vectors, trained by the first. anew: all vectors may have changed;
+        else some came last."""
+        if not count:
+            writer.remove(FILE)
+            return
+        faiss = _faiss()
+        with _threads(faiss):
+            known = FILE in writer.entries
+            index = _parsed(writer.array(FILE, "uint8")) if known else self._trained(count, entries)
+            if anew:
+                index.reset()
+            step = max(1, NUMBERS // index.d)
+            for first in range(index.ntotal, count, step):
+                index.add(entries(np.arange(first, min(first + step, count))))
+            writer.remove(FILE)
+            # FAISS itself would lose a last part that the disk has no room for, without an error.
+            try:
+                faiss.write_index(index, faiss.PyCallbackIOWriter(lambda part: writer.append(FILE, part)))
+            except RuntimeError as error:
+                raise OSError(f"{FILE} of {writer} cannot be written: {error}") from error
+
+    def _trained(self, count: int, entries: Entries) -> Any:
+        """An empty index, trained on a sample."""
+        faiss = _faiss()
+        width = entries(np.arange(1)).shape[1]
+        sample = max(1, min(SAMPLE, 2 * NUMBERS // width, count))
+        name = self.name or default_factory(count, sample)
+        index = _empty(name, width)
+        for part in _nested(faiss, index):
+            if hasattr(part, "do_polysemous_training"):
+                part.do_polysemous_training = False  # slow, and useful only for a search in Hamming space
+        if not index.is_trained:
+            random = np.random.default_rng(self.seed)
+            rows = random.choice(count, sample, replace=False)
+            try:
+                index.train(entries(np.sort(rows)))
+            except RuntimeError as error:
+                raise ValueError(f"{count} vectors do not train {name!r}: {error}") from error
+        return index
+
+
+class Nearest:
+    """The vectors of a FAISS file. shape: how many there must be, and their dimensions."""
+
+    def __init__(self, files: Files, shape: tuple[int, int]) -> None:
+        self.files, self.shape = files, shape
+        self._content = files.array(FILE, "uint8")  # of this commit, whatever replaces the file later
+
+    @cached_property
+    def index(self) -> Any:
+        """FAISS's index, parsed when first needed."""
+        if not len(self._content):
+            raise self.files.damaged(FILE, "it is missing")
+        try:
+            index = _parsed(self._content)
+        except (RuntimeError, ValueError) as error:
+            raise self.files.damaged(FILE, error) from error
+        if (index.ntotal, index.d) != self.shape:
+            raise self.files.damaged(FILE, f"{index.ntotal} vectors of {index.d}, not {self.shape}")
+        return index
+
+    def __call__(
+        self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inner products and numbers of `wanted` vectors that are not dead, as FAISS finds them.
+
+        probes: inverted lists that are read, if the index has any.
+        """
+        if not wanted or not len(queries):
+            return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
+        faiss, index = _faiss(), self.index
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is not None:
+            lists.nprobe = probes
+        asked = wanted
+        while True:
+            with _threads(faiss):
+                scores, rows = index.search(queries, asked)
+            there = rows >= 0
+            if dead is not None:
+                there &= ~dead[rows]
+            ended = (rows[:, -1] < 0) | (there.sum(1) >= wanted)
+            if ended.all() or asked == index.ntotal:
+                break
+            asked = min(2 * asked, index.ntotal)
+        kept = np.argsort(~there, axis=1, kind="stable")[:, :wanted]
+        scores, rows = np.where(there, scores, -np.inf), np.where(there, rows, -1)
+        return np.take_along_axis(scores, kept, 1), np.take_along_axis(rows, kept, 1)
+
+
+def default_factory(tokens: int, sample: int = SAMPLE) -> str:
+    """A flat float16 index of few tokens; else 4√tokens inverted lists, as a power of 2, of which the sample
+    trains each with 39 vectors, FAISS's own least number."""
+    if tokens <= SMALL:
+        return "SQfp16"
+    trained = 1 << max(0, (sample // 39).bit_length() - 1)
+    return f"IVF{min(MOST_LISTS, trained, centroids_for(tokens))},SQfp16"
+
+
+def _empty(name: str, dim: int) -> Any:
+    faiss = _faiss()
+    try:
+        return faiss.index_factory(dim, name, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ValueError(f"FAISS makes no index of {name!r}: {error}") from error
+
+
+def _parsed(content: np.ndarray) -> Any:
+    faiss, start = _faiss(), 0
+
+    def read(size: int) -> bytes:
+        nonlocal start
+        start += size
+        return content[start - size : start].tobytes()
+
+    return faiss.read_index(faiss.PyCallbackIOReader(read, READ))
+
+
+def _nested(faiss: Any, index: Any) -> Iterator[Any]:
+    """An index and those that it consists of."""
+    index = faiss.downcast_index(index)
+    yield index
+    for name in ("index", "base_index"):
+        if hasattr(index, name):
+            yield from _nested(faiss, getattr(index, name))
+
+
+def _faiss() -> Any:
+    import faiss  # takes a while, and only some indexes need it
+
+    return faiss
+
+
+@contextmanager
+def _threads(faiss: Any) -> Iterator[None]:
+    """As many threads as torch has: FAISS counts its own."""
+    threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
+        faiss.cvar.distance_compute_blas_threshold = least

@@ -1,0 +1,145 @@
+"""Scores of a store's documents, and the best of them: what finders share.
+
+Of equal scores the smaller document id ranks first.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.impute import retrieved_rel
+from paradigms.recipe import Recipe
+from paradigms.scoring.stored import Packed, Scanned, compiled, score
+from paradigms.store.build import Advance
+from paradigms.store.store import Store
+
+RETRIEVED = 1 << 22  # retrieved tokens, over all query tokens of a slice of queries, that are held at once
+CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
+# Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
+SIZES = {"cpu": (1 << 12, 1 << 20)}
+LARGE_SIZES = (1 << 17, 1 << 26)
+
+Ranked = list[dict[str, float]]
+"""The documents and scores of each query, best first."""
+Retrieve = Callable[[Store, Tensor, int], tuple[Tensor, Tensor]]
+"""(store, query tokens [t, h], k) → similarities and rows, [t, k'] with k' ≤ k, of the most similar stored
+tokens of each, in no order, without tokens of deleted documents. Missing ones are −∞ and row −1."""
+
+
+def gathered(
+    store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
+) -> Ranked:
+    """`core.rel` of the documents with one of the `search_tokens` tokens retrieved for each query token."""
+    ranked = []
+    for query, _, tokens in _retrieved(store, parts, recipe.search_tokens, retrieve):
+        rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
+        ranked.append(best(store, scores(store, [recipe], query, rows)[0], rows, k))
+        advance(1)
+    return ranked
+
+
+def imputed(
+    store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
+) -> Ranked:
+    """`impute.retrieved_rel` (Lee et al. 2023, Eq. 4): scores from the retrieved tokens alone."""
+    ranked = []
+    for _, similarities, tokens in _retrieved(store, parts, recipe.search_tokens, retrieve):
+        owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
+        rows, filled = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
+        ranked.append(best(store, filled, rows.cpu().numpy(), k))
+        advance(1)
+    return ranked
+
+
+def _retrieved(
+    store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
+) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
+    """Each query, and what its real tokens retrieve; some queries at a time."""
+    most = RETRIEVED // min(k, store.living_tokens)
+    for queries in parts:
+        step = max(1, most // max(1, queries.mask.shape[-1]))
+        for start in range(0, len(queries.mask), step):
+            some = queries[start : start + step]
+            lengths = some.mask[:, 0].sum(-1).tolist()
+            retrieved = retrieve(store, some.vectors[:, 0][some.mask[:, 0]], k)
+            similarities, tokens = (t.split(lengths) for t in retrieved)
+            single = (some[n : n + 1] for n in range(len(lengths)))
+            yield from zip(single, similarities, tokens, strict=True)
+
+
+def scores(
+    store: Store, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray, packed: Packed | None = None
+) -> Float[Tensor, "s n"]:
+    """`stored.score` of one query with each recipe, for documents by row.
+
+    The kernels score all recipes from one S; otherwise tokens are read once. packed: the query as the kernels
+    read it, if it is packed already.
+    """
+    values = torch.empty((len(recipes), len(rows)), device=query.mask.device)
+    if not len(rows):
+        return values
+    read = scanned(store, query.mask.device)
+    known = [n for n, recipe in enumerate(recipes) if read and compiled(recipe)]
+    others = [n for n in range(len(recipes)) if n not in known]
+    if read and known:
+        packed = read.packed(query) if packed is None else packed
+        values[known] = read.relevances([recipes[n] for n in known], packed, rows)[:, 0]
+    if others:
+        whole, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
+        parts = []
+        for block in [rows] if whole else store.blocks(CANDIDATES, rows):
+            documents = store.tokens(block, query.mask.device)
+            parts.append(torch.cat([score(recipes[n], documents, query) for n in others]))
+        values[others] = torch.cat(parts, 1)
+    return values
+
+
+def scanned(store: Store, device: torch.device) -> Scanned | None:
+    """What the compiled kernels read; None if they cannot score this store there."""
+    return store.whole.once(_scanned) if device.type == "cpu" else None
+
+
+def _scanned(store: Store) -> Scanned | None:
+    return store.codec.scanned(store.columns, store.offsets)
+
+
+# One integer for score and id, so that the largest keys are the best documents whatever ties: above, the
+# score's bits, in an order that integers share with floats; below, the place of the id among all ids.
+
+
+def keys(store: Store, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Tensor, "b n"]:
+    """The keys of the documents at `rows`: larger ones are better."""
+    bits = (scores.float() + 0.0).view(torch.int32).long()  # + 0 makes −0 into 0
+    rank = torch.from_numpy(store.whole.once(_order)[1][rows]).to(scores.device)
+    return (bits.where(bits >= 0, bits ^ 0x7FFFFFFF) << 32) | (0xFFFFFFFF - rank)
+
+
+def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
+    """Document id → score, in the order of the keys."""
+    high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+    scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
+    rows = store.whole.once(_order)[0][rank.cpu().numpy()]
+    return dict(zip(store.names(rows), scores.tolist(), strict=True))
+
+
+def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
+    """The k best of the documents at `rows`, at most, best first."""
+    return decoded(store, keys(store, scores[None], rows)[0].topk(min(k, len(rows))).values)
+
+
+def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in the order of their ids, and each row's place in that order."""
+    ids = store.ids
+    by_id = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+    return by_id, np.argsort(by_id)
+
+
+def _trimmed(tokens: Tokens) -> Tokens:
+    """Without places that no text of `tokens` uses: changes no rel."""
+    places = tokens.mask.flatten(0, 1).any(0).nonzero()
+    length = int(places.max()) + 1 if len(places) else 1
+    return tokens.map(lambda t: t[:, :, :length])

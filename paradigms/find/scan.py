@@ -1,0 +1,115 @@
+"""top-k_d rel(d, q) over a whole corpus, exactly: every document, or every token, is looked at.
+
+gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.find import ranking
+from paradigms.find.ranking import LARGE_SIZES, Ranked, best, decoded, imputed, keys, scanned
+from paradigms.recipe import Recipe
+from paradigms.scoring.stored import compiled, score, slices
+from paradigms.store.build import Advance
+from paradigms.store.store import Store
+
+IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
+TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
+GROUP = 8  # similarities whose maxima a token search compares first
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Search that misses nothing, of any store whose codec keeps vectors."""
+
+    def search(
+        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+    ) -> Ranked:
+        search = _imputed if recipe.search == "impute" else _gathered
+        return search(store, recipe, parts, k, advance)
+
+    def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        stored, wanted = store.columns["vectors"], min(k, store.living_tokens)
+        dead = None if store.dead is None else torch.from_numpy(store.dead)
+        _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
+        slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
+        top = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
+        for start in range(0, len(stored), TOKEN_BLOCK):
+            block = torch.from_numpy(np.array(stored[start : start + TOKEN_BLOCK])).to(vectors)
+            for n, (part, (scores, tokens)) in enumerate(zip(slices, top, strict=True)):
+                S = part @ block.T
+                if dead is not None:
+                    S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
+                new, places = _largest(S, min(wanted, len(block)))
+                scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
+                scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
+                top[n] = scores, tokens.gather(1, kept)
+        return torch.cat([s for s, _ in top]), torch.cat([t for _, t in top])
+
+
+def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+    """`core.rel` of all documents, block by block: the scores of one part of the queries are held."""
+    device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
+    read = scanned(store, device) if compiled(recipe) else None
+    packed = [read.packed(some) for queries in parts for some in slices(queries)] if read else []
+    limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
+    queries: Sequence[Any] = packed or parts
+    top: dict[int, Tensor] = {}  # part of the queries → its k best keys so far
+    for block in _in_place(store) if read else store.blocks(limit):
+        documents = None if read else store.tokens(block, device)
+        for n, some in enumerate(queries):
+            if documents is None:
+                assert read
+                scores = read.relevance(recipe, some, block)
+            else:
+                scores = score(recipe, documents, some)
+            new = keys(store, scores, block)
+            both = torch.cat([top[n], new], 1) if n in top else new
+            top[n] = both.topk(min(k, both.shape[1])).values
+        advance(total * len(block) / len(store))
+    return [decoded(store, row) for some in top.values() for row in some]
+
+
+def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+    """Eq. 4, in one pass over the stored vectors for a slice of the queries."""
+    read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
+    if not read:
+        return imputed(store, recipe, parts, k, advance, Exact().token_search)
+    rows, ranked = np.flatnonzero(store.living), []
+    for some in (some for queries in parts for some in slices(queries)):
+        scores, owns = read.imputed(recipe, read.packed(some), rows, store.living_tokens)
+        for row, mine in zip(scores, owns, strict=True):
+            ranked.append(best(store, row[torch.from_numpy(mine)], rows[mine], k))
+        advance(len(owns))
+    return ranked
+
+
+def _in_place(store: Store) -> list[np.ndarray]:
+    """Documents that a search may return, in blocks of some IN_PLACE tokens."""
+    rows = store.with_tokens()
+    cuts = np.searchsorted(store.offsets[rows], range(IN_PLACE, int(store.offsets[-1]), IN_PLACE))
+    return [block for block in np.split(rows, cuts) if len(block)]
+
+
+def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """S.topk(k) along rows, in no order: the k largest lie in the k groups with the largest maxima."""
+    groups = S.shape[1] // GROUP
+    if groups <= k:
+        return S.topk(k, sorted=False)
+    whole, device = groups * GROUP, S.device
+    maxima = S[:, :whole].view(-1, GROUP, groups).amax(1)
+    chosen = maxima.topk(k, sorted=False).indices[:, None, :]
+    members = (chosen + torch.arange(GROUP, device=device)[:, None] * groups).flatten(1)
+    rest = torch.arange(whole, S.shape[1], device=device).expand(len(S), -1)
+    members = torch.cat([members, rest], 1)
+    values, kept = S.gather(1, members).topk(k, sorted=False)
+    return values, members.gather(1, kept)

@@ -1,0 +1,92 @@
+"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight a token (SPLADE, uniCOIL, BM25).
+
+The store has ids and weights of each document's tokens (`store.codecs.Weights`). Postings are made from them
+at the first search, a second for some 10⁸ weights, and held in memory: `postings`. Scores equal `core.rel` on
+the stored weights. Documents that share no term with the query are not returned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paradigms.core import Tokens
+from paradigms.find.ranking import Ranked, best
+from paradigms.recipe import Recipe
+from paradigms.scoring.machine import shared
+from paradigms.store.build import Advance
+from paradigms.store.codecs import LARGEST, TERMS
+from paradigms.store.columns import Writer
+from paradigms.store.store import Store
+
+if TYPE_CHECKING:
+    from paradigms.find.postings import Postings
+
+
+@dataclass(frozen=True)
+class Terms:
+    """No files: postings are made in memory. Opening checks that the columns are weights of terms."""
+
+    def check(self, dim: int) -> None: ...
+    def write(self, writer: Writer, store: Store, anew: bool) -> None: ...
+
+    def open(self, store: Store) -> None:
+        ids, weights = store.columns["ids"], store.columns["weights"]
+        if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
+            raise store.files.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
+        if weights.dtype == np.uint16 and weights.max(initial=0) > LARGEST:
+            raise store.files.damaged("weights.bin", "weights below 0, or not finite")
+
+
+@dataclass(frozen=True)
+class BlockMax:
+    """Search that misses nothing, by block-max pruning; weights are at least 0 on both sides."""
+
+    def search(
+        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+    ) -> Ranked:
+        from paradigms.find import postings
+
+        for queries in parts:
+            _check(store, recipe, queries)
+        codec: Any = store.codec
+        made = store.once(_postings)
+
+        def search(query: Tokens) -> dict[str, float]:
+            assert query.ids is not None
+            known = (query.ids >= 0) & (query.ids < len(made.terms) - 1)
+            mask = query.mask & known & (query.vectors[..., 0] > 0)
+            terms, places = np.unique(query.ids[mask].cpu().numpy(), return_inverse=True)
+            weights = np.zeros(len(terms), np.float32)
+            np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
+            rows, scores = np.empty(len(store.living), np.int64), np.empty(len(store.living), np.float32)
+            count = postings.best(made, codec.table, terms, weights, k, rows, scores)
+            advance(1)
+            return best(store, torch.from_numpy(scores[:count]), rows[:count], k)
+
+        each = [queries[n : n + 1] for queries in parts for n in range(len(queries.mask))]
+        return shared(search, each, torch.get_num_threads())
+
+
+def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
+    """Raises ValueError for queries that postings cannot score."""
+    if recipe.search == "impute":
+        raise ValueError(f"{store} finds tokens by their ids: it imputes nothing")
+    if "ids" not in recipe.align.reads or recipe.normalise != "one":
+        raise ValueError(
+            f"{store} scores equal ids with Z = 1, not {recipe.align} with Z = {recipe.normalise}"
+        )
+    if queries.salience is not None:
+        raise ValueError(f"{recipe.name} weighs terms of queries by salience, which {store} does not")
+    if (queries.vectors.squeeze(-1).where(queries.mask, 0) < 0).any():
+        raise ValueError(f"{recipe.name} gives a query a weight below 0, which {store} cannot prune")
+
+
+def _postings(store: Store) -> "Postings":
+    from paradigms.find.postings import inverted
+
+    codec: Any = store.codec
+    columns = store.columns
+    return inverted(columns["ids"], columns["weights"], codec.table, store.offsets, store.living)

@@ -1,0 +1,143 @@
+"""An index and the model that encodes its queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paradigms.core import Tokens
+from paradigms.data import Corpus, Run, check_queries
+from paradigms.encoder.batches import by_length
+from paradigms.explanation import Explanation
+from paradigms.find import INDEXES, Index, open_index
+from paradigms.find.scan import Exact
+from paradigms.io.progress import progress_bar
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
+from paradigms.store import Kind, Store
+from paradigms.store.pruning import most_salient
+
+QUERIES = 64  # encoded at once, texts of like length together
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed:
+    """Search and rerank by rel over an index (`paradigms.find`).
+
+    model: made the index, perhaps with another alignment. corpus: the texts of the index.
+    keep: β^q, the share of each query's tokens that search, the most salient ones.
+    """
+
+    index: Index
+    model: Paradigm
+    corpus: Corpus | None = None
+    keep: float = 1.0
+
+    @classmethod
+    def build(
+        cls,
+        model: Paradigm,
+        texts: Corpus | Mapping[str, str],
+        folder: str | Path | None = None,
+        *,
+        kind: Kind | str = "exact",
+        **settings: Any,
+    ) -> Indexed:
+        """Encode texts into an index.
+
+        texts: a corpus, or document id → text. folder: where the index stays; None keeps it in memory.
+        kind: such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. settings: as of `Store.build`,
+        such as precision and progress.
+        """
+        corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
+        return cls(Index(Store.build(made, model, corpus.ids, corpus, folder, **settings)), model, corpus)
+
+    @classmethod
+    def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
+        """Open the index in a folder. Raises ValueError if another model made it."""
+        index = open_index(folder)
+        index.store.check(model)
+        return cls(index, model, corpus)
+
+    def size_in_bytes(self) -> int:
+        return round(self.index.store.bytes_per_document * len(self.index))
+
+    def only(self, ids: Iterable[str]) -> Indexed:
+        """Restrict searches to these documents. Raises KeyError that names an unknown one."""
+        return replace(self, index=self.index.only(ids))
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        self.index.store.check(self.model)
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"search {self.model.name}", total=len(queries))
+            encoded = list(_encoded(self.model, queries, self.keep))
+            parts = [part for _, part in encoded]
+            ranked = self.index.search_tokens(
+                self.model.recipe, parts, k, advance=lambda n: bar.advance(task, n)
+            )
+        by_name = dict(zip((name for names, _ in encoded for name in names), ranked, strict=True))
+        return {name: by_name[name] for name in queries}
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        return self.rankings(queries, run, [self.model.recipe], progress=progress)[0]
+
+    def rankings(
+        self,
+        queries: Mapping[str, str],
+        run: Run,
+        recipes: Sequence[Recipe],
+        *,
+        progress: bool = False,
+    ) -> list[Run]:
+        """`rerank` with each of several recipes for one encoder; queries are encoded once."""
+        self.index.store.check(self.model)
+        check_queries(run, queries)
+        for candidates in run.values():
+            self.index.store.positions(candidates)
+        texts = {query: queries[query] for query in run if run[query]}
+        runs: list[Run] = [{} for _ in recipes]
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"rerank {self.model.name}", total=len(texts))
+            for names, encoded in _encoded(self.model, texts):
+                scored = self.index.rerank_tokens(recipes, encoded, [list(run[query]) for query in names])
+                for new, ranked in zip(runs, scored, strict=True):
+                    new |= dict(zip(names, ranked, strict=True))
+                bar.advance(task, len(names))
+        return [{query: new.get(query, {}) for query in run} for new in runs]
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        text, pool = text_of(self.corpus, document), None
+        if others and "pool" in self.model.reads:
+            pool = self.index.store.tokens_of(others, self.model.encoder.device)
+        return [self.model.explain(query, text, pool)]
+
+    def part(self, n: int, count: int) -> Indexed | None:
+        """The n-th of `count` parts of the documents.
+
+        None unless every search of all documents is the merged search of the parts.
+        """
+        if not isinstance(self.index.finder, Exact) or self.model.recipe.search != "gather":
+            return None
+        rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
+        return self.only(self.index.store.names(rows))
+
+
+def _encoded(
+    paradigm: Paradigm, queries: Mapping[str, str], keep: float = 1.0
+) -> Iterator[tuple[list[str], Tokens]]:
+    """The names and Q of QUERIES queries of like length at a time; of each, the kept tokens."""
+    names = list(queries)
+    for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
+        some = [names[n] for n in places]
+        yield some, most_salient(paradigm.encode_queries([queries[name] for name in some]), keep)
+
+
+def text_of(corpus: Corpus | None, document: str) -> str:
+    """The text of a document, by id. ValueError where a retriever was made without its corpus."""
+    if corpus is None:
+        raise ValueError("explaining a score takes the texts of the documents: give the retriever its corpus")
+    return corpus[corpus.position(document)]

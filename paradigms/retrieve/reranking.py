@@ -1,0 +1,106 @@
+"""A retriever of any model, from the texts of a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.explanation import Explanation
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.model import Paradigm
+from paradigms.retrieve.indexed import Indexed
+from paradigms.retrieve.retriever import Retriever
+
+Model: TypeAlias = Paradigm | Generative | CrossAttention
+
+
+def retriever_of(
+    model: Model,
+    texts: Corpus | Mapping[str, str],
+    folder: str | Path | None = None,
+    *,
+    first: Retriever | None = None,
+    precision: str = "no",
+    progress: bool = False,
+    **settings: Any,
+) -> Retriever:
+    """Retrieve from texts by a model of any kind.
+
+    A paradigm encodes the texts into an index, in the folder or, where that is None, for as long as the
+    retriever lives; settings, progress: as in `Indexed.build`. A generative model ranks the corpus that it
+    was built for, computing as the caller's autocast says. Cross-attention reranks what
+    `first` finds, and cannot search without it. precision: "no", "bf16", or "fp16" on a GPU.
+    """
+    if isinstance(model, Generative):
+        return GenerativeRetriever(model)
+    if isinstance(model, CrossAttention):
+        corpus = Corpus.of(texts)
+        return Reranking(model, corpus, first, precision) if first else TextPairs(model, corpus, precision)
+    return Indexed.build(model, texts, folder, precision=precision, progress=progress, **settings)
+
+
+@dataclass(frozen=True, eq=False)
+class Reranking:
+    """Rerank by a model of any kind; encode only the candidates, and keep nothing.
+
+    first: finds the candidates of `search`, k of each query. precision: as in `retriever_of`.
+    """
+
+    model: Model
+    corpus: Corpus
+    first: Retriever | None = None
+    precision: str = "no"
+
+    def size_in_bytes(self) -> int:
+        return 0
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """Rerank the k documents that `first` finds. ValueError without it."""
+        if self.first is None:
+            raise ValueError(f"{self.model.name} reranks here: give `first`, which finds its candidates")
+        return self.rerank(queries, self.first.search(queries, k, progress=progress), progress=progress)
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        ids = (document for documents in run.values() for document in documents)
+        return self._part(ids, progress).rerank(queries, run, progress=progress)
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        return self._part([document, *others]).explain(query, document, others)
+
+    def _part(self, ids: Iterable[str], progress: bool = False) -> Retriever:
+        return retriever_of(self.model, self.corpus.only(ids), precision=self.precision, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class TextPairs:
+    """Rerank by a model that reads query and document together, for which A is not defined."""
+
+    model: CrossAttention
+    corpus: Corpus
+    precision: str = "no"
+
+    def size_in_bytes(self) -> int:
+        return 0
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """ValueError: every document would have to be read with every query."""
+        raise ValueError(f"{self.model.name} scores given pairs and searches no corpus: rerank a run with it")
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        check_queries(run, queries)
+        names = [(query, document) for query, documents in run.items() for document in documents]
+        texts = {id: self.corpus[self.corpus.position(id)] for _, id in names}
+        pairs = [(queries[query], texts[id]) for query, id in names]
+        values = self.model.score_texts(pairs, precision=self.precision, progress=progress)
+        reranked: Run = {query: {} for query in run}
+        for (query, document), value in zip(names, values, strict=True):
+            reranked[query][document] = value
+        return {query: best_first(scores) for query, scores in reranked.items()}
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        return []

@@ -1,0 +1,137 @@
+"""Retrievers around another one: passages as documents, queries that are documents, several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed
+
+from paradigms.data import Run, best_first
+from paradigms.data.identical import without_own
+from paradigms.data.pieces import Pieces
+from paradigms.explanation import Explanation
+from paradigms.retrieve.indexed import Indexed
+from paradigms.retrieve.retriever import Retriever
+from paradigms.store.building import Launch
+
+WIDER = 4  # times as many passages are searched where too few documents are found
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapper:
+    """A retriever that changes the searches of another one."""
+
+    retriever: Retriever
+
+    def size_in_bytes(self) -> int:
+        return self.retriever.size_in_bytes()
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        return self.retriever.explain(query, document, others)
+
+
+@dataclass(frozen=True, eq=False)
+class Passages(Wrapper):
+    """Documents by their passages: score(d) = sum of the `best` largest scores of d's passages.
+
+    best = 1 is MaxP (Dai and Callan, "Deeper Text Understanding for IR with Contextual Neural Language
+    Modeling", SIGIR 2019). retriever: over `pieces.corpus`.
+    """
+
+    pieces: Pieces
+    best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.best < 1:
+            raise ValueError(f"best of passages must be at least 1, got {self.best}")
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """Rank the k best documents. With best > 1 they are the best of the 2k with the best passages."""
+        size, mean = len(self.pieces.corpus), self.pieces.mean
+        summed = self.best > 1 and mean > 1
+        wanted = 2 * k if summed else k
+        run: Run = {query: {} for query in queries}
+        left, depth = dict(queries), min(wanted * mean, size)
+        while left:
+            for query, scores in self.retriever.search(left, depth, progress=progress).items():
+                documents = self.pieces.documents(scores)
+                if len(documents) >= wanted or len(scores) < depth or depth == size:
+                    del left[query]
+                    run[query] = best_first(documents, wanted)
+            depth = min(WIDER * depth, size)
+        if summed:
+            run = self.rerank(queries, run, progress=progress)
+        return {query: best_first(scores, k) for query, scores in run.items()}
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        passages = {query: self._of(documents) for query, documents in run.items()}
+        scored = self.retriever.rerank(queries, passages, progress=progress)
+        return {query: best_first(self.pieces.documents(row, self.best)) for query, row in scored.items()}
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        """Explain the score of the document's best passage."""
+        passages = self._of([document])
+        if len(passages) > 1:
+            passages = self.retriever.rerank({"": query}, {"": passages})[""]
+        return self.retriever.explain(query, next(iter(passages)), list(self._of(others)))
+
+    def _of(self, documents: Iterable[str]) -> dict[str, float]:
+        """All passages of some documents, without scores (all 0)."""
+        return dict.fromkeys((passage for id in documents for passage in self.pieces.of(id)), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class WithoutOwn(Wrapper):
+    """Leave out documents that are the query itself: those with the query's id.
+
+    own: the ids of such queries (`data.identical.own_documents`).
+    """
+
+    own: Set[str]
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        depth = k + 1 if self.own and k > 0 else k
+        return without_own(self.retriever.search(queries, depth, progress=progress), self.own, k)
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        return self.retriever.rerank(queries, without_own(run, self.own), progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class AllProcesses(Wrapper):
+    """Share each search among the processes of a launch, with the answers of one process.
+
+    Every process calls the methods with the same arguments and receives all results. Where the retriever can
+    be divided (`Indexed.part`), each process searches its part of the documents, and the best are merged.
+    Otherwise the queries are divided, as for reranking.
+
+    launch: such as accelerate's `Accelerator` or `PartialState`.
+    """
+
+    launch: Launch
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        rank, count = self.launch.process_index, self.launch.num_processes
+        whole = self.retriever
+        if count > 1 and isinstance(whole, Indexed) and (part := whole.part(rank, count)):
+            return self._merged(queries, part.search(queries, k, progress=progress), k)
+        mine = {query: queries[query] for query in list(queries)[rank::count]}
+        return self._merged(queries, self.retriever.search(mine, k, progress=progress))
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        rank, count = self.launch.process_index, self.launch.num_processes
+        mine = {query: run[query] for query in list(run)[rank::count]}
+        return self._merged(run, self.retriever.rerank(queries, mine, progress=progress))
+
+    def _merged(self, queries: Mapping[str, Any], run: Run, k: int | None = None) -> Run:
+        """The runs of all processes as one, of each query its first k documents, or all."""
+        runs: list[Run] = [run] * self.launch.num_processes
+        if len(runs) > 1:
+            distributed.all_gather_object(runs, run)
+        merged: Run = {query: {} for query in queries}
+        for part in runs:
+            for query, scores in part.items():
+                merged[query] |= scores
+        return {query: best_first(scores, k) for query, scores in merged.items()}

@@ -1,0 +1,70 @@
+"""Checkpoints of other libraries: read as paradigms of equal scores, and written where they can hold one.
+
+Each format recognises a folder by its files and reads it whole: a part that no paradigm here has is named,
+never left out. Pickled weights are read on request alone, by `torch.load` with weights_only, which runs no
+code.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.encoder.published import MODULES
+from paradigms.model import Paradigm
+from paradigms.saving import authors, plain
+from paradigms.saving.layouts import KINDS, SAVE_LAYOUTS, Layout, push_to_hub, save_pretrained
+from paradigms.saving.sentence_transformers import is_sentence_transformers, read_sentence_transformers
+from paradigms.saving.weights import described, safe_weights
+
+
+class Format(NamedTuple):
+    """A layout of checkpoints that is read."""
+
+    title: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path], Paradigm | CrossAttention]
+
+
+# Name -> format. The first that recognises a folder reads it.
+FORMATS: dict[str, Format] = {
+    "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", authors.is_xtr, authors.read_xtr),
+    "classifier": Format("a reranker (…ForSequenceClassification)", plain.is_reranker, plain.read_reranker),
+    "sentence-transformers": Format(
+        f"sentence-transformers or PyLate ({MODULES})", is_sentence_transformers, read_sentence_transformers
+    ),
+    "stanford": Format(
+        "Stanford ColBERT (artifact.metadata, or HF_ColBERT in config.json)",
+        authors.is_stanford,
+        authors.read_stanford,
+    ),
+    "dpr": Format("DPR (model_type dpr)", authors.is_dpr, authors.read_dpr),
+    "coil": Format("COIL (model.pt)", authors.is_coil, authors.read_coil),
+    "splade": Format("SPLADE (…ForMaskedLM)", plain.is_masked, plain.read_masked),
+    "plain": Format("a plain encoder (config.json)", plain.is_plain, plain.read_plain),
+}
+
+
+def read_checkpoint(
+    folder: Path, *, layout: str | None = None, pickled: bool = False
+) -> Paradigm | CrossAttention:
+    """The paradigm, or reranker, in a folder of any of `FORMATS`. layout: the one to read it in, where told.
+
+    ValueError says what was found and what is missing, cannot be had, or could mean two things.
+    """
+    if layout is not None and layout not in FORMATS:
+        raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")
+    if layout is None and authors.may_be_xtr(folder):
+        raise ValueError(
+            f"{folder} may be XTR, whose vectors are those of tokens, or a model of one vector a text: say "
+            "which with layout='xtr' or layout='sentence-transformers' (at the terminal --model-layout)"
+        )
+    told = [FORMATS[layout]] if layout else [form for form in FORMATS.values() if form.recognises(folder)]
+    if not told:
+        known = "; ".join(form.title for form in FORMATS.values())
+        raise ValueError(f"{folder} is no checkpoint of {known}: it holds {described(folder)}")
+    with safe_weights(folder, pickled) as safe:
+        try:
+            return told[0].read(safe)
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(f"{folder}, in the format of {told[0].title}: {error}") from error

@@ -1,0 +1,164 @@
+"""Checkpoints as their papers' authors save them: DPR, COIL, Stanford ColBERT (colbertv2.0) and XTR."""
+
+import string
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from paradigms.align import PositiveEqualIds
+from paradigms.coil import coil
+from paradigms.encoder.backbone import load_model, load_tokenizer, quiet
+from paradigms.encoder.published import MODEL, MODULES
+from paradigms.io.typed import json_or_empty, naming, read_json
+from paradigms.model import Paradigm
+from paradigms.saving.heads import (
+    ACTIVATIONS,
+    POOLED,
+    Head,
+    dense,
+    encoder_with,
+    late_interaction,
+    one_vector,
+)
+from paradigms.saving.weights import read_weights
+from paradigms.xtr import xtr
+
+TOWERS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}
+DPR_LENGTH = 256  # of a text, as the paper cuts passages
+HEADS = "heads.safetensors"  # what COIL's model.pt becomes
+COIL_HEADS = {f"{name}.{part}" for name in ("tok_proj", "cls_proj") for part in ("weight", "bias")}
+METADATA = "artifact.metadata"
+DENSE = "2_Dense"
+DIM = 128  # of the published XTRs; models of one vector a text over a T5 have 768
+
+
+def is_dpr(folder: Path) -> bool:
+    return json_or_empty(folder / "config.json").get("model_type") == "dpr"
+
+
+def read_dpr(folder: Path) -> Paradigm:
+    """One of DPR's two encoders, for both sides (`registry.load` joins two): [CLS] or its projection."""
+    import transformers
+
+    architecture = (read_json(folder / "config.json").get("architectures") or ["none"])[0]
+    if architecture not in TOWERS:
+        raise ValueError(f"its architecture is {architecture}, not {' or '.join(TOWERS)}")
+    encoder = getattr(load_model(getattr(transformers, architecture), folder), TOWERS[architecture])
+    head = None
+    if encoder.projection_dim > 0:
+        head = Head(encoder.encode_proj.weight.detach(), encoder.encode_proj.bias.detach())
+    with tempfile.TemporaryDirectory() as temporary:
+        with quiet():
+            _bert(encoder.bert_model).save_pretrained(temporary)
+        load_tokenizer(folder).save_pretrained(temporary)
+        lengths = {"query_length": DPR_LENGTH, "document_length": DPR_LENGTH}
+        return one_vector(
+            encoder_with(Path(temporary), head, **POOLED, **lengths, pooling="cls", normalize=False)
+        )
+
+
+def _bert(model: Any) -> Any:
+    """The same weights under a configuration that says what they are: BERT's."""
+    from transformers import BertConfig, BertModel
+
+    known = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+    config = BertConfig(**{name: value for name, value in model.config.to_dict().items() if name in known})
+    bert = BertModel(config, add_pooling_layer=False)
+    bert.load_state_dict(model.state_dict())
+    return bert
+
+
+def is_coil(folder: Path) -> bool:
+    heads = (folder / "model.pt").is_file() or (folder / HEADS).is_file()
+    return heads and (folder / "config.json").is_file()
+
+
+def read_coil(folder: Path) -> Paradigm:
+    """COIL-full without layer normalisation: an encoder, and its two projections in model.pt.
+
+    Gao et al. 2021. Their settings are in a pickle of objects (args.pt), which is not read: the model is
+    taken to be COIL-full as they trained and published it, with [SEP] left out and the lengths of MS MARCO.
+    ValueError for other projections.
+    """
+    with naming(folder / HEADS):
+        found = {name: t.float() for name, t in load_file(folder / HEADS).items()}
+    if found.keys() != COIL_HEADS:
+        raise ValueError(f"{HEADS} or model.pt holds {sorted(found)}, where {sorted(COIL_HEADS)} belong")
+    tokens, pooled = (Head(found[f"{n}.weight"], found[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
+    lengths: dict[str, Any] = {"query_length": 16, "document_length": 128}
+    model: Any = coil(folder, pooled_dim=len(pooled.weight), **lengths, **tokens.settings())
+    tokens.put_into(model.encoder.projection)
+    pooled.put_into(model.encoder.pooled_projection)
+    return model.with_alignment(PositiveEqualIds())
+
+
+def is_stanford(folder: Path) -> bool:
+    config = json_or_empty(folder / "config.json")
+    return bool(config) and (
+        (folder / METADATA).is_file() or "HF_ColBERT" in (config.get("architectures") or ())
+    )
+
+
+def read_stanford(folder: Path) -> Paradigm:
+    """Stanford ColBERT: one state dict of BERT and a linear layer; settings in artifact.metadata.
+
+    Khattab & Zaharia 2020; Santhanam et al. 2022. What their metadata does not say is as their code has it:
+    markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, a sum of maxima.
+    ValueError where the linear layer is missing, or similarities are no cosines.
+    """
+    found = read_weights(folder, "linear.weight")
+    if not found:
+        raise ValueError("no linear.weight among the weights")
+    settings = json_or_empty(folder / METADATA)
+    if settings.get("similarity", "cosine") != "cosine":
+        raise ValueError(f"similarity is {settings['similarity']}")
+    skips = settings.get("mask_punctuation", True)
+    return late_interaction(
+        encoder_with(
+            folder,
+            Head(found["linear.weight"], None),
+            query_length=settings.get("query_maxlen") or 32,
+            document_length=settings.get("doc_maxlen") or 220,
+            query_marker=settings.get("query_token_id") or "[unused0]",
+            document_marker=settings.get("doc_token_id") or "[unused1]",
+            query_augmentation=True,
+            attend_augmentation=bool(settings.get("attend_to_mask_tokens")),
+            skip=string.punctuation if skips else "",
+            skip_exact=skips,
+        )
+    )
+
+
+def is_xtr(folder: Path) -> bool:
+    """Whether the folder has a T5 and its 2_Dense, which without modules.json nothing else has."""
+    return _t5_with_dense(folder) and not (folder / MODULES).is_file()
+
+
+def may_be_xtr(folder: Path) -> bool:
+    """Whether modules.json, without a type of model, stands beside an encoder and a layer such as XTR's.
+
+    Nothing in such a folder says that its vectors are those of tokens: a model of one vector a text may look
+    the same.
+    """
+    if not (_t5_with_dense(folder) and (folder / MODULES).is_file()):
+        return False
+    if json_or_empty(folder / MODEL).get("model_type"):
+        return False
+    head = json_or_empty(folder / DENSE / "config.json")
+    linear = ACTIVATIONS.get(head.get("activation_function", "")) == "identity" and not head.get("bias", True)
+    return linear and head.get("out_features") == DIM
+
+
+def _t5_with_dense(folder: Path) -> bool:
+    model_type = json_or_empty(folder / "config.json").get("model_type")
+    return (folder / DENSE).is_dir() and model_type in ("t5", "mt5")
+
+
+def read_xtr(folder: Path) -> Paradigm:
+    """XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer. ValueError without it."""
+    head = dense(folder / DENSE)
+    model: Any = xtr(folder, query_length=64, document_length=512, **head.settings())
+    head.put_into(model.encoder.projection)
+    return model

@@ -1,0 +1,172 @@
+"""A paradigm as a folder that sentence-transformers 6 opens, with equal scores.
+
+One vector a side becomes its SentenceTransformer, token vectors under ColBERT's alignment its
+MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from paradigms.align import EqualIds
+from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.published import MODEL, MODULES
+from paradigms.encoder.text import EncoderSettings, TextEncoder
+from paradigms.io.files import write_json
+from paradigms.model import Paradigm
+from paradigms.saving.heads import ACTIVATIONS
+from paradigms.splade import Splade, SpladeSettings
+
+PACKAGE = "sentence_transformers"
+TYPES = {
+    "Transformer": f"{PACKAGE}.base.modules.transformer.Transformer",
+    "Dense": f"{PACKAGE}.base.modules.dense.Dense",
+    "Normalize": f"{PACKAGE}.base.modules.normalize.Normalize",
+    "Pooling": f"{PACKAGE}.sentence_transformer.modules.pooling.Pooling",
+    "SpladePooling": f"{PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling",
+    "MultiVectorMask": f"{PACKAGE}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
+}
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
+SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of maxima or their mean
+
+
+def write_sentence_transformers(model: Any, folder: Path) -> None:
+    """Every file of the folder, which is empty: a layout of `saving.SAVE_LAYOUTS`.
+
+    ValueError names a setting, or a kind of model, that sentence-transformers has no module for.
+    """
+    if not isinstance(model, Paradigm):
+        raise ValueError(f"{model.name} is no encoder of single texts, as sentence-transformers needs")
+    encoder, settings = model.encoder, model.encoder.settings
+    if not isinstance(encoder, TextEncoder):
+        raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
+    sparse = isinstance(encoder, Splade)
+    multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
+    refuse(model, multi, sparse)
+    encoder.save(folder / "own", merged=True)
+    for file in (folder / "own" / "backbone").iterdir():
+        shutil.move(file, folder / file.name)
+    shutil.rmtree(folder / "own")
+    name = "token_embeddings" if multi else "sentence_embedding"
+    vectors = {"module_input_name": name, "module_output_name": name}
+    modules: list[tuple[str, dict[str, Any]]] = []
+    if sparse:
+        modules.append(("SpladePooling", {"pooling_strategy": "max", "activation_function": "relu"}))
+    elif not multi:
+        width = encoder.backbone.config.hidden_size
+        modules.append(("Pooling", {"embedding_dimension": width, "pooling_mode": POOLING[settings.pooling]}))
+    if encoder.projection is not None:
+        modules.append(("Dense", dense_config(encoder) | vectors))
+    if multi:
+        modules.append(("MultiVectorMask", {"skiplist_words": encoder.skipped}))
+    if settings.normalize:
+        modules.append(("Normalize", vectors))
+    rows = [{"idx": 0, "name": "0", "path": "", "type": TYPES["Transformer"]}]
+    for n, (kind, config) in enumerate(modules, 1):
+        path = f"{n}_{kind}"
+        rows.append({"idx": n, "name": str(n), "path": path, "type": TYPES[kind]})
+        write_json(folder / path / "config.json", config)
+        if kind == "Dense":
+            assert encoder.projection is not None
+            weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
+            save_file(weights, folder / path / "model.safetensors")
+    write_json(folder / MODULES, rows)
+    write_json(folder / "sentence_bert_config.json", transformer_config(settings, sparse))
+    write_json(folder / MODEL, model_config(model, multi))
+    register_markers(encoder, folder)
+
+
+def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
+    """ValueError for what no module of sentence-transformers does."""
+    s: Any = model.encoder.settings
+    recipe = model.recipe
+    if sparse:
+        absent = {
+            f"query_terms={s.query_terms}": s.query_terms != "all",
+            "tied_head": s.tied_head,
+            f"the alignment {recipe.align}": not isinstance(recipe.align, EqualIds),
+        }
+    else:
+        if not (
+            recipe.align.is_maxsim() and recipe.normalise in SIMILARITY
+            if multi
+            else recipe.align.is_maximum(1)
+        ):
+            raise ValueError(
+                f"{recipe.name} has the alignment {recipe.align} with Z = {recipe.normalise}, and "
+                "sentence-transformers supports that of ColBERT only: "
+                "model.with_alignment(QueryToDocument(), 'query_tokens') scores as it will there"
+            )
+        if {s.query_vectors, s.document_vectors} != {"all" if multi else "pooled"}:
+            raise ValueError(
+                f"queries become {s.query_vectors} and documents {s.document_vectors} vectors: "
+                "sentence-transformers has one of a text, or those of all tokens"
+            )
+        absent = {
+            f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
+            "layer_norm": s.layer_norm,
+            "pooled_dim": s.pooled_dim,
+            "salience": s.salience != "none",
+            "special_tokens=False": multi and not s.special_tokens,
+        }
+    named = [name for name, there in absent.items() if there]
+    if named:
+        raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")
+
+
+def dense_config(encoder: TextEncoder) -> dict[str, Any]:
+    assert encoder.projection is not None
+    activation = {name: path for path, name in ACTIVATIONS.items()}[encoder.settings.activation]
+    return {
+        "in_features": encoder.projection.in_features,
+        "out_features": encoder.projection.out_features,
+        "bias": encoder.projection.bias is not None,
+        "activation_function": activation,
+    }
+
+
+def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any]:
+    """Lengths and augmentation, as its Transformer module keeps them."""
+    augmented: dict[str, Any] = {"query_length": settings.query_length}
+    if settings.query_augmentation:
+        strategy = {"strategy": "fixed", "attend": settings.attend_augmentation, "token": None}
+        augmented = {"query_expansion": strategy | {"length": settings.query_length}}
+    return {
+        "transformer_task": "fill-mask" if sparse else "feature-extraction",
+        "modality_config": {
+            "text": {"method": "forward", "method_output_name": "logits" if sparse else "last_hidden_state"}
+        },
+        "module_output_name": "token_embeddings",
+        "document_length": settings.document_length,
+    } | augmented
+
+
+def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
+    """Prompts, which are our markers, and the similarity."""
+    s = model.encoder.settings
+    single = "cosine" if s.normalize else "dot"
+    if isinstance(s, SpladeSettings):
+        kind: dict[str, Any] = {"model_type": "SparseEncoder", "max_active_dims": s.most_terms}
+    else:
+        kind = {"model_type": "MultiVectorEncoder" if multi else "SentenceTransformer"}
+    return kind | {
+        "__version__": {PACKAGE: "6.0.0"},
+        "prompts": {"query": s.query_marker, "document": s.document_marker},
+        "default_prompt_name": None,
+        "similarity_fn_name": SIMILARITY[model.recipe.normalise] if multi else single,
+    }
+
+
+def register_markers(encoder: TextEncoder, folder: Path) -> None:
+    """Markers that are one token stay one where they stand before a text."""
+    vocabulary = encoder.tokenizer.get_vocab()
+    markers = [encoder.settings.query_marker, encoder.settings.document_marker]
+    tokens = [marker for marker in markers if marker in vocabulary]
+    if tokens:
+        from transformers import AutoTokenizer
+
+        tokenizer = pretrained(AutoTokenizer, folder)
+        tokenizer.add_tokens(tokens, special_tokens=True)
+        tokenizer.save_pretrained(folder)

@@ -1,0 +1,94 @@
+"""The linear maps after an encoder, W x + b one after the other, as the one projection of a paradigm."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paradigms.align import AllPairs, QueryToDocument
+from paradigms.encoder.text import EncoderSettings, TextEncoder
+from paradigms.io.typed import read_json
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
+from paradigms.saving.weights import read_weights
+
+ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+}
+
+POOLED = {"query_vectors": "pooled", "document_vectors": "pooled"}
+
+
+@dataclass
+class Head:
+    """activation(weight · x + bias)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str = "identity"
+
+    def then(self, other: "Head") -> "Head":
+        """The other map after this one. ValueError where the two are not one."""
+        if self.activation != "identity":
+            raise ValueError(f"a linear layer after another with {self.activation} is not one projection")
+        bias = None if self.bias is None else other.weight @ self.bias
+        if other.bias is not None:
+            bias = other.bias if bias is None else bias + other.bias
+        return Head(other.weight @ self.weight, bias, other.activation)
+
+    def settings(self) -> dict[str, Any]:
+        """Fields of `EncoderSettings`."""
+        return {
+            "dim": len(self.weight),
+            "projection_bias": self.bias is not None,
+            "activation": self.activation,
+        }
+
+    def put_into(self, projection: nn.Linear | None) -> None:
+        assert projection is not None
+        with torch.no_grad():
+            projection.weight.copy_(self.weight)
+            if self.bias is not None:
+                projection.bias.copy_(self.bias)
+
+
+def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncoder:
+    """The backbone in a folder under a head; without one, vectors have the backbone's own width."""
+    more = {"dim": None} if head is None else head.settings()
+    encoder = TextEncoder(folder, EncoderSettings(**settings | more))
+    if head is not None:
+        head.put_into(encoder.projection)
+    return encoder
+
+
+def dense(folder: Path) -> Head:
+    """A Dense module of sentence-transformers or PyLate: linear, activation, and perhaps a residual."""
+    config = read_json(folder / "config.json")
+    activation = ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    if activation is None:
+        raise ValueError(f"{folder.name} has the activation {config['activation_function']}")
+    found = read_weights(folder, "linear.weight", "linear.bias", "residual.weight")
+    if "linear.weight" not in found or (config.get("bias", True) and "linear.bias" not in found):
+        raise ValueError(f"{folder.name} lacks the weights of its linear layer")
+    weight = found["linear.weight"]
+    if config.get("use_residual"):
+        if activation != "identity":
+            raise ValueError(f"{folder.name} has a residual beside {activation}, which is not one projection")
+        weight = weight + found.get("residual.weight", torch.eye(len(weight)))
+    return Head(weight, found.get("linear.bias"), activation)
+
+
+def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:
+    """ColBERT with the sum over query tokens of the best similarities, or their mean."""
+    normalise, temperature = ("query_tokens", 0.02) if mean else ("one", 1.0)
+    return Paradigm(Recipe("colbert", QueryToDocument(), normalise, temperature=temperature), encoder)
+
+
+def one_vector(encoder: TextEncoder) -> Paradigm:
+    """DPR: the cosine or inner product of two vectors."""
+    temperature = 0.05 if encoder.settings.normalize else 1.0
+    return Paradigm(Recipe("dpr", AllPairs(), "one", temperature=temperature), encoder)

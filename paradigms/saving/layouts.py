@@ -1,0 +1,81 @@
+"""What the folder of a saved model holds, its layouts, and the hub."""
+
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paradigms.baselines.cross_attention import HEAD, CrossAttention
+from paradigms.encoder.published import MODULES
+from paradigms.encoder.settings import SIDES
+from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
+from paradigms.generative.model import Generative
+from paradigms.io.files import atomic_folder, contents, write_text
+from paradigms.model import Paradigm, Trainable
+from paradigms.saving.card import model_card
+from paradigms.saving.export import write_sentence_transformers
+from paradigms.saving.weights import PICKLED, SETTINGS_AND_WEIGHTS
+
+# Files and folders of a saved model, in whichever layout.
+SAVED_FOLDERS = ("backbone/", *(f"{side}/" for side in SIDES), "[0-9]_*/")
+SAVED = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md", *SAVED_FOLDERS)
+
+
+class Layout(NamedTuple):
+    """How a model lies in a folder."""
+
+    write: Callable[[Any, Path], None]  # every file, into a folder that exists; ValueError: it cannot hold it
+    marks: Collection[str]  # files that only such folders have, each one of them
+    card: Callable[[Any], str] = lambda model: ""  # README.md where none is given
+
+
+# File -> the kind of model whose own folders have it.
+KINDS: dict[str, type[Trainable]] = {
+    "paradigm.json": Paradigm,
+    GENERATIVE_SETTINGS: Generative,
+    HEAD: CrossAttention,
+}
+
+# Name -> layout.
+SAVE_LAYOUTS: dict[str, Layout] = {
+    "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS),
+    "sentence-transformers": Layout(write_sentence_transformers, {MODULES}, model_card),
+}
+
+
+def save_pretrained(
+    model: Trainable, folder: str | Path, layout: str = "paradigms", card: str | None = None
+) -> None:
+    """Write the whole model, adapters merged; the folder appears complete or not at all.
+
+    layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's own. Raises
+    FileExistsError where anything but a model of this layout would be replaced, and ValueError for what the
+    layout cannot hold.
+    """
+    if layout not in SAVE_LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; there are {', '.join(SAVE_LAYOUTS)}")
+    chosen = SAVE_LAYOUTS[layout]
+    with atomic_folder(folder, contents(*SAVED, marks=chosen.marks)) as temporary:
+        chosen.write(model, temporary)
+        text = chosen.card(model) if card is None else card
+        if text:
+            write_text(temporary / "README.md", text)
+
+
+def push_to_hub(
+    model: Trainable, name: str, layout: str = "paradigms", card: str | None = None, *, private: bool = True
+) -> None:
+    """Upload what `save_pretrained` writes as the repository `name`, which is made if it does not exist.
+
+    Settings and weights that it held before are taken out, and stay in its history. Raises the hub's own
+    errors.
+    """
+    from huggingface_hub import HfApi
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        save_pretrained(model, folder, layout, card)
+        api = HfApi()
+        api.create_repo(name, private=private, exist_ok=True)
+        old = [*SETTINGS_AND_WEIGHTS, *PICKLED]
+        api.upload_folder(repo_id=name, folder_path=str(folder), delete_patterns=old)

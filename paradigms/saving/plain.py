@@ -1,0 +1,85 @@
+"""Folders of transformers, by the head that `architectures` in config.json names.
+
+A sequence classifier with one output is a reranker, a masked language model SPLADE, and an encoder without a
+head, or the encoder half of a T5, cosines of mean vectors, as most published single-vector models are trained
+with. What has another head, or is no encoder, is refused.
+"""
+
+import logging
+from pathlib import Path
+
+from paradigms.baselines.cross_attention import SequenceClassifier
+from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.published import MODULES, modules
+from paradigms.io.typed import json_or_empty
+from paradigms.model import Paradigm
+from paradigms.saving.heads import POOLED, encoder_with, one_vector
+from paradigms.splade import splade
+
+LENGTH = 512  # of a text, where the encoder has no limit of its own or a larger one
+HEADLESS = ("Model", "ForPreTraining", "ForMaskedLM", "ForConditionalGeneration")  # heads that may be dropped
+
+logger = logging.getLogger(__name__)
+
+
+def is_plain(folder: Path) -> bool:
+    return "model_type" in json_or_empty(folder / "config.json")
+
+
+def read_plain(folder: Path) -> Paradigm:
+    """ValueError where weights or tokenizer are missing, and for what is no encoder."""
+    if not list(folder.glob("*.safetensors")):
+        raise ValueError("no *.safetensors with its weights")
+    check_encoder(folder)
+    length = min(LENGTH, longest(folder))
+    lengths = {"query_length": length, "document_length": length}
+    return one_vector(encoder_with(folder, None, **POOLED, **lengths, pooling="mean"))
+
+
+def longest(folder: Path) -> int:
+    """The longest text in tokens that the encoder has places for; `LENGTH` where they are without end."""
+    from transformers import AutoConfig
+
+    return int(getattr(pretrained(AutoConfig, folder), "max_position_embeddings", None) or LENGTH)
+
+
+def check_encoder(folder: Path) -> None:
+    """ValueError for a model that generates, or has a head that says what else it was trained for."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_MASKED_LM_MAPPING,
+        MODEL_FOR_TEXT_ENCODING_MAPPING,
+    )
+
+    config = pretrained(AutoConfig, folder)
+    halved, decodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING, getattr(config, "is_decoder", False)
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
+    if not halved and (decodes or not masked):
+        raise ValueError(f"model_type {config.model_type} is no encoder of texts")
+    for name in config.architectures or []:
+        if not name.endswith(HEADLESS) or name.endswith("LMHeadModel"):
+            raise ValueError(f"{name} is no encoder of texts: save the encoder below its head by itself")
+
+
+def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
+    names = json_or_empty(folder / "config.json").get("architectures") or [] if is_plain(folder) else []
+    return any(name.endswith(head) for name in names)
+
+
+def read_masked(folder: Path) -> Paradigm:
+    """SPLADE; the layout "plain" takes the encoder below the head. ValueError where weights are missing."""
+    length = min(LENGTH, longest(folder))
+    logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
+    return splade(folder, query_length=length, document_length=length)
+
+
+def is_reranker(folder: Path) -> bool:
+    return is_masked(folder, "ForSequenceClassification")
+
+
+def read_reranker(folder: Path) -> SequenceClassifier:
+    """ValueError for several outputs, and for modules of sentence-transformers after the classifier."""
+    more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
+    if more:
+        raise ValueError(f"{', '.join(more)} after a sequence classifier")
+    return SequenceClassifier(folder)

@@ -1,0 +1,142 @@
+"""The files of a foreign checkpoint: JSON, and weights that are safetensors or made so."""
+
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NoReturn
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paradigms.encoder.published import MODULES, modules
+from paradigms.io.typed import naming
+
+# What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
+SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
+PICKLED = ("*.bin", "*.pt")
+# Pickled weights, and what they are called as safetensors. COIL keeps its heads in model.pt.
+PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
+MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # the folder of one
+MANY = 12  # files that an error names
+
+
+def described(folder: Path) -> str:
+    """The names of a folder's files, for an error."""
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return ", ".join(names[:MANY]) + more if names else "nothing"
+
+
+def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
+    """Those of these tensors that are in a folder's safetensors files, in float32."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with naming(file):
+            found |= {name: t.float() for name, t in load_file(file).items() if name in names}
+    return found
+
+
+def pickles(
+    there: Collection[PurePath], modules: Collection[PurePath] = ()
+) -> dict[PurePath, list[PurePath]]:
+    """Safetensors file that is not among these, whole or in parts -> the pickled ones in its place.
+
+    Of a folder, its backbones and modules, such as 2_Dense; others, as of a step in training, are not read.
+    """
+    found: dict[PurePath, list[PurePath]] = {}
+    for file in sorted(there):
+        if file.parent.name and not MODULE.fullmatch(str(file.parent)) and file.parent not in modules:
+            continue
+        for pattern, name in PICKLES.items():
+            target = file.with_name(name)
+            parts = f"{target.stem}*{target.suffix}"
+            if file.match(pattern) and not any(o.parent == file.parent and o.match(parts) for o in there):
+                found.setdefault(target, []).append(file)
+    return found
+
+
+def refuse_pickles(name: str, found: dict[PurePath, list[PurePath]]) -> NoReturn:
+    """ValueError: the caller has not said that `pickles` may be read."""
+    raise ValueError(
+        f"{name} holds pickled weights, {next(iter(found.values()))[0]}: convert them to safetensors, or, "
+        "where you trust who made them, ask for them with pickled=True (at the terminal --pickled)"
+    )
+
+
+@contextmanager
+def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
+    """The folder, or a temporary one of the same files with pickled weights as safetensors.
+
+    ValueError where weights are pickled and the caller has not said that they may be read.
+    """
+    there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    named = modules(folder) if (folder / MODULES).is_file() else []
+    found = pickles(there, [place.relative_to(folder) for _, place in named])
+    if not found:
+        yield folder
+        return
+    if not pickled:
+        refuse_pickles(str(folder), found)
+    files = [folder / file for of in found.values() for file in of]
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / (folder.resolve().name or "model")
+        for file in folder.rglob("*"):
+            if file.is_file() and file not in files and not file.name.endswith(".bin.index.json"):
+                link = copy / file.relative_to(folder)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                os.symlink(file.resolve(), link)
+        for target, parts in found.items():
+            written = copy / target
+            written.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {name: t for part in parts for name, t in _unpickled(folder / part).items()}
+            save_file(tensors, written, metadata={"format": "pt"})
+        yield copy
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a state dict, each with a memory of its own."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{file} cannot be read as weights alone: {error}") from error
+    found = state.items() if isinstance(state, dict) else ()
+    tensors = {name: t.clone().contiguous() for name, t in found if isinstance(t, Tensor)}
+    if not tensors:
+        raise ValueError(f"{file} is no state dict")
+    return tensors
+
+
+def download(name: str, pickled: bool) -> Path:
+    """The repository's folder in the cache, downloaded where it is not there yet.
+
+    FileNotFoundError for a path without a folder, or a repository that is not on the hub; ValueError for one
+    some of whose weights are pickled alone, unless these may be read.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
+        there = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
+        held = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
+        raise FileNotFoundError(f"{name}: no such folder; {there} has {', '.join(held[:12]) or 'none'}")
+    found = {} if pickled else pickles(listed(name))
+    if found:
+        refuse_pickles(name, found)
+    wanted = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
+
+
+def listed(name: str) -> list[PurePosixPath]:
+    """The files of a repository; none where the hub does not answer, which the download then tells."""
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # of what kind depends on the version of its HTTP library
+        return [PurePosixPath(file.rfilename) for file in HfApi().model_info(name).siblings or []]
+    return []

@@ -1,0 +1,180 @@
+"""From shards of documents to the columns of a new store, in a hidden folder or in memory.
+
+Every change is one commit, so a process that is killed leaves the old state. A build makes many commits to a
+hidden folder, and resumes from the last.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
+from glob import escape
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from paradigms.core import Tokens
+from paradigms.io.files import atomic_folder, check_replaceable, locked
+from paradigms.io.typed import parse_json
+from paradigms.store.building import Alone, Building, Launch, begun, grown
+from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
+from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, LENGTHS, Codec, Kind, Rows
+from paradigms.store.pruning import Fewer
+from paradigms.store.shards import SHARD, Shard, different
+
+Advance = Callable[[float], object]  # called with the number of documents, or queries, that are just done
+
+
+def store_files(folder: Path) -> Collection[str] | None:
+    """`io.files.Contents` of a store: files that its manifest names, and those of an interrupted change.
+
+    A damaged manifest marks a store only beside the lengths of documents.
+    """
+    try:
+        manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"), MANIFEST)
+    except (OSError, ValueError):
+        return FILES if any(folder.glob(f"{Path(LENGTHS).stem}*.bin")) else None
+    if not isinstance(manifest, dict) or not {"kind", "format", "generation"} <= manifest.keys():
+        return None
+    files = manifest.get("files")
+    names = [Path(escape(name)) for name in (*(files if isinstance(files, dict) else ()), DELETED, ERRORS)]
+    return MANIFEST, *map(str, names), *(f"{name.stem}.[0-9]*{name.suffix}" for name in names)
+
+
+def entries(kind: Kind, fewer: Fewer, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of an empty store. Raises ValueError for a store that cannot be."""
+    made = {"kind": kind.name, "settings": kind.settings} | asdict(fewer) | dict(manifest)
+    kind.check(made)
+    return made
+
+
+def build_memory(
+    kind: Kind,
+    shards: Iterator[Shard],
+    fewer: Fewer,
+    derive: Callable[[Writer], None],
+    *,
+    source: Mapping[str, Any] = MappingProxyType({}),
+    launch: Launch | None = None,
+    advance: Advance = lambda n: None,
+    **manifest: Any,
+) -> ColumnMemory:
+    """Fill columns in memory; arguments as of `build_folder`."""
+    if launch is not None and launch.num_processes > 1:
+        raise ValueError("a store in memory is built by one process: give a folder that all processes see")
+    files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, fewer, manifest))
+    for shard in different(shards):
+        columns = encoded(kind.codec, shard, files.manifest, str(files), advance)
+        for name, rows in columns.items():
+            files.append(name, rows)
+        files.commit(**grown(files.manifest, columns))
+    if kind.quantiser is not None:
+        kind.quantiser.train(files, files.manifest["dim"])
+    derive(files)
+    return files
+
+
+def build_folder(
+    kind: Kind,
+    shards: Iterator[Shard],
+    folder: str | Path,
+    fewer: Fewer,
+    derive: Callable[[Writer], None],
+    *,
+    source: Mapping[str, Any] = MappingProxyType({}),
+    launch: Launch | None = None,
+    advance: Advance = lambda n: None,
+    **manifest: Any,
+) -> None:
+    """Fill a hidden folder beside `folder`, with all processes of the launch, then move it there.
+
+    derive: writes the kind's derived files. source: what tokens depend on, besides the manifest's entries and
+    what shards are made from.
+    """
+    made = entries(kind, fewer, manifest)
+    launch = launch or Alone()
+    target = Path(os.path.realpath(folder))
+    check_replaceable(target, store_files)
+    hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
+    described = json.dumps({"shard": SHARD, **source}, sort_keys=True, default=dict)
+    building = hashlib.sha256(described.encode()).hexdigest()
+    with ExitStack() as stack:
+        writer = None
+        if launch.process_index == 0:
+            writer = stack.enter_context(begun(hidden, {"building": building, **made}))
+        launch.wait_for_everyone()
+        work, count = Building(hidden, writer), 0
+        for n, shard in enumerate(different(shards)):
+            count = n + 1
+            mine = n % launch.num_processes == launch.process_index
+            if mine and not work.holds(n, shard.source):
+                work.put(n, shard.source, encoded(kind.codec, shard, made, str(folder), advance))
+            else:
+                advance(len(shard.ids))
+        work.check_count(count)
+        launch.wait_for_everyone()
+        if writer is not None:
+            work.append_stored(writer)
+            if kind.quantiser is not None:
+                kind.quantiser.train(writer, made["dim"])
+            derive(writer)
+            work.clear(writer)
+            busy = locked(target) if target.exists() else nullcontext()
+            with busy, atomic_folder(target, store_files) as fresh:
+                writer.commit(building=None)
+                os.replace(hidden.folder, fresh)
+    launch.wait_for_everyone()
+
+
+def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
+    """What a shard appends to each file, its documents in their order. place: the store, in errors."""
+    pieces: dict[str, list[np.ndarray]] = {}
+    lengths = np.zeros(len(shard.ids), np.int32)
+    for places, tokens in shard.encode():
+        lengths[places] = tokens.mask[0].sum(-1).cpu().numpy()
+        columns = codec.encode(_rows(tokens, [shard.ids[n] for n in places], manifest, place))
+        ends = np.cumsum(lengths[places])
+        for name, rows in columns.items():
+            parts = pieces.setdefault(f"{name}.bin", [rows[:0]] * len(lengths))
+            for n, piece in zip(places, np.split(rows, ends[:-1]), strict=True):
+                parts[n] = piece
+        advance(len(places))
+    ids = np.frombuffer(lines(shard.ids), np.uint8)
+    joined = {name: np.concatenate(parts) for name, parts in pieces.items()}
+    return joined | {LENGTHS: lengths, DOCUMENTS: ids}
+
+
+def lines(ids: Iterable[str]) -> bytes:
+    """Ids as JSON lines."""
+    return "".join(json.dumps(id) + "\n" for id in ids).encode()
+
+
+def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
+    """The manifest's fields of the real tokens of documents `ids`, in DTYPES.
+
+    Raises ValueError that names a document with values that a dtype cannot hold.
+    """
+    rows = {}
+    for name in manifest["fields"]:
+        values = getattr(tokens, name)
+        if values is None:
+            raise ValueError(f"{place} stores {name} of tokens, and documents came without")
+        kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to move
+        if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
+            wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()
+            ends = tokens.mask[0].sum(-1).cumsum(0).cpu()
+            owner = int(torch.searchsorted(ends, wrong, right=True))
+            raise ValueError(
+                f"the {name} of document {ids[owner]!r} do not fit {DTYPES[name]}: not finite, or too large, "
+                f"as {manifest['paradigm']} makes them"
+            )
+        rows[name] = kept.cpu().numpy()
+    dim = rows["vectors"].shape[1]
+    if dim != manifest["dim"]:
+        raise ValueError(f"{place} stores vectors of {manifest['dim']} dimensions, not of {dim}")
+    return rows

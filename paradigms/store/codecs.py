@@ -1,0 +1,89 @@
+"""Codecs that need no training: float16 vectors, and the weights of terms in 8 or 16 bits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from paradigms.scoring.machine import VECTOR
+from paradigms.scoring.stored import Scanned
+from paradigms.store.kind import DTYPES, Rows
+
+# 8 bits of a float16 above 0: 16 weights for each power of two, from 2^−8 (code 1) to 248.
+LOW, DROPPED = 7 << 4, 6
+LARGEST = 0x7BFF  # the largest finite float16, as its bits
+TERMS = 1 << 24  # in a vocabulary, at most
+
+
+@dataclass(frozen=True)
+class Float16:
+    """Tokens as they are: vectors in float16, ids, salience."""
+
+    def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
+        return {name: (DTYPES[name], (dim,) if name == "vectors" else ()) for name in fields}
+
+    def encode(self, tokens: Rows) -> Rows:
+        return tokens
+
+    def decode(self, columns: Rows) -> Rows:
+        return columns
+
+    def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
+        """The vectors where they lie, if their rows are whole VECTORs, and some document has several."""
+        vectors = np.asarray(columns["vectors"])
+        if vectors.shape[1] % VECTOR or len(vectors) == len(offsets) - 1:
+            return None  # one vector a document: a matrix product, for which no kernel is loaded
+        from paradigms.scoring import kernels
+
+        return Scanned(kernels.halves(vectors), offsets, columns)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One weight of at least 0 for each token, and its id: SPLADE, uniCOIL, BM25.
+
+    bits: of a weight: 16, float16, or 8, rounded by at most 3%. Weights above 248 need 16.
+    """
+
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.bits not in (8, 16):
+            raise ValueError(f"bits must be 8 or 16, got {self.bits}")
+
+    def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
+        if dim != 1:
+            raise ValueError(f"an inverted index holds one number for each token, not vectors of {dim}")
+        if "ids" not in fields:
+            raise ValueError('an inverted index needs the ids of terms: set fields=("vectors", "ids")')
+        if "salience" in fields:
+            raise ValueError("an inverted index holds no salience of terms: take an exact index")
+        return {"weights": "uint8" if self.bits == 8 else "uint16", "ids": "int32"}
+
+    def encode(self, tokens: Rows) -> Rows:
+        weights, ids = tokens["vectors"][:, 0] + np.float16(0), tokens["ids"]  # -0 becomes 0
+        if (weights < 0).any() or (ids < 0).any() or (ids >= TERMS).any():
+            raise ValueError(f"an inverted index holds weights of at least 0 and ids from 0 to {TERMS - 1}")
+        codes = weights.view(np.uint16)
+        if self.bits == 8:
+            rounded = (codes.astype(np.int32) + (1 << DROPPED >> 1) >> DROPPED) - LOW
+            if (rounded > 255).any():
+                raise ValueError(f"8 bits cannot hold a weight of {weights.max()}: set bits to 16")
+            codes = np.where(weights > 0, rounded.clip(1), 0).astype(np.uint8)
+        return {"weights": codes, "ids": ids}
+
+    def decode(self, columns: Rows) -> Rows:
+        return {"vectors": self.table[columns["weights"]][:, None], "ids": columns["ids"]}
+
+    def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> None:
+        return None
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The weight of each code, float32, ascending."""
+        codes = np.arange(1 << self.bits, dtype=np.uint16)
+        if self.bits == 8:
+            codes = np.where(codes > 0, codes + LOW << DROPPED, 0).astype(np.uint16)
+        return codes.view(np.float16).astype(np.float32)

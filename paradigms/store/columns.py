@@ -1,0 +1,343 @@
+"""Files of rows that change by whole commits, in a folder or in memory: readers never see half a change.
+
+A column is a file of rows of one numpy dtype, a subarray where a row is several numbers.
+
+In a folder, columns are only appended to, and `manifest.json` records how many bytes of each file count and
+their crc32. A commit writes beyond these lengths, flushes, then replaces the manifest at once. Bytes beyond
+the recorded lengths, and files that no manifest names, were left by a writer that was stopped; the next
+writer removes them. A file that begins anew gets a name with the new generation.
+"""
+
+import mmap
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from paradigms.io.files import locked, read_settled, write_json
+from paradigms.io.typed import parse_json
+
+FORMAT = 2
+CHUNK = 1 << 22  # bytes read at once for a checksum
+MANIFEST = "manifest.json"
+SHARDS = "shards"  # folder of a build, for encoded shards that are not yet in the columns
+FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # of a store, or of its build
+GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # in "vectors.3.bin"
+DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # raised by reading a damaged file
+
+
+@runtime_checkable
+class Files(Protocol):
+    """Columns and a manifest, as of one commit."""
+
+    manifest: dict[str, Any]
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each file's name, and how many bytes of it count: {"bytes": n, …}."""
+
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
+        """The rows of a column, read-only; none if the file does not exist.
+
+        Raises ValueError if its bytes are not whole rows.
+        """
+
+    def damaged(self, name: str, problem: object) -> ValueError:
+        """The error that names a damaged file."""
+
+    def writing(self) -> "AbstractContextManager[Writer]":
+        """The only writer, on the newest commit."""
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Changes of `Files` that count from the next `commit` on. Arrays have the rows not committed yet."""
+
+    @property
+    def files(self) -> Files:
+        """The last commit."""
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]: ...
+    def array(self, name: str, column: DTypeLike) -> np.ndarray: ...
+    def damaged(self, name: str, problem: object) -> ValueError: ...
+
+    def append(self, name: str, rows: bytes | np.ndarray) -> None:
+        """Write at the end of a file, which is created if it does not exist."""
+
+    def remove(self, name: str) -> None:
+        """Drop a file at the next commit; rows appended later begin it anew."""
+
+    def commit(self, **state: Any) -> None:
+        """Make all changes visible to readers, with `state` in the manifest; None drops an entry."""
+
+
+class _FolderFiles:
+    """Files of a folder by name. entries: each file's name there, and how many bytes count."""
+
+    def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
+        self.folder, self.entries = folder, entries
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
+        """A column, mapped into memory. Raises ValueError if its bytes are not whole rows."""
+        entry = self.entries.get(name)
+        if not entry or not entry["bytes"]:
+            return np.zeros(0, column)
+        count, left = divmod(entry["bytes"], size := np.dtype(column).itemsize)
+        if left:
+            raise self.damaged(name, f"{entry['bytes']} bytes are not rows of {size}")
+        return np.memmap(self.folder / entry["file"], column, "r", shape=(count,))
+
+    def damaged(self, name: str, problem: object) -> ValueError:
+        """The error that names a damaged file."""
+        file = self.entries[name]["file"] if name in self.entries else name
+        return ValueError(f"{self.folder / file} is damaged ({problem}): build the index again")
+
+
+class ColumnFolder(_FolderFiles):
+    """Columns in a folder: `read` the newest commit, map its `array`s, write in `writing`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, {})
+        self.manifest: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """Read the manifest, and check that every file it names has its full length.
+
+        Raises FileNotFoundError if there is no manifest, and ValueError that names a damaged file or another
+        format.
+        """
+        manifest = self._manifest()
+        for entry in manifest["files"].values():
+            file = self.folder / entry["file"]
+            size = file.stat().st_size if file.is_file() else 0
+            if size < entry["bytes"] or not file.is_file():
+                self.entries = {}  # the error names the file as it is
+                raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
+        self._take(manifest)
+        return manifest
+
+    def verify(self) -> None:
+        """Compare the checksum of every file, in small pieces. Raises ValueError that names a damaged one."""
+        for name, entry in self.entries.items():
+            if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
+                raise self.damaged(name, "its checksum differs")
+
+    def standing(self) -> dict[str, Any]:
+        """The manifest, unchecked; empty if none can be read."""
+        try:
+            manifest = parse_json(read_settled(self.folder / MANIFEST), MANIFEST)
+        except (OSError, ValueError):
+            return {}
+        return manifest if isinstance(manifest, dict) else {}
+
+    def begin(self, entries: Mapping[str, Any]) -> None:
+        """Remove all files of the folder, and write a first manifest with these entries."""
+        for file in self.folder.iterdir():
+            if not file.is_dir():
+                file.unlink()
+        start = {"format": FORMAT, "documents": 0, "tokens": 0, "generation": 0, "files": {}}
+        self.write(start | dict(entries))
+
+    @contextmanager
+    def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[FolderWriter]":
+        """The only writer of the folder, on its newest commit.
+
+        begin: prepares the folder, which is made if it is missing. Raises BlockingIOError while another
+        process writes there.
+        """
+        with locked(self.folder, make=begin is not None):
+            if begin is not None:
+                begin()
+            fresh = ColumnFolder(self.folder)
+            fresh.read()
+            fresh.sweep()
+            writer = FolderWriter(fresh)
+            try:
+                yield writer
+            except BaseException:
+                writer.close()
+                fresh.sweep(writer.names)
+                raise
+            writer.close()
+
+    def sweep(self, also: Collection[str] = ()) -> None:
+        """Remove bytes and files that no commit has recorded, under the manifest's names and `also`."""
+        names = self.entries.keys() | set(also)
+        lengths = {entry["file"]: entry["bytes"] for entry in self.entries.values()}
+        for file in self.folder.glob("*"):
+            if file.name in lengths:
+                if file.stat().st_size > lengths[file.name]:
+                    os.truncate(file, lengths[file.name])
+            elif GENERATION.sub("", file.name) in names:
+                file.unlink()
+
+    def write(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest."""
+        write_json(self.folder / MANIFEST, manifest)
+        self._take(manifest)
+
+    def _take(self, manifest: dict[str, Any]) -> None:
+        self.manifest, self.entries = manifest, manifest["files"]
+
+    def _manifest(self) -> dict[str, Any]:
+        file = self.folder / MANIFEST
+        try:
+            manifest = parse_json(read_settled(file), MANIFEST)
+            format = manifest.get("format")
+            if format == FORMAT:
+                for entry in manifest["files"].values():
+                    name, counts = entry["file"], [entry["bytes"], entry["crc32"], manifest["generation"]]
+                    if Path(name).name != name or any(type(n) is not int or n < 0 for n in counts):
+                        raise ValueError(f"an entry that names {name!r:.200}, {counts!r:.200}")
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{file} is missing: {self.folder} is not an index") from error
+        except DEFECTS as error:
+            raise self.damaged(MANIFEST, error) from error
+        if format != FORMAT:
+            raise ValueError(f"{file} is of format {format}, not {FORMAT}: build the index again")
+        return manifest
+
+
+class FolderWriter(_FolderFiles):
+    """A `Writer` of a `ColumnFolder`."""
+
+    def __init__(self, files: ColumnFolder) -> None:
+        super().__init__(files.folder, {name: dict(entry) for name, entry in files.entries.items()})
+        self.files = files
+        self._streams: dict[str, BinaryIO] = {}
+        self.names = set(self.entries)  # every name that was ever written here
+        self._generation: int = files.manifest["generation"]
+
+    def append(self, name: str, rows: bytes | np.ndarray) -> None:
+        """Write at the end of a file, which is created if it does not exist."""
+        data = rows if isinstance(rows, bytes) else rows.tobytes()
+        entry = self.entries.get(name) or self._anew(name)
+        if name not in self._streams:
+            mode: Literal["ab", "wb"] = (
+                "ab" if entry["bytes"] else "wb"
+            )  # a leftover of that name is overwritten
+            self._streams[name] = (self.folder / entry["file"]).open(mode)
+        self._streams[name].write(data)
+        entry["bytes"] += len(data)
+        entry["crc32"] = zlib.crc32(data, entry["crc32"])
+
+    def remove(self, name: str) -> None:
+        """Drop a file at the next commit; rows appended later begin it anew."""
+        if name in self._streams:
+            self._streams.pop(name).close()
+        self.entries.pop(name, None)
+
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
+        """A column with the rows that are not committed yet, mapped into memory."""
+        if name in self._streams:
+            self._streams[name].flush()
+        return super().array(name, column)
+
+    def commit(self, **state: Any) -> None:
+        """Make all changes visible to readers, with `state` in the manifest; None drops an entry."""
+        for stream in self._streams.values():
+            stream.flush()
+            os.fsync(stream.fileno())
+        manifest = self.files.manifest | state | {"generation": self._generation}
+        manifest |= {"files": {name: dict(self.entries[name]) for name in sorted(self.entries)}}
+        self.files.write({key: manifest[key] for key in sorted(manifest) if manifest[key] is not None})
+        self.files.sweep(self.names)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+
+    def _anew(self, name: str) -> dict[str, Any]:
+        """Add an empty entry, under a file name that no commit has used."""
+        if name in self.names:
+            self._generation = self.files.manifest["generation"] + 1
+        self.names.add(name)
+        path = Path(name)
+        file = f"{path.stem}.{self._generation}{path.suffix}" if self._generation else name
+        self.entries[name] = {"file": file, "bytes": 0, "crc32": 0}
+        return self.entries[name]
+
+
+def _checksum(file: Path, size: int) -> int:
+    """crc32 of the first `size` bytes."""
+    checksum = 0
+    with file.open("rb") as stream:
+        while size and (data := stream.read(min(size, CHUNK))):
+            checksum, size = zlib.crc32(data, checksum), size - len(data)
+    return checksum
+
+
+class ColumnMemory:
+    """Columns in memory: `Files`, and the `Writer` of a copy that shares what is not changed."""
+
+    def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
+        self.manifest, self._columns = dict(manifest), dict(columns or {})
+        self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column, and not joined yet
+
+    def __str__(self) -> str:
+        return "the store in memory"
+
+    @property
+    def files(self) -> "ColumnMemory":
+        """This object: a reader opens it after the last commit."""
+        return self
+
+    @property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Each column's bytes."""
+        return {name: {"bytes": self._joined(name).nbytes} for name in {**self._columns, **self._pieces}}
+
+    def array(self, name: str, column: DTypeLike) -> np.ndarray:
+        """A column, read-only. Raises ValueError if its bytes are not whole rows."""
+        data = self._joined(name)
+        return np.frombuffer(data, column) if len(data) else np.zeros(0, column)
+
+    def damaged(self, name: str, problem: object) -> ValueError:
+        """The error that names a damaged column."""
+        return ValueError(f"{name} of {self} is damaged ({problem}): build the index again")
+
+    @contextmanager
+    def writing(self) -> "Iterator[ColumnMemory]":
+        """A copy to change; this object stays as it is."""
+        yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self.entries})
+
+    def append(self, name: str, rows: bytes | np.ndarray) -> None:
+        """Add rows at the end of a column, which is created if it does not exist."""
+        data = rows if isinstance(rows, bytes) else np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        self._pieces.setdefault(name, []).append(np.frombuffer(data, np.uint8))
+
+    def remove(self, name: str) -> None:
+        """Drop a column; rows appended later begin it anew."""
+        self._columns.pop(name, None)
+        self._pieces.pop(name, None)
+
+    def commit(self, **state: Any) -> None:
+        """Put `state` into the manifest; None drops an entry."""
+        manifest = self.manifest | state
+        self.manifest = {key: value for key, value in manifest.items() if value is not None}
+
+    def _joined(self, name: str) -> np.ndarray:
+        """A column's bytes, in pages of memory of their own: a row begins where a line of the cache does."""
+        column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
+        if size := sum(piece.nbytes for piece in pieces):
+            whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
+            start = column.nbytes
+            whole[:start] = column
+            while pieces:  # each is freed once it is copied
+                piece = pieces.pop(0)
+                whole[start : start + piece.nbytes] = piece
+                start += piece.nbytes
+            whole.setflags(write=False)
+            column = self._columns[name] = whole
+        return column

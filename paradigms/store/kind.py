@@ -1,0 +1,146 @@
+"""What makes one kind of store, as small frozen objects: a codec, files made from the rows, a finder.
+
+A kind is a function with typed keywords that composes them (`find.kinds`), as a paradigm is of an encoder, A
+and Z. All fields of its parts are its settings, which the manifest keeps:
+
+    Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from paradigms.io.typed import check_types
+from paradigms.scoring.stored import Scanned
+from paradigms.store.columns import DEFECTS, MANIFEST, Files, Writer
+from paradigms.store.pruning import Fewer
+
+if TYPE_CHECKING:
+    from paradigms.store.store import Store
+
+DOCUMENTS, LENGTHS = "documents.jsonl", "lengths.bin"
+DELETED, ERRORS = "deleted.bin", "errors.bin"
+DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
+WIDEST = 1 << 16  # dimensions of a vector
+Rows = dict[str, np.ndarray]
+"""What tokens consist of, in DTYPES: vectors [t, h], ids [t], salience [t]; or columns by name."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """How tokens become columns, and back."""
+
+    def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
+        """The columns of tokens with these fields, and their dtypes.
+
+        Raises ValueError for tokens that it cannot hold.
+        """
+
+    def encode(self, tokens: Rows) -> Rows:
+        """Columns from the fields of some tokens."""
+
+    def decode(self, columns: Rows) -> Rows:
+        """The fields that columns stand for."""
+
+    def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
+        """What the compiled kernels read; None if they cannot read these columns."""
+
+
+@runtime_checkable
+class Quantiser(Protocol):
+    """A codec that is trained on the tokens of a build, which are kept as float16 until then."""
+
+    def train(self, writer: Writer, dim: int) -> None:
+        """Write the codec's files and columns in place of vectors.bin; a stopped build resumes here."""
+
+    def open(self, files: Files | Writer, dim: int) -> Codec:
+        """The trained codec. Raises ValueError if its files are damaged."""
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """Files that depend on all rows, which finders read."""
+
+    def check(self, dim: int) -> None:
+        """Raises ValueError, before anything is encoded, for settings that no build could end with."""
+
+    def write(self, writer: Writer, store: "Store", anew: bool) -> None:
+        """Bring the files up to date, before a commit.
+
+        store: the rows as they will be. anew: rows have moved, or are the first; else some came last.
+        """
+
+    def open(self, store: "Store") -> Any:
+        """What finders read of a store. Raises ValueError that names a damaged file."""
+
+
+@dataclass(frozen=True)
+class NoFiles:
+    """Nothing is derived."""
+
+    def check(self, dim: int) -> None: ...
+    def write(self, writer: Writer, store: "Store", anew: bool) -> None: ...
+    def open(self, store: "Store") -> None: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of store: an entry of `find.INDEXES` makes it.
+
+    name: its key there. codec: of a build; quantiser: the codec that takes its place in the end.
+    finder: searches the store (`find.Finder`).
+    """
+
+    name: str
+    codec: Codec
+    finder: Any
+    derived: Derived = NoFiles()
+    quantiser: Quantiser | None = None
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            check_types(part)
+
+    @property
+    def parts(self) -> list[Any]:
+        """The objects whose fields are settings."""
+        return [part for part in (self.codec, self.quantiser, self.derived, self.finder) if part is not None]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All fields of all parts: the keywords that make this kind."""
+        return reduce(dict.__or__, map(asdict, self.parts))
+
+    def check(self, manifest: Mapping[str, Any]) -> None:
+        """Raises ValueError for entries of a manifest that no store of this kind can have."""
+        names, dim = manifest["fields"], manifest["dim"]
+        if type(dim) is not int or not 1 <= dim <= WIDEST:
+            raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
+        if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
+            raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
+        if Fewer.kept_by(manifest).pool > 1 and "ids" in names:
+            raise ValueError("tokens that are compared by their ids cannot be pooled: take pool=1")
+        self.codec.columns(dim, names)
+        self.derived.check(dim)
+
+
+Kinds = Mapping[str, Callable[..., Kind]]
+
+
+def kind_of(manifest: Mapping[str, Any], kinds: Kinds, files: Files) -> Kind:
+    """The kind that a manifest names, with its settings. Raises ValueError that names the manifest."""
+    name = manifest.get("kind")
+    if not isinstance(name, str) or name not in kinds:
+        raise ValueError(
+            f"{files} is an index of the kind {name!r:.40}; there are {', '.join(kinds)}: load its plug-in"
+        )
+    try:
+        kind = kinds[name](**manifest["settings"])
+        kind.check(manifest)
+    except DEFECTS as error:
+        raise files.damaged(MANIFEST, error) from error
+    return kind

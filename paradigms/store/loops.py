@@ -1,0 +1,45 @@
+"""The loop that quantises residuals, compiled by numba."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from typing import no_type_check
+
+import numpy as np
+from numba import njit
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def encode(residuals, spread, bits, step, fineness, codes, scales):
+    """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
+
+    First the step that is best for a normal distribution of the residual's size, rounded to `fineness` per
+    factor of two; then, for its codes, the scale of least squares. A residual of 0 has scale 0.
+    """
+    count, width = residuals.shape
+    packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)
+    size, inverse = np.float32(0), np.zeros(width, np.float32)
+    for h in range(width):
+        if spread[h] > 0:
+            inverse[h] = np.float32(1) / spread[h]
+            size += spread[h] * spread[h]
+    levels = np.empty(width, np.uint8)
+    for t in range(count):
+        square = np.float32(0)
+        for h in range(width):
+            square += residuals[t, h] * residuals[t, h]
+        octaves = np.log2(max(np.sqrt(square / size), np.float32(1e-20)))
+        unit = np.exp2(-np.rint(octaves * fineness) / fineness) / step
+        over, under = np.float32(0), np.float32(0)
+        for h in range(width):
+            value = residuals[t, h] * inverse[h] * unit
+            level = np.floor(min(max(value + top / 2 + np.float32(0.5), np.float32(0)), top))
+            coded = spread[h] * (level - top / 2)
+            over += residuals[t, h] * coded
+            under += coded * coded
+            levels[h] = np.uint8(level)
+        scales[t] = over / under
+        for byte in range(packed):
+            value = 0
+            for part in range(parts):
+                value |= np.int64(levels[part * packed + byte]) << (part * bits)
+            codes[t, byte] = value

@@ -1,0 +1,128 @@
+"""D′ in place of D: fewer tokens of a text, by salience or by pooling, and how far D′ is from D.
+
+Salience prunes documents and queries (Qian et al. 2022, §3.2): β^d of each document's tokens are stored and
+β^q of the query's tokens search; both may be smaller than the α that trained the gate. A pruned text is
+the same `Tokens` with fewer that count, so rel, its alignment and its Z are those of the kept tokens: top-p
+counts what is kept, Z = Σ A sums over it. Saliences stay as the whole text gave them. Pooling stores the mean
+of each cluster of a document's tokens (Clavié et al. 2024, arXiv:2409.14683). Refinement with all vectors is
+a rerank by an index of all tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.relax import token_budget
+
+
+def most_salient(tokens: Tokens, ratio: float) -> Tokens:
+    """The ⌈ratio · length⌉ tokens of each text with the largest salience, at least one where there is one.
+
+    Of equal saliences the earlier token is kept, so texts without salience are truncated: the baseline for
+    every salience. Kept tokens move together, in the order of the text, which makes them cheaper to score.
+    ValueError for a ratio outside (0, 1].
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
+    if ratio == 1:
+        return tokens
+    salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
+    shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
+    rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    kept = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
+    longest = int(kept.sum(-1).max()) if kept.numel() else 0
+    place = (~kept).int().argsort(dim=-1, stable=True)[..., : max(1, longest)]
+
+    def together(t: torch.Tensor) -> torch.Tensor:
+        return t.take_along_dim(place if t.ndim == 3 else place[..., None], 2)
+
+    return replace(tokens, mask=kept).map(together)
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """Which tokens of a document an index stores: `most_salient` ones, then `pooled`; Tokens → Tokens.
+
+    keep: β^d, the share that is kept. pool: tokens that become one, on average; 1: none do. pooling: how they
+    are grouped. ValueError for numbers outside (0, 1] and below 1.
+    """
+
+    keep: float = 1.0
+    pool: int = 1
+    pooling: Literal["ward", "sequential"] = "ward"
+
+    def __post_init__(self) -> None:
+        if type(self.keep) not in (int, float) or not 0 < self.keep <= 1:
+            raise ValueError(f"keep, a pruning ratio, must lie in (0, 1], got {self.keep!r:.40}")
+        if type(self.pool) is not int or self.pool < 1:
+            raise ValueError(f"pool, the tokens that become one, must be at least 1, got {self.pool!r:.40}")
+        if self.pooling not in ("ward", "sequential"):
+            raise ValueError(f"pooling must be ward or sequential, got {self.pooling!r:.40}")
+
+    @classmethod
+    def kept_by(cls, manifest: Mapping[str, Any]) -> "Fewer":
+        """Which tokens a store keeps, from its manifest."""
+        return cls(*(manifest[field.name] for field in fields(cls)))
+
+    def __call__(self, tokens: Tokens) -> Tokens:
+        return pooled(most_salient(tokens, self.keep), self.pool, self.pooling)
+
+
+def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
+    """⌈length / pool⌉ tokens of each document [1, n, i, h], the means of as many clusters, saliences alike.
+
+    ward: Ward's hierarchical clustering of the unit vectors, whose squared distances are 2 − 2 cosine, cut at
+    that number of clusters; in the order of their first tokens. sequential: each run of `pool` tokens.
+    Means are not normalised, as published. Ids have no mean, and are left out.
+    """
+    if pool == 1:
+        return tokens
+    cluster = torch.zeros_like(tokens.mask[0], dtype=torch.long)
+    lengths = tokens.mask[0].sum(-1)
+    for n, length in enumerate(lengths.tolist()):
+        own = tokens.mask[0, n]
+        vectors = tokens.vectors[0, n][own].float()
+        groups = _ward(vectors, -(-length // pool)) if pooling == "ward" else np.arange(length) // pool
+        cluster[n, own] = torch.from_numpy(groups).to(cluster)
+    count = int(cluster.max()) + 1 if cluster.numel() else 1
+    member = torch.nn.functional.one_hot(cluster, count) * tokens.mask[0][..., None]  # [n, i, clusters]
+    size = member.sum(1)
+    share = (member / size.clamp(min=1)[:, None]).to(tokens.vectors).transpose(1, 2)
+    real = tokens.mask[0][..., None]  # padding may hold anything
+    vectors = (share @ tokens.vectors[0].where(real, 0))[None]
+    if tokens.salience is None:
+        return Tokens(vectors, (size > 0)[None])
+    salience = share @ tokens.salience[0][..., None].where(real, 0)
+    return Tokens(vectors, (size > 0)[None], salience=salience[None, ..., 0])
+
+
+def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
+    """The cluster of each vector, numbered by first members."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if len(vectors) <= clusters:
+        return np.arange(len(vectors))
+    unit = torch.nn.functional.normalize(vectors, dim=-1).cpu().double().numpy()
+    labels = fcluster(linkage(unit, "ward"), clusters, "maxclust")
+    _, first, own = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[own]
+
+
+def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
+    """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ of documents [1, n, i, h]: the larger is the
+    Hausdorff distance of D and D′; 0 for documents without tokens.
+
+    For every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
+    """
+    D, E = whole.vectors[0].double(), other.vectors[0].double()  # whose squares lose less
+    far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
+    both = whole.mask[0][:, :, None] & other.mask[0][:, None, :]
+    near = far.masked_fill(~both, torch.inf)
+    sides = [near.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, whole), (1, other))]
+    return torch.stack(sides, 1).float()

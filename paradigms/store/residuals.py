@@ -1,0 +1,266 @@
+"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector as its nearest centroid c and b bits per dimension.
+
+c: centroids of k-means over tokens (ColBERTv2, Santhanam et al. 2022; PLAID), kept as bytes. z ∈ {0, …, 2^b −
+1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one for the whole store. s:
+a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them: qᵀx ≈ qᵀc + s ·
+((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+
+A build keeps tokens as float16 until all are there, then trains the codec on a sample and writes codes in
+their place. Memory is bounded by the sample and a block of tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import DTypeLike
+from safetensors.numpy import load, save
+from torch import Tensor
+
+from paradigms.scoring.machine import VECTOR
+from paradigms.scoring.stored import Codes, Scanned
+from paradigms.store.columns import Files, Writer
+from paradigms.store.kind import DTYPES, Rows
+
+# The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
+STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
+MANTISSA = 16  # levels of s per factor of two: 2.2% off at most, where a code of 4 bits is 10% off
+UNIT = 96  # the level at which s is the quantiser's step: residuals of 2^-6 to 2^10 times σ have their scale
+LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - UNIT) / MANTISSA)]).astype(np.float32)
+NARROWEST = 0.25  # σ of a dimension at least, in shares of the mean: one that hardly varies costs no accuracy
+MOST_CENTROIDS = 1 << 16
+PER_CENTROID = 32  # tokens of the sample that k-means sees
+CELLS = 1 << 25  # similarities of tokens to centroids that are in memory at once
+CODEC = "codec.safetensors"
+CODED = 1 << 15  # tokens that are coded at once
+SAMPLED = 1 << 12  # tokens of the sample that are read at once: their pages are many times as large
+COMMIT = 1 << 21  # coded tokens after which a build commits
+
+
+def centroids_for(tokens: int) -> int:
+    """The power of two nearest to 4√tokens, so that lists grow as their number does; at most 65,536."""
+    return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Codes of residuals: dim · bits / 8 + 6 bytes for a token, 7 from 2^24 tokens on, and dim for each list.
+
+    bits: per dimension: 1, 2, 4 or 8. lists: centroids; 0: the power of two nearest to 4√tokens. rounds: of
+    k-means.
+    """
+
+    bits: int = 4
+    lists: int = 0
+    rounds: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bits not in STEPS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {self.bits}")
+        if not 0 <= self.lists <= MOST_CENTROIDS:
+            raise ValueError(f"lists must lie in 1 to 65,536, or be 0 for a number by size, got {self.lists}")
+        if self.rounds < 0 or self.seed < 0:
+            raise ValueError(f"rounds and seed must be at least 0, got {self.rounds} and {self.seed}")
+
+    def train(self, writer: Writer, dim: int) -> None:
+        """Write the codes of all tokens in place of their float16, from where a build was stopped."""
+        vectors = DTYPES["vectors"], (dim,)
+        tokens = len(writer.array("vectors.bin", vectors))
+
+        def stored(rows: slice | np.ndarray) -> Tensor:
+            """Vectors in float32; the pages that are mapped to read them are released at once."""
+            return torch.from_numpy(np.array(writer.array("vectors.bin", vectors)[rows])).float()
+
+        if CODEC not in writer.entries:
+            count = self.lists or centroids_for(tokens)
+            random = np.random.default_rng(self.seed)
+            chosen = np.sort(random.choice(tokens, min(tokens, count * PER_CENTROID), replace=False))
+            parts = np.array_split(chosen, 1 + len(chosen) // SAMPLED)
+            sample = torch.cat([stored(rows) for rows in parts])
+            codec = Codec.fit(sample, count, self.bits, seed=self.seed, rounds=self.rounds)
+            tensors = {"centroids": codec.packed, "units": codec.units, "spread": codec.spread}
+            writer.append(CODEC, save(tensors))
+            writer.commit()
+        codec = self.open(writer, dim)
+        codes = codec.columns(dim, [])["codes"]
+        coded = since = len(writer.array("codes.bin", codes))
+        while coded < tokens:
+            block = stored(slice(coded, coded + CODED))
+            for name, values in codec.encode_vectors(block).items():
+                writer.append(f"{name}.bin", values)
+            coded += len(block)
+            if coded - since >= COMMIT:
+                writer.commit()
+                since = coded
+        writer.remove("vectors.bin")
+
+    def open(self, files: Files | Writer, dim: int) -> "Codec":
+        """The codec that was trained. Raises ValueError if its file is damaged."""
+        try:
+            if CODEC not in files.entries:
+                raise ValueError("it is missing")
+            codec = Codec(**load(files.array(CODEC, "uint8").tobytes()), bits=self.bits, dim=dim)
+            codec.check()
+        except Exception as error:
+            raise files.damaged(CODEC, error) from error
+        return codec
+
+
+class Codec:
+    """A trained quantiser: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`)."""
+
+    def __init__(
+        self, centroids: np.ndarray, units: np.ndarray, spread: np.ndarray, bits: int, dim: int
+    ) -> None:
+        self.bits, self.dim, self.spread = bits, dim, spread
+        self.packed, self.units = centroids, units
+        self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
+        self.centroids *= torch.from_numpy(units)[:, None]
+
+    def check(self) -> None:
+        """Raises ValueError unless this codes vectors of `dim` numbers, with values that float16 can hold."""
+        count, width, most = len(self.packed), padded_width(self.dim, self.bits), np.finfo(np.float16).max
+        shapes = {"centroids": (count, width), "units": (count,), "spread": (width,)}
+        kinds = {"centroids": np.int8, "units": np.float32, "spread": np.float32}
+        for name, values in (("centroids", self.packed), ("units", self.units), ("spread", self.spread)):
+            if values.shape != shapes[name] or values.dtype != kinds[name] or not count <= MOST_CENTROIDS:
+                raise ValueError(f"{name} are {values.dtype} {values.shape}, not of {self.dim} dimensions")
+        if (
+            not count
+            or not (np.abs(self.units) <= most).all()
+            or not ((self.spread >= 0) & (self.spread <= most)).all()
+        ):
+            raise ValueError("no centroid, or units and spread that are not finite or too large")
+
+    @classmethod
+    def fit(
+        cls, sample: Float[Tensor, "s h"], count: int, bits: int, *, seed: int, rounds: int = 5
+    ) -> "Codec":
+        """Train on a sample: `rounds` of Lloyd's algorithm for `count` centroids, then σ.
+
+        Deterministic for one seed, sample and number of threads.
+        """
+        if not len(sample):
+            sample = sample.new_zeros((1, sample.shape[1]))
+        width = sample.shape[1]
+        sample = padded(sample, bits)
+        centres = _lloyd(sample, min(count, len(sample)), rounds, seed).cpu()
+        units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
+        packed = (centres / units[:, None]).round().to(torch.int8).numpy()
+        codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), bits, width)
+        square = torch.zeros(sample.shape[1])
+        for part in sample.split(max(1, CELLS // sample.shape[1])):
+            square += codec._residuals(part, codec.nearest(part)).square().sum(0)
+        variance = square[:width] / len(sample)
+        mean = variance.mean() if variance.any() else torch.ones(())
+        codec.spread[:width] = variance.clamp(min=NARROWEST**2 * mean).sqrt().numpy()
+        return codec
+
+    def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
+        """The centroid of each vector: argmin_c ‖x − c‖²."""
+        return _nearest(vectors, self.centroids.to(vectors.device)).cpu()
+
+    def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
+        width = padded_width(dim, self.bits) * self.bits // 8
+        coded: dict[str, DTypeLike] = {"codes": ("uint8", (width,)), "scales": "uint8", "centroids": "uint16"}
+        return coded | {name: DTYPES[name] for name in fields if name != "vectors"}
+
+    def encode(self, tokens: Rows) -> Rows:
+        vectors = torch.from_numpy(tokens["vectors"]).float()
+        return self.encode_vectors(vectors) | {n: rows for n, rows in tokens.items() if n != "vectors"}
+
+    def decode(self, columns: Rows) -> Rows:
+        rest = dict(columns)
+        coded = [rest.pop(name) for name in ("codes", "scales", "centroids")]
+        return {"vectors": self.decode_vectors(*coded).numpy()} | rest
+
+    def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned:
+        """The codes, which kernels score without decoding."""
+        from paradigms.scoring import kernels
+
+        codes, scales, centroids = (columns[name] for name in ("codes", "scales", "centroids"))
+        coded = kernels.Stored(codes, self.bits, scales, self.levels, centroids)
+        return Scanned(coded, offsets, columns, Codes(self.spread, self.middle, self.centroids.numpy()))
+
+    def encode_vectors(self, vectors: Float[Tensor, "t h"]) -> Rows:
+        """Codes, uint8 [t, h·b/8], scales, uint8 [t], and centroids, uint16 [t]."""
+        from paradigms.store import loops
+
+        vectors = padded(vectors, self.bits)
+        nearest = self.nearest(vectors)
+        residuals = self._residuals(vectors, nearest).numpy()
+        codes = np.empty((len(vectors), self.code_bytes), np.uint8)
+        scales = np.empty(len(vectors), np.float32)
+        loops.encode(residuals, self.spread, self.bits, self.step, MANTISSA, codes, scales)
+        with np.errstate(divide="ignore"):
+            level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
+        return {
+            "codes": codes,
+            "scales": level.clip(0, 255).astype(np.uint8),
+            "centroids": nearest.numpy().astype(np.uint16),
+        }
+
+    def decode_vectors(
+        self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray
+    ) -> Float[Tensor, "t h"]:
+        """The vectors that codes stand for."""
+        parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
+        centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
+        scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
+        return (self.centroids[torch.from_numpy(centroids.astype(np.int64))] + scaled)[:, : self.dim]
+
+    @property
+    def middle(self) -> float:
+        """(2^b − 1) / 2, the code of a residual of 0."""
+        return ((1 << self.bits) - 1) / 2
+
+    @property
+    def step(self) -> np.float32:
+        """The s of a residual of size σ, in 2^b levels."""
+        return np.float32(STEPS[self.bits])
+
+    @property
+    def levels(self) -> np.ndarray:
+        """The s that each byte stands for: float32 [256]."""
+        return LEVELS * self.step
+
+    @property
+    def code_bytes(self) -> int:
+        return len(self.spread) * self.bits // 8
+
+    def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
+        return vectors.cpu() - self.centroids[nearest]
+
+
+def padded_width(width: int, bits: int) -> int:
+    """The width of codes in whole VECTORs of bytes, which the kernels read at a time."""
+    whole = VECTOR * 8 // bits
+    return -(-width // whole) * whole
+
+
+def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
+    """Vectors with zeros up to the `padded_width`, which changes no inner product."""
+    more = padded_width(vectors.shape[-1], bits) - vectors.shape[-1]
+    return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()
+
+
+def _lloyd(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "K h"]:
+    """k-means from random vectors of the sample; a centroid without vectors moves to another one."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = sample[torch.randperm(len(sample), generator=draw)[:count]].clone()
+    for _ in range(rounds):
+        nearest = _nearest(sample, centres)
+        total = torch.zeros_like(centres).index_add_(0, nearest, sample)
+        members = nearest.bincount(minlength=count)[:, None]
+        others = sample[torch.randint(len(sample), (count,), generator=draw)]
+        centres = torch.where(members > 0, total / members.clamp(min=1), others)
+    return centres
+
+
+def _nearest(vectors: Float[Tensor, "t h"], centres: Float[Tensor, "K h"]) -> Int[Tensor, " t"]:
+    halves = centres.square().sum(1) / 2
+    step = max(1, CELLS // len(centres))
+    return torch.cat([(part @ centres.T).sub_(halves).argmax(1) for part in vectors.split(step)])

@@ -1,0 +1,145 @@
+"""Documents on their way into an index, in shards: a shard is encoded only if it is not stored yet."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice, zip_longest
+from typing import Any, NamedTuple
+
+from paradigms.core import Tokens
+from paradigms.data.collection import Digest
+from paradigms.encoder.batches import by_length
+from paradigms.io.typed import check_several, check_text
+from paradigms.model import Paradigm, autocast
+from paradigms.store.pruning import Fewer
+
+SHARD = 1024  # documents whose lengths are sorted together, so that batches hold little padding
+SHARD_TOKENS = 1 << 18  # padded tokens, of documents that come as tokens, that are held for a shard
+
+Encoded = Iterator[tuple[list[int], Tokens]]
+"""Places of some documents of a shard, and their tokens, axes [1, n, i, h]: of all documents in the end."""
+
+
+class Shard(NamedTuple):
+    """Consecutive documents that one process encodes: which batches they come in depends on them alone."""
+
+    ids: list[str]
+    source: bytes  # sha256 of the ids and of what their tokens are made from
+    encode: Callable[[], Encoded]
+
+
+def text_shards(
+    paradigm: Paradigm,
+    ids: Iterable[str],
+    texts: Iterable[str],
+    *,
+    fewer: Fewer,
+    batch_size: int,
+    precision: str,
+) -> Iterator[Shard]:
+    """SHARD texts each, encoded in batches of like length, longest first.
+
+    ValueError for other numbers of ids, or batch_size below 1; TypeError for a text that is no string.
+    """
+
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+    def encode(window: list[tuple[str, str]]) -> Encoded:
+        texts = [text for _, text in window]
+        for places in by_length([len(text) for text in texts], rows=batch_size):
+            with autocast(paradigm.encoder.device, precision):
+                tokens = fewer(paradigm.encode_documents([texts[n] for n in places]))
+            yield places, tokens
+
+    pairs = _pairs(ids, texts)
+    while window := list(islice(pairs, SHARD)):
+        digest = Digest()
+        for id, text in window:
+            check_text(id, "the id of a document")
+            check_text(text, f"the text of document {id!r}")
+            digest.add(id, text)
+        yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
+
+
+def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Iterator[Shard]:
+    """Documents that come as tokens, axes [1, n, i, h]: whole parts, until they are as many as a shard has.
+
+    ValueError where a part's ids are more or fewer.
+    """
+    held: list[tuple[list[str], Tokens]] = []
+    for ids, tokens in parts:
+        if tokens.mask.shape[:2] != (1, len(ids)):
+            raise ValueError(
+                f"{len(ids)} ids, {ids[:3]} …, need tokens of axes [1, {len(ids)}, i, h], not of "
+                f"{list(tokens.vectors.shape)}"
+            )
+        if ids:
+            held.append((ids, tokens))
+        documents = sum(len(ids) for ids, _ in held)
+        if documents >= SHARD or sum(tokens.mask.numel() for _, tokens in held) >= SHARD_TOKENS:
+            yield _joined(held, fewer)
+            held = []
+    if held:
+        yield _joined(held, fewer)
+
+
+def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
+    """How many documents there are, where that is known. ValueError where it shows that ids do not fit."""
+    check_several(ids, "document ids")
+    check_several(texts, "document texts")
+    if not (isinstance(ids, Sized) and isinstance(texts, Sized)):
+        return None
+    if len(ids) != len(texts) or len(set(ids)) != len(ids):
+        raise ValueError(
+            f"{len(texts)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
+        )
+    return len(ids)
+
+
+def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Shard]:
+    """The shards. ValueError for an id that comes twice, or is one of those `taken`."""
+    seen = set(taken)
+    for shard in shards:
+        for id in shard.ids:
+            if id in seen:
+                raise ValueError(
+                    f"document {id!r} is there already: every id needs one document, or delete it first"
+                )
+            seen.add(id)
+        yield shard
+
+
+def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    missing: Any = object()
+    for id, text in zip_longest(ids, texts, fillvalue=missing):
+        if id is missing or text is missing:
+            what = "ids" if id is missing else "texts"
+            raise ValueError(f"there are fewer {what} than {'texts' if id is missing else 'ids'}")
+        yield id, text
+
+
+def _joined(parts: list[tuple[list[str], Tokens]], fewer: Fewer) -> Shard:
+    def encode() -> Encoded:
+        first = 0
+        for ids, tokens in parts:
+            yield list(range(first, first + len(ids))), fewer(tokens)
+            first += len(ids)
+
+    source = hashlib.sha256()
+    for ids, tokens in parts:
+        digest = Digest()
+        for id in ids:
+            check_text(id, "the id of a document")
+            digest.add(id)
+        source.update(digest.digest() + _checksum(tokens))
+    return Shard([id for ids, _ in parts for id in ids], source.digest(), encode)
+
+
+def _checksum(tokens: Tokens) -> bytes:
+    checksum = hashlib.sha256(tokens.mask.sum(-1).cpu().numpy().tobytes())
+    for values in (tokens.vectors, tokens.ids, tokens.salience):
+        if values is not None:
+            kept = values[tokens.mask].cpu()
+            kept = kept.float() if kept.is_floating_point() else kept
+            checksum.update(kept.numpy().tobytes())
+    return checksum.digest()

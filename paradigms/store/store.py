@@ -1,0 +1,530 @@
+"""The tokens of a corpus under one paradigm, as columns in a folder or in memory.
+
+A store never searches (`paradigms.find` does). It shows one commit and never changes: `add`, `delete`,
+`compact` and `certify` commit a new state and return the store that shows it.
+
+    store = Store.build(exact(), model, ids, texts)            # in memory
+    store = Store.build(exact(), model, ids, texts, "folder")
+    store = store.add(model, ["dog"], ["A dog is an animal."])
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.io.progress import progress_bar
+from paradigms.io.typed import check_several, naming, parse_json
+from paradigms.model import Paradigm
+from paradigms.store.build import Advance, build_folder, build_memory, encoded, lines
+from paradigms.store.building import Launch, grown
+from paradigms.store.checksum import weights_checksum
+from paradigms.store.columns import CHUNK, ColumnFolder, Files, Writer
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, LENGTHS, Kind, Kinds, kind_of
+from paradigms.store.pruning import Fewer, directed_distances
+from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
+
+LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
+ROUNDING = 1e-5  # of a similarity, at most, relative to the longer vector's norm
+BLOCK = 1 << 16  # padded tokens that are copied at once
+Made = TypeVar("Made")
+Pooling = Literal["ward", "sequential"]
+
+
+class Store:
+    """Documents by row, and the tokens of each; a row changes only in `compact`, an id never does.
+
+    ids and offsets run over all rows, deleted documents included until `compact`; `living` says which count,
+    and len() how many. columns: what is stored of every token. errors: of each document (`certify`).
+    """
+
+    def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
+        """The rows of some files, unchecked: `open_store` opens a folder."""
+        self.files = cast(Files, files)  # of a writer while derived files are written
+        self.kind, self.manifest = kind, manifest
+        self.codec = kind.quantiser.open(files, self.dim) if kind.quantiser else kind.codec
+        dtypes = self.codec.columns(self.dim, manifest["fields"])
+        self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}
+        lengths, deleted = files.array(LENGTHS, "int32"), files.array(DELETED, "int64")
+        self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self.living = np.ones(len(lengths), bool)
+        self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
+        self.errors = files.array(ERRORS, ("float32", (2,)))
+        self._whole: Store | None = None  # the store that this is a part of
+        self._made: dict[Callable[[Any], Any], Any] = {}
+
+    def __str__(self) -> str:
+        return str(self.files)
+
+    def __len__(self) -> int:
+        return len(self.rows_by_id)
+
+    # --- building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def build(
+        cls,
+        kind: Kind,
+        paradigm: Paradigm,
+        ids: Iterable[str],
+        texts: Iterable[str],
+        folder: str | Path | None = None,
+        *,
+        keep: float = 1.0,
+        pool: int = 1,
+        pooling: Pooling = "ward",
+        batch_size: int = 64,
+        precision: str = "no",
+        progress: bool = False,
+        launch: Launch | None = None,
+    ) -> "Store":
+        """Encode documents and store their tokens.
+
+        A folder appears complete or not at all. texts may be a stream: only ids and lengths are held, beside
+        a shard. The same call resumes a build that was stopped, from the last shard that was stored; with
+        other weights, settings or documents it is refused.
+
+        kind: such as `find.kinds.exact()`. ids: of the documents, which get the rows 0, 1, … in their order.
+        folder: None keeps everything in memory.
+        keep, pool, pooling: which tokens of a document are stored (`pruning.Fewer`).
+        precision: "bf16", or "fp16" on a GPU, encodes under autocast; vectors are stored as float16 anyway.
+        launch: the processes that share the work (`building`), all of which call this with the same
+        arguments, such as accelerate's `Accelerator` or `PartialState`; each returns the store, whose bytes
+        are those that one process makes with as many threads. None: this process builds alone.
+
+        Raises ValueError if ids repeat, a vector does not fit float16, another build was interrupted there,
+        or several processes build without a folder; BlockingIOError while a process outside the launch builds
+        or writes there.
+        """
+        count, fewer = check_ids(ids, texts), Fewer(keep, pool, pooling)
+        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
+            return cls._build(
+                kind,
+                shards,
+                folder,
+                fewer,
+                source={"batch": batch_size, "precision": precision} | paradigm.description(),
+                launch=launch,
+                advance=lambda n: bar.advance(task, n),
+                paradigm=paradigm.recipe.name,
+                weights=weights_checksum(paradigm),
+                dim=paradigm.encoder.dim,
+                fields=fields_of(paradigm),
+            )
+
+    @classmethod
+    def build_from(
+        cls,
+        kind: Kind,
+        parts: Iterable[tuple[list[str], Tokens]],
+        folder: str | Path | None = None,
+        *,
+        paradigm: str,
+        dim: int,
+        fields: Sequence[str] = ("vectors",),
+        keep: float = 1.0,
+        pool: int = 1,
+        pooling: Pooling = "ward",
+    ) -> "Store":
+        """`build` from encoded documents: ids and Tokens [1, n, i, h], some at a time.
+
+        paradigm: its name. fields: what is stored of Tokens: vectors, ids, salience.
+        """
+        fewer, names = Fewer(keep, pool, pooling), list(fields)
+        return cls._build(
+            kind, token_shards(parts, fewer), folder, fewer, paradigm=paradigm, dim=dim, fields=names
+        )
+
+    def copy(
+        self,
+        kind: Kind,
+        folder: str | Path | None = None,
+        *,
+        keep: float = 1.0,
+        pool: int = 1,
+        pooling: Pooling = "ward",
+    ) -> "Store":
+        """Store the same tokens, or fewer of them, as another kind, without encoding again.
+
+        keep, pool, pooling: as in `build`, of the tokens that are stored here.
+        """
+        fewer, before = Fewer(keep, pool, pooling), Fewer.kept_by(self.manifest)
+        parts = ((self.names(rows), self.tokens(rows)) for rows in self._living_blocks())
+        entries = ("paradigm", "weights", "dim", "fields")
+        same = {name: self.manifest[name] for name in entries if name in self.manifest}
+        both = Fewer(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
+        return self._build(kind, token_shards(parts, fewer), folder, both, **same)
+
+    @classmethod
+    def _build(
+        cls, kind: Kind, shards: Iterator[Shard], folder: str | Path | None, fewer: Fewer, **how: Any
+    ) -> "Store":
+        def derive(writer: Writer) -> None:
+            kind.derived.write(writer, cls(writer, kind, writer.files.manifest), True)
+
+        if folder is None:
+            return cls.opened(build_memory(kind, shards, fewer, derive, **how), kind)
+        build_folder(kind, shards, folder, fewer, derive, **how)
+        return _open(folder, lambda files: kind, verify=False)
+
+    @classmethod
+    def opened(cls, files: Files, kind: Kind) -> "Store":
+        """The store in some files. Raises ValueError that names the file whose content cannot be."""
+        store = cls(files, kind, files.manifest)
+        count, total = files.manifest["documents"], files.manifest["tokens"]
+        lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
+        if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
+            raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
+        if ((deleted < 0) | (deleted >= count)).any():
+            raise files.damaged(DELETED, f"not rows of {count} documents")
+        if len(store.ids) != count:
+            raise files.damaged(DOCUMENTS, f"{len(store.ids)} ids of {count} documents")
+        if len(store) != store.living.sum():
+            raise files.damaged(DOCUMENTS, f"{len(set(store.ids))} different ids")
+        if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
+            raise files.damaged(ERRORS, f"not two distances of each of {count} documents")
+        for name, values in store.columns.items():
+            if len(values) != total:
+                raise files.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
+        salience = store.columns.get("salience")
+        if salience is not None and not (np.isfinite(salience).all() and (salience >= 0).all()):
+            raise files.damaged("salience.bin", "it has values that are not finite, or below 0")
+        store.derived = kind.derived.open(store)
+        return store
+
+    derived: Any = None
+    """what the kind's derived files hold, for its finder"""
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies; None for a store in memory."""
+        return getattr(self.files, "folder", None)
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return int(self.manifest["dim"])
+
+    @property
+    def bytes_per_document(self) -> float:
+        """Bytes of everything but the manifest and the ids, per document that is not deleted."""
+        files = self.files.entries.items()
+        return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
+
+    @property
+    def ids(self) -> list[str]:
+        """The documents' ids by row, deleted ones included."""
+        return self.whole.once(_read_ids)
+
+    @property
+    def rows_by_id(self) -> dict[str, int]:
+        """Id → row of each document that is not deleted."""
+        return self.once(_rows_by_id)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return int(np.diff(self.offsets).max(initial=0))
+
+    @property
+    def living_tokens(self) -> int:
+        """Tokens of documents that are not deleted."""
+        return int(np.diff(self.offsets)[self.living].sum())
+
+    @property
+    def dead(self) -> np.ndarray | None:
+        """Which tokens belong to deleted documents, [tokens]; None if no document is deleted."""
+        return self.once(_dead)
+
+    @property
+    def whole(self) -> "Store":
+        """The store that this is a part of (`only`), or itself."""
+        return self if self._whole is None else self._whole
+
+    def once(self, make: Callable[["Store"], Made]) -> Made:
+        """make(self), computed once for this store."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
+
+    def with_tokens(self) -> np.ndarray:
+        """Rows of the documents that a search may return: not deleted, and with a token."""
+        return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
+
+    def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:
+        """The stored tokens of documents, by row: axes [1, n, i, h], float32."""
+        at = np.asarray(rows, dtype=np.int64)
+        lengths = self.offsets[at + 1] - self.offsets[at]
+        longest = max(1, int(lengths.max(initial=0)))
+        mask = np.arange(longest) < lengths[:, None]
+        consecutive = len(at) > 0 and bool((np.diff(at) == 1).all())
+        places: slice | np.ndarray = (
+            slice(self.offsets[at[0]], self.offsets[at[-1] + 1])
+            if consecutive
+            else (self.offsets[at][:, None] + np.arange(longest))[mask]
+        )
+        there = torch.from_numpy(mask).to(device)
+        padded: dict[str, Tensor] = {}
+        for name, values in self.decoded(places).items():
+            flat = torch.from_numpy(values).to(device)
+            flat = flat.float() if flat.is_floating_point() else flat.long()
+            if len(flat) == mask.size:  # nothing to pad
+                padded[name] = flat.view(1, *mask.shape, *flat.shape[1:])
+                continue
+            full = flat.new_zeros((*mask.shape, *flat.shape[1:]))
+            full[there] = flat
+            padded[name] = full[None]
+        return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
+
+    def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
+        """The stored tokens of documents, by id, in the order of `ids`."""
+        return self.tokens(self.positions(ids), device)
+
+    def decoded(self, tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
+        """The fields of some tokens: vectors [t, h], ids [t], salience [t]."""
+        return self.codec.decode({name: np.array(column[tokens]) for name, column in self.columns.items()})
+
+    def position(self, id: str) -> int:
+        """The row of a document. Raises KeyError that names an unknown or deleted one."""
+        if id not in self.rows_by_id:
+            raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
+        return self.rows_by_id[id]
+
+    def positions(self, ids: Iterable[str]) -> np.ndarray:
+        """The rows of documents, int64. Raises KeyError that names an unknown or deleted one."""
+        check_several(ids, "document ids")
+        return np.array([self.position(id) for id in ids], dtype=np.int64)
+
+    def names(self, rows: np.ndarray) -> list[str]:
+        """The ids of documents, by row."""
+        ids = self.ids
+        return [ids[n] for n in rows.tolist()]
+
+    def owners(self, tokens: np.ndarray) -> np.ndarray:
+        """The rows of the documents that hold tokens; −1 for −1."""
+        return np.searchsorted(self.offsets, tokens, side="right") - 1
+
+    def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """The rows in blocks of at most `tokens` padded tokens.
+
+        rows: in their order; None: of all documents with tokens, those of like length together, among LIKE
+        neighbours.
+        """
+        if rows is None:
+            living = self.with_tokens()
+            longest_first = self.offsets[living] - self.offsets[living + 1]
+            rows = living[np.lexsort((longest_first, np.arange(len(living)) // LIKE))]
+        lengths = self.offsets[rows + 1] - self.offsets[rows]
+        if (lengths <= 1).all():  # as below, without a loop over documents
+            yield from (rows[n : n + tokens] for n in range(0, len(rows), tokens))
+            return
+        start, longest = 0, 1
+        for n, length in enumerate(lengths.tolist()):
+            longest = max(longest, length)
+            if n > start and (n + 1 - start) * longest > tokens:
+                yield rows[start:n]
+                start, longest = n, max(1, length)
+        if start < len(lengths):
+            yield rows[start:]
+
+    def only(self, ids: Iterable[str]) -> "Store":
+        """These documents alone, under their rows; nothing is written.
+
+        Raises KeyError that names an unknown document.
+        """
+        living = np.zeros(len(self.living), dtype=bool)
+        living[self.positions(ids)] = True
+        part = copy.copy(self)
+        part.living, part._made, part._whole = living, {}, self.whole
+        return part
+
+    def check(self, paradigm: Paradigm) -> None:
+        """Raises ValueError if the paradigm cannot score these tokens, or other weights made them."""
+        name, maker = paradigm.recipe.name, self.manifest["paradigm"]
+        missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
+        if missing:
+            raise ValueError(
+                f"{self}, made by {maker}, holds no {' and no '.join(missing)} of tokens, which {name} reads"
+            )
+        if paradigm.encoder.dim != self.dim:
+            raise ValueError(
+                f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
+                f"{name}"
+            )
+        recorded = self.manifest.get("weights")  # none of documents that came encoded
+        if recorded is not None and recorded != weights_checksum(paradigm):
+            raise ValueError(
+                f"{self} was made by {maker} with other weights than this {name} has: take the model that "
+                "made it, or build the index again"
+            )
+
+    # --- changing: each commits, and returns the store that shows the commit ------------------------------
+
+    def add(
+        self,
+        paradigm: Paradigm,
+        ids: Iterable[str],
+        texts: Iterable[str],
+        *,
+        batch_size: int = 64,
+        precision: str = "no",
+        progress: bool = False,
+    ) -> "Store":
+        """Encode and store more documents, all or none of them, pruned as in the build.
+
+        Raises ValueError for an id that is stored already, until it is deleted.
+        """
+        self.check(paradigm)
+        count, fewer = check_ids(ids, texts), Fewer.kept_by(self.manifest)
+        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
+            return self._add(shards, lambda n: bar.advance(task, n))
+
+    def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> "Store":
+        """`add` encoded documents."""
+        return self._add(token_shards(parts, Fewer.kept_by(self.manifest)))
+
+    def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
+        with self._writing() as (now, writer):
+            state = dict(now.manifest)
+            for shard in different(shards, now.rows_by_id):
+                columns = encoded(now.codec, shard, now.manifest, str(now), advance)
+                for name, rows in columns.items():
+                    writer.append(name, rows)
+                state |= grown(state, columns)
+            writer.remove(ERRORS)
+            now._derive(writer, anew=not now.manifest["tokens"])
+            writer.commit(documents=state["documents"], tokens=state["tokens"])
+            return self.opened(writer.files, self.kind)
+
+    def delete(self, ids: Iterable[str]) -> "Store":
+        """Remove documents from all searches, all or none of them; `compact` frees their bytes.
+
+        Raises KeyError that names an unknown document.
+        """
+        with self._writing() as (now, writer):
+            writer.append(DELETED, np.unique(now.positions(ids)))
+            writer.commit()
+            return self.opened(writer.files, self.kind)
+
+    def compact(self) -> "Store":
+        """Rewrite the columns without deleted documents, beside the old ones: rows move, results stay."""
+        with self._writing() as (now, writer):
+            if now.living.all():
+                return now
+            kept = np.repeat(now.living, np.diff(now.offsets))
+            for name, column in now.columns.items():
+                writer.remove(f"{name}.bin")
+                step = max(1, CHUNK // max(1, column[:1].nbytes))
+                for part in (slice(first, first + step) for first in range(0, len(kept), step)):
+                    writer.append(f"{name}.bin", column[part][kept[part]])
+            rows = np.flatnonzero(now.living)
+            writer.remove(LENGTHS)
+            writer.append(LENGTHS, np.diff(now.offsets)[rows].astype(np.int32))
+            writer.remove(DOCUMENTS)
+            writer.append(DOCUMENTS, lines(now.names(rows)))
+            writer.remove(DELETED)
+            writer.remove(ERRORS)
+            now._derive(writer, anew=True)
+            writer.commit(documents=len(rows), tokens=int(kept.sum()))
+            return self.opened(writer.files, self.kind)
+
+    def certify(self, whole: "Store") -> "Store":
+        """Store how far each document's tokens are from those in `whole`: `errors`, [documents, 2].
+
+        The columns are `pruning.directed_distances`, and the rounding of sums, which bound the error of a sum
+        of maxima. An addition or compaction drops them. Raises KeyError that names a document that `whole`
+        lacks.
+        """
+        with self._writing() as (now, writer):
+            errors = np.zeros((len(now.ids), 2), np.float32)
+            for rows in now._living_blocks():
+                parts = whole.tokens_of(now.names(rows)), now.tokens(rows)
+                norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
+                longest = torch.maximum(*norms).clamp(min=1)[:, None]
+                errors[rows] = directed_distances(*parts) + ROUNDING * longest
+            writer.remove(ERRORS)
+            writer.append(ERRORS, errors)
+            writer.commit()
+            return self.opened(writer.files, self.kind)
+
+    @contextmanager
+    def _writing(self) -> Iterator[tuple["Store", Writer]]:
+        """The store as it is now, whatever others have committed meanwhile, and its only writer."""
+        with self.files.writing() as writer:
+            yield self.opened(writer.files, self.kind), writer
+
+    def _derive(self, writer: Writer, anew: bool) -> None:
+        self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
+
+    def _living_blocks(self) -> Iterator[np.ndarray]:
+        """Rows of the documents that are not deleted, in their order, some tokens at a time."""
+        return self.blocks(BLOCK, np.flatnonzero(self.living))
+
+
+def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Store:
+    """Open the store in a folder.
+
+    kinds: by the names that manifests have (`find.INDEXES`). verify: compare checksums too, about a second
+    for each gigabyte; without it only sizes and numbers of rows.
+
+    Raises FileNotFoundError if there is none, and ValueError that names a damaged file.
+    """
+    store = _open(folder, lambda files: kind_of(files.manifest, kinds, files), verify)
+    if "building" in store.manifest:
+        raise ValueError(f"{folder} is a build that has not ended: build it again, and it resumes here")
+    return store
+
+
+def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool) -> Store:
+    files = ColumnFolder(Path(folder))
+    while True:
+        before = files.standing()
+        try:
+            files.read()
+            with naming(folder):
+                store = Store.opened(files, kind(files))
+            if verify:
+                files.verify()
+            return store
+        except (FileNotFoundError, ValueError):
+            if before == files.standing():  # else a writer has just removed what it replaced
+                raise
+
+
+def fields_of(paradigm: Paradigm) -> list[str]:
+    """What is stored of a document's tokens: what the paradigm reads of them."""
+    salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
+    return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
+
+
+def _read_ids(store: Store) -> list[str]:
+    data = store.files.array(DOCUMENTS, "uint8").tobytes()
+    try:
+        ids = parse_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
+    except ValueError as error:
+        raise store.files.damaged(DOCUMENTS, error) from error
+    if not all(isinstance(id, str) for id in ids):
+        raise store.files.damaged(DOCUMENTS, "an id is no string")
+    return list(ids)
+
+
+def _rows_by_id(store: Store) -> dict[str, int]:
+    ids = store.ids
+    return {ids[n]: n for n in np.flatnonzero(store.living).tolist()}
+
+
+def _dead(store: Store) -> np.ndarray | None:
+    return None if store.living.all() else np.repeat(~store.living, np.diff(store.offsets))

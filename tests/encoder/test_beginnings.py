@@ -1,0 +1,95 @@
+"""The first tokens of a long text are those of its beginning, whatever follows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from paradigms.encoder import backbone
+from paradigms.encoder.backbone import beginnings, load_tokenizer
+from tests.tiny import FAMILIES
+
+PARTS = [
+    "bird ",
+    "sea",
+    " ",
+    "\n",
+    "  ",
+    "é",
+    "e\u0301",
+    "鳥",
+    ".",
+    ",)",
+    "9",
+    "x" * 120,
+    "\x1f",
+    "\u2028",
+    "ﷺ",
+]
+PARTS += ["[MASK]", "</s>", "'s", "Σ ", "\ufeff", "ab cd "]
+TEXTS = st.lists(st.sampled_from(PARTS), max_size=80).map("".join)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of a few characters are long."""
+    monkeypatch.setattr(backbone, "CHARACTERS", 1)
+    monkeypatch.setattr(backbone, "LONG", 2)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_tokens_are_those_of_the_whole_text(checkpoints: dict[str, Path], family: str) -> None:
+    tokenizer, cuts = load_tokenizer(checkpoints[family]), 0
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(TEXTS, max_size=4), st.integers(3, 24))
+    def check(texts: list[str], length: int) -> None:
+        nonlocal cuts
+        found, how = beginnings(tokenizer, texts, length), {"truncation": True, "max_length": length}
+        cuts += found != texts
+        for special in (False, True):
+            rows = [
+                tokenizer(t, add_special_tokens=special, **how).input_ids
+                for t in (texts or [""], found or [""])
+            ]
+            assert rows[0] == rows[1]
+
+    check()
+    assert cuts
+
+
+def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, most = load_tokenizer(checkpoints["bert"]), 0
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def __call__(self, texts: list[str], **how: Any) -> Any:
+            nonlocal most
+            most = max(most, *map(len, texts))
+            return tokenizer(texts, **how)
+
+    (found,) = beginnings(Counting(), ["the bird over the sea " * 1_000_000], 16)
+    assert len(found) == most < 200
+
+
+def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
+    """As with merges over the whole text, or words that hold a space."""
+    plain = Tokenizer(models.WordLevel({"ab cd": 0, "ab": 1, "?": 2}, unk_token="?"))
+    text = "ab cd " * 1000
+    assert beginnings(PreTrainedTokenizerFast(tokenizer_object=plain), [text], 2) == [text]
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    divided = PreTrainedTokenizerFast(tokenizer_object=plain)
+    assert beginnings(divided, [text], 2) != [text]
+    divided.add_tokens("ab cd")
+    assert beginnings(divided, [text], 2) == [text]

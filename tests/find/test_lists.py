@@ -1,0 +1,425 @@
+"""The compressed index equals its twins on what its codes stand for, through changes, crashes and damage."""
+
+import itertools
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import invariant
+
+from paradigms.align import (
+    NORMALISERS,
+    AllPairs,
+    EqualIds,
+    PoolTopK,
+    QueryToDocument,
+    TopK,
+    retrieved_tokens,
+)
+from paradigms.core import Tokens, rel, similarity
+from paradigms.find import Index, Store, kinds, lists, open_index
+from paradigms.impute import imputed_rel
+from paradigms.recipe import Recipe
+from paradigms.scoring import machine
+from paradigms.store import residuals, shards
+from paradigms.store.pruning import most_salient
+from tests.forks import fork
+from tests.near import SCORES, assert_within_rounding, same_scores
+from tests.store import test_storage
+from tests.store.test_storage import contents, names, other
+
+DIM, FIELDS = 24, ["vectors", "ids", "salience"]
+LENGTHS = [5, 1, 0, 9, 3, 8, 12, 0, 2, 6, 5, 7, 1, 4, 10, 8, 3, 5]
+COLBERT = Recipe("colbert", QueryToDocument(), "one")
+XTR = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=20)
+GATHERING = {
+    "colbert": COLBERT,
+    "mean": replace(COLBERT, normalise="query_tokens"),
+    "of documents": replace(COLBERT, normalise="document_tokens"),
+    "aligner": Recipe("aligner", TopK(k=2), "total"),
+    "aligner 1": Recipe("aligner", TopK(k=1), "total"),
+    "coil": Recipe("coil", EqualIds(), "one"),
+    "dpr": Recipe("dpr", AllPairs(), "one"),
+}
+Documents = list[tuple[list[str], Tokens]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def estimated():
+    """mⱼ is estimated whatever k', or no index here would be large enough for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists, "SMALL", 0)
+        yield
+
+
+def tokens(*lengths: int, seed: int = 0) -> Tokens:
+    """Documents of unit vectors around 12 directions, with ids and salience."""
+    random = torch.Generator().manual_seed(seed)
+    n, longest = len(lengths), max(1, *lengths)
+    directions = torch.randn(12, DIM, generator=torch.Generator().manual_seed(99))
+    of = torch.randint(12, (1, n, longest), generator=random)
+    vectors = directions[of] + 0.7 * torch.randn(1, n, longest, DIM, generator=random)
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[None]
+    u = torch.rand(1, n, longest, generator=random)
+    return Tokens(torch.nn.functional.normalize(vectors, dim=-1), mask, of, u)
+
+
+def documents(lengths: list[int] = LENGTHS, size: int = 4) -> Documents:
+    return [
+        ([f"d{n}" for n in range(s, min(s + size, len(lengths)))], tokens(*lengths[s : s + size], seed=s))
+        for s in range(0, len(lengths), size)
+    ]
+
+
+def build(
+    folder: Path | None = None, given: Any = None, fields: list[str] = FIELDS, keep: float = 1.0, **kind: int
+) -> Index:
+    how: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": fields, "keep": keep}
+    given = documents() if given is None else given
+    return Index(Store.build_from(kinds.compressed(**{"lists": 6} | kind), given, folder, **how))
+
+
+def queries(*lengths: int, salience: bool = False) -> Tokens:
+    """Queries whose padding lies anywhere, and would change every score."""
+    made = tokens(*lengths, seed=50).map(lambda t: t.transpose(0, 1))
+    order = torch.randperm(made.mask.shape[-1], generator=torch.Generator().manual_seed(0))
+    made = made.map(lambda t: t[:, :, order])
+    vectors = made.vectors.where(made.mask[..., None], torch.tensor(1e3))
+    return replace(made, vectors=vectors, salience=made.salience if salience else None)
+
+
+def everything(index: Index) -> Index:
+    """Every list is probed, every document a candidate."""
+    return index.with_finder(probes=1 << 20, candidates=1 << 20)
+
+
+def with_tokens(index: Index) -> list[str]:
+    return index.store.names(index.store.with_tokens())
+
+
+def near(index: Index, vectors: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return index.finder.token_search(index.store, vectors, k)
+
+
+def gathered(index: Index, recipe: Recipe, asked: Tokens) -> list[dict[str, float]]:
+    """core.rel of all documents with a token, on what codes stand for; nothing for a query without tokens."""
+    ids = with_tokens(index)
+    scores = rel(index.store.tokens_of(ids), asked, recipe.align, NORMALISERS[recipe.normalise])
+    there = asked.mask[:, 0].any(-1).tolist()
+    return [
+        dict(zip(ids, row.tolist(), strict=True)) if t else {} for row, t in zip(scores, there, strict=True)
+    ]
+
+
+def imputed(index: Index, k: int, asked: Tokens) -> list[dict[str, float]]:
+    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) over probed tokens of d, with mⱼ from sorting the centroids."""
+    found: list[dict[str, float]] = []
+    codec, nearest = index.store.codec, np.array(index.store.columns["centroids"])
+    alive = np.repeat(index.store.living, np.diff(index.store.offsets))
+    sizes = np.bincount(nearest[alive], minlength=len(codec.packed))
+    owners = np.repeat(np.arange(len(index.store.ids)), np.diff(index.store.offsets))
+    decoded = torch.from_numpy(index.store.decoded(np.arange(len(nearest)))["vectors"])
+    for vectors, mask in zip(asked.vectors[:, 0], asked.mask[:, 0], strict=True):
+        Q, S = vectors[mask], decoded @ vectors[mask].T
+        near = codec.centroids[:, :DIM] @ Q.T
+        probed, missing = np.zeros(len(near), bool), []
+        for column in near.T.numpy():
+            order = np.argsort(-column)
+            probed[order[: index.finder.probes]] = True
+            reached = np.flatnonzero(np.cumsum(sizes[order]) >= k)
+            missing.append(column[order[reached[0]]] if len(reached) else column.min())
+        found.append({})
+        for n in np.unique(owners[alive & probed[nearest]]).tolist() if len(Q) else []:
+            mine = torch.from_numpy((owners == n) & probed[nearest])
+            best = S[mine].amax(0).maximum(torch.tensor(missing))
+            found[-1][index.store.ids[n]] = float(best.mean())
+    return found
+
+
+def best_of(scores: dict[str, float], k: int) -> dict[str, float]:
+    return {id: scores[id] for id in sorted(scores, key=lambda id: (-scores[id], id))[:k]}
+
+
+def assert_ranked(
+    found: list[dict[str, float]], expected: list[dict[str, float]], k: int, abs: float
+) -> None:
+    """The k best, whose scores may differ by `abs`."""
+    for scores, all_scores in zip(found, expected, strict=True):
+        assert scores == pytest.approx({id: all_scores[id] for id in scores}, abs=abs)
+        best = sorted(all_scores.values(), reverse=True)[:k]
+        assert list(scores.values()) == pytest.approx(best, abs=abs)
+        assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    made = build(tmp_path_factory.mktemp("compressed") / "index", fields=["vectors", "ids"])
+    return Index(made.store.delete(["d3", "d12"]))
+
+
+@pytest.mark.parametrize(("bits", "fields"), [(1, FIELDS[:2]), (4, FIELDS)])  # tests/scoring has all bits
+def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fields):
+    made = everything(build(tmp_path / "index", fields=fields, bits=bits))
+    made = Index(made.store.delete(["d4", "d9"]))
+    for salience in (False, True):
+        asked = queries(5, 0, 17, 33, 1, salience=salience)
+        for recipe in GATHERING.values():
+            expected = gathered(made, recipe, asked)
+            found = made.search_tokens(recipe, asked, 100)
+            assert [set(scores) for scores in found] == [set(scores) for scores in expected]
+            same_scores(found, [best_of(scores, 100) for scores in expected])
+            same_scores(made.search_tokens(recipe, asked, 3), [best_of(scores, 3) for scores in expected])
+
+
+@pytest.mark.parametrize("k", [1, 7, 20, 10**6])
+@pytest.mark.parametrize("probes", [1, 3, 99])
+def test_imputing_is_the_formula(index, k, probes):
+    """To the bins of `loops.select`: m lies up to one below, and lists of a bin are probed together."""
+    index = index.with_finder(probes=probes)
+    asked = queries(5, 0, 17, 33)
+    expected = imputed(index, k, asked)
+    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
+    assert [set(scores) for scores in found] == [set(scores) for scores in expected]
+    assert_ranked(found, expected, 100, 2.5 / 1023)
+
+
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_a_small_k_is_eq_4_of_the_probed_tokens(index, k, monkeypatch):
+    monkeypatch.setattr(lists, "SMALL", k)
+    index = index.with_finder(probes=99)
+    asked, ids = queries(5, 17), with_tokens(index)
+    S, valid = similarity(index.store.tokens_of(ids), asked)
+    owned = (retrieved_tokens(S, valid, k).any(-1).any(-1)).tolist()
+    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
+    for row, own, scores in zip(imputed_rel(S, valid, k).tolist(), owned, found, strict=True):
+        expected = {id: score for id, score, there in zip(ids, row, own, strict=True) if there}
+        assert_within_rounding(scores, expected, **SCORES)
+
+
+def test_salience_of_queries_plays_no_part_in_imputing(index):
+    asked = queries(5, 9, salience=True)
+    assert index.search_tokens(XTR, asked) == index.search_tokens(XTR, replace(asked, salience=None))
+    with pytest.raises(ValueError, match="the imputation zero needs an exact index"):
+        index.search_tokens(replace(XTR, imputation="zero"), asked)
+
+
+def test_candidates_are_those_with_the_largest_f(index):
+    index = index.with_finder(probes=2)
+    asked = queries(5, 9)
+    for count in (1, 4):
+        index = index.with_finder(candidates=count)
+        f = index.search_tokens(XTR, asked, 100)
+        expected = gathered(index, COLBERT, asked)
+        found = index.search_tokens(COLBERT, asked, 1 if count == 1 else 3)
+        for scores, ranked, all_scores in zip(found, f, expected, strict=True):
+            among = {id: all_scores[id] for id in list(ranked)[:count]}
+            best = sorted(among, key=lambda id: -among[id])[: len(scores)]
+            assert_within_rounding(scores, {id: among[id] for id in best}, **SCORES)
+    for candidates in (0, 2):  # as many as are asked for at least
+        index = index.with_finder(candidates=candidates)
+        assert len(index.search_tokens(COLBERT, asked, 5)[0]) == 5
+
+
+def test_threads_and_batches_change_no_result(tmp_path, monkeypatch):
+    """But for the order of torch's sums, which threads and batches change."""
+    given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
+    made = build(tmp_path / "index", given, ["vectors", "ids"])
+    monkeypatch.setattr(machine, "WORTH", 1)  # however little there is to share
+    asked = queries(5, 17, 0, 9, salience=True)
+    made = made.with_finder(probes=3)
+    for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):
+        index, found = made.with_finder(candidates=candidates), []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(index.search_tokens(recipe, asked, 10))  # no pair is cut
+            found.append([index.search_tokens(recipe, asked[n : n + 1], 10)[0] for n in range(4)])
+        for again in found[1:]:
+            same_scores(again, found[0])
+
+
+def test_token_search_finds_the_nearest_of_the_lists(index):
+    vectors = queries(6).vectors[0, 0]
+    rows = np.flatnonzero(np.repeat(index.store.living, np.diff(index.store.offsets)))
+    S = vectors @ torch.from_numpy(index.store.decoded(rows)["vectors"]).T
+    index = index.with_finder(probes=99)
+    scores, found = near(index, vectors, 10)
+    assert_within_rounding(scores.sort(descending=True).values, S.topk(10).values, **SCORES)
+    assert all(set(row) <= set(rows.tolist()) for row in found.tolist())
+    index = index.with_finder(probes=1)
+    few, found = near(index, vectors, 10**6)
+    assert few.shape == (6, index.store.offsets[-1])
+    assert torch.equal(few == -torch.inf, found == -1)
+    for row in found:
+        assert len(set(index.store.columns["centroids"][row[row >= 0].numpy()].tolist())) == 1
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        near(index, vectors, 0)
+    with pytest.raises(ValueError, match="probe 1 list at least"):
+        index.with_finder(probes=0)
+
+
+def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeypatch):
+    expected = contents(build(tmp_path / "one").store.folder)
+    assert set(expected) == {
+        *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
+        *("entries.bin", "ids.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
+    }
+    for sorted_, sampled in ((1, 1), (7, 30), (40, 1 << 12)):
+        monkeypatch.setattr(lists, "SORTED", sorted_)
+        monkeypatch.setattr(residuals, "SAMPLED", sampled)
+        assert contents(build(tmp_path / f"{sorted_}").store.folder) == expected
+    assert (
+        contents(build(tmp_path / "other", seed=1).store.folder)["codec.safetensors"]
+        != expected["codec.safetensors"]
+    )
+
+
+def test_an_index_is_small_and_is_mapped(tmp_path):
+    made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
+    files = 5 * 8 + len((made.store.folder / "codec.safetensors").read_bytes())
+    assert made.store.bytes_per_document == (400 * (16 + 1 + 2 + 2) + 8 * 4 + files) / 8  # 24 fill 32
+    opened = open_index(made.store.folder)
+    assert all(isinstance(column, np.memmap) for column in opened.store.columns.values())
+    assert isinstance(opened.store.derived.entries, np.memmap)
+
+
+def test_pruned_tokens_are_left_out_before_coding(tmp_path):
+    pruned = build(tmp_path / "pruned", keep=0.5)
+    given = [(ids, most_salient(part, 0.5)) for ids, part in documents()]
+    expected = contents(build(tmp_path / "given", given).store.folder)
+    assert pruned.store.offsets[-1] == sum(-(-length // 2) for length in LENGTHS)
+    found = contents(pruned.store.folder)
+    assert {n: b for n, b in found.items() if n != "manifest.json"} == {
+        n: b for n, b in expected.items() if n != "manifest.json"
+    }
+    again = build().store.copy(kinds.compressed(lists=6), keep=0.5)
+    assert np.array_equal(again.offsets, pruned.store.offsets)
+    assert again.manifest["settings"] == pruned.store.manifest["settings"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"bits": 3}, "bits must be one of 1, 2, 4, 8, got 3"),
+        ({"lists": -1}, "lists must lie in 1 to 65,536, or be 0 for a number by size, got -1"),
+        ({"lists": 65_537}, "lists must lie in 1 to 65,536"),
+        ({"rounds": -1}, "rounds and seed must be at least 0, got -1 and 0"),
+        ({"seed": -5}, "rounds and seed must be at least 0, got 5 and -5"),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_anything_is_written(tmp_path, option, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "index", **option)
+    assert names(tmp_path) == []
+
+
+FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.bin", "centroids.bin"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("sound") / "index").store.folder
+
+
+def test_files_that_do_not_fit_each_other_are_refused(sound, tmp_path):
+    for changed, named in (
+        ({"settings": {"bits": 3}}, "manifest.json"),
+        ({"settings": {"bits": 8, "lists": 6}}, "codes.bin"),
+        ({"dim": 70}, "codec.safetensors"),
+        ({"tokens": 1}, "lengths.bin"),
+    ):
+        folder = shutil.copytree(sound, tmp_path / "index", dirs_exist_ok=True)
+        other(**changed)(folder)
+        with pytest.raises(ValueError, match=f"{named} is damaged"):
+            open_index(folder, verify=False)
+
+
+def killed(folder: Path) -> None:
+    """A build that is killed before it codes its sixth block."""
+    residuals.CODED, residuals.COMMIT, shards.SHARD = 8, 16, 8
+    encode, left = residuals.Codec.encode_vectors, iter(range(5))
+
+    def encoding(codec: Any, vectors: Any) -> Any:
+        dies = next(left, None) is None
+        return os.kill(os.getpid(), signal.SIGKILL) if dies else encode(codec, vectors)
+
+    residuals.Codec.encode_vectors = encoding
+    build(folder)
+
+
+def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(residuals, "CODED", 8)
+    monkeypatch.setattr(residuals, "COMMIT", 16)
+    monkeypatch.setattr(shards, "SHARD", 8)
+    whole = contents(build(tmp_path / "whole").store.folder)
+    target = tmp_path / "index"
+    assert fork(tmp_path / "log", killed, target).ended()[0] == -signal.SIGKILL
+    assert names(tmp_path) == [".index.building", "whole"]
+    coded: list[int] = []
+    codec, encode = residuals.Codec, residuals.Codec.encode_vectors
+    monkeypatch.setattr(codec, "encode_vectors", lambda self, x: coded.append(len(x)) or encode(self, x))
+    monkeypatch.setattr(codec, "fit", None)  # it is there, as are the blocks that were committed
+    assert contents(build(target).store.folder) == whole
+    assert sum(coded) == sum(LENGTHS) - 32
+
+
+def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
+    given = documents(size=1)
+    made = build(tmp_path / "index", given, bits=8)
+    expected = contents(made.store.folder)
+    made = Index(made.store.delete(["d16", "d17"]))
+    made = Index(made.store.add_from(given[16:]))
+    made = Index(made.store.compact())
+    for name in [*FILES, "ids.bin"]:
+        file = made.store.manifest["files"][name]["file"]
+        assert (made.store.folder / file).read_bytes() == expected[name], name
+
+
+def test_small_and_empty_indexes(tmp_path):
+    asked = queries(5, 0)
+    for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
+        made = build(tmp_path / str(n), documents(lengths))
+        for index in (made, open_index(made.store.folder)):
+            for recipe in (XTR, COLBERT):
+                ids = {f"d{n}" for n, length in enumerate(lengths) if length}
+                assert [set(scores) for scores in index.search_tokens(recipe, asked, 10)] == [ids, set()]
+
+
+class Changes(test_storage.Changes):
+    """Any changes of an index against the twins."""
+
+    def made(self, given: Documents) -> Store:
+        return build(self.root / "index", given, bits=8, lists=3, rounds=1).store
+
+    def tokens(self, seed: int) -> Tokens:
+        return tokens(seed % 5, seed=seed)
+
+    @invariant()
+    def equals_the_twin(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert len(self.store) == len(self.twin)
+        for id, seed in self.twin.items():
+            stored, given = self.store.tokens_of([id]), self.tokens(seed)
+            length = int(given.mask.sum())
+            assert int(stored.mask.sum()) == length
+            off = stored.vectors[0, 0, :length] - given.vectors[0, 0, :length]
+            assert float(off.norm(dim=-1).max() if length else 0.0) < 0.5
+            assert torch.equal(stored.ids[stored.mask], given.ids[given.mask])
+        asked, index = queries(4, 2), everything(Index(self.store))
+        if not with_tokens(index):
+            assert index.search_tokens(COLBERT, asked) == [{}, {}]
+            return
+        expected = [best_of(scores, 5) for scores in gathered(index, COLBERT, asked)]
+        same_scores(index.search_tokens(COLBERT, asked, 5), expected)
+        assert_ranked(index.search_tokens(XTR, asked, 5), imputed(index, 20, asked), 5, 2.5 / 1023)
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=4, stateful_step_count=8)

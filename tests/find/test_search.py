@@ -1,0 +1,255 @@
+"""Exact search and reranking equal the readable twins on the stored vectors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.align import Entropic, PoolTopK, TopK
+from paradigms.baselines.bm25 import BM25
+from paradigms.core import similarity
+from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking, scan
+from paradigms.impute import imputed_rel
+from paradigms.retrieve import Indexed, indexed
+from paradigms.retrieve.strategies import STRATEGIES, rerank_strategies
+from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_run
+from tests.tiny import TERMS, built
+
+TEXTS = [
+    "the old man walked along the river road",
+    "",
+    "a bird flew over the sea",
+    "fire, wood and the heat of the sun",
+    "the queen read a letter on paper; the lion slept",
+    "a bird flew over the sea",
+    "corn grows well in the field by the mill",
+    "winter snow fell on the mountain and on the town below it, and the children stayed in the house",
+]
+IDS = ["d3", "d1", "d7", "d0", "d2", "d5", "d6", "d4"]
+QUERIES = {"q2": "bird over the sea", "q0": "", "q1": "what does the lion read on winter evenings in town"}
+SMALL = {"query_length": 16, "document_length": 32}
+OPTIONS: dict[str, dict] = {"xtr": {"search_tokens": 12, "k_train": 8}, "aligner": {"align": TopK(k=2)}}
+
+
+def build(name: str, backbone: Path, **options: object) -> Paradigm:
+    torch.manual_seed(0)
+    return built(name, backbone, **(SMALL | OPTIONS.get(name, {}) | options))
+
+
+@pytest.fixture(scope="module")
+def made(tiny_bert, tmp_path_factory):
+    root = tmp_path_factory.mktemp("indexes")
+    paradigms = {name: build(name, tiny_bert) for name in PARADIGMS}
+    return {
+        name: (paradigm, Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS, root / name, batch_size=3)))
+        for name, paradigm in paradigms.items()
+    }
+
+
+def twin(paradigm: Paradigm, index: Index, ids: list[str], query: str) -> dict[str, float]:
+    """All of `ids` scored at once by core.rel, or for an imputing paradigm by imputed_rel."""
+    documents, queries = index.store.tokens_of(ids), paradigm.encode_queries([query])
+    if paradigm.recipe.search == "impute":
+        scores = imputed_rel(*similarity(documents, queries), paradigm.recipe.search_tokens)
+    else:
+        scores = paradigm.score(documents, queries)
+    return dict(zip(ids, placed(scores, documents)[0].tolist(), strict=True))
+
+
+def ranked(scores: dict[str, float]) -> list[str]:
+    return sorted(scores, key=lambda d: (-scores[d], d))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1), (10**6, 10**8, 10**6, 1)])
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_search_equals_the_twin_over_the_whole_corpus(made, name, sizes, monkeypatch):
+    """Whatever the sizes of blocks of documents, tokens and queries."""
+    paradigm, index = made[name]
+    monkeypatch.setattr(ranking, "SIZES", {"cpu": sizes[:2]})
+    monkeypatch.setattr(scan, "TOKEN_BLOCK", sizes[2])
+    monkeypatch.setattr(indexed, "QUERIES", sizes[3])
+    found = Indexed(index, paradigm).search(QUERIES, 5)
+    assert list(found) == list(QUERIES)
+    for query, text in QUERIES.items():
+        expected = twin(paradigm, index, IDS, text)
+        for document, score in found[query].items():
+            assert_within_rounding(score, expected[document], **SCORES, scale=max(1, *expected.values()))
+        assert list(found[query]) == ranked(found[query])
+        if not text:
+            assert found[query] == {}
+        elif paradigm.recipe.search == "gather":
+            assert len(found[query]) == 5
+            best = sorted(expected.values(), reverse=True)[:5]
+            assert_within_rounding(list(found[query].values()), best, **SCORES)
+        else:  # every document that is not found has only imputed similarities: none is better
+            left_out = expected.keys() - found[query].keys()
+            assert min(found[query].values()) >= max(expected[d] for d in left_out) - TOLERANCE
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+def test_rerank_equals_the_twin_over_the_candidates(made, name):
+    paradigm, index = made[name]
+    run = {"q1": {"d7": 3.0, "d1": 2.0, "d4": 1.0, "d5": 0.5}, "q0": {"d3": 1.0}, "q2": {}}
+    found = Indexed(index, paradigm).rerank(QUERIES, run)
+    assert list(found) == list(run)
+    for query, candidates in run.items():
+        if candidates:
+            expected = twin(paradigm, index, list(candidates), QUERIES[query])
+            assert_within_rounding(found[query], expected, **SCORES)
+        assert list(found[query]) == ranked(found[query])
+    assert found["q2"] == {}
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_a_query_without_candidates_has_none(made, monkeypatch, scanned):
+    paradigm, index = made["xtr"]
+    if not scanned:
+        monkeypatch.setattr(ranking, "scanned", lambda *_: None)
+    assert index.rerank_tokens([paradigm.recipe], paradigm.encode_queries(["sea"]), [[]])[0] == [{}]
+
+
+def test_the_scores_of_one_part_of_the_queries_are_held_at_a_time(made, monkeypatch):
+    paradigm, index = made["colbert"]
+    made_of, cut = scan.score, scan.keys
+    order: list[str] = []
+    monkeypatch.setattr(scan, "scanned", lambda *_: None)
+    monkeypatch.setattr(ranking, "SIZES", {"cpu": (16, 1 << 20)})
+    monkeypatch.setattr(scan, "score", lambda *given: order.append("scores") or made_of(*given))
+    monkeypatch.setattr(scan, "keys", lambda *given: order.append("keys") or cut(*given))
+    parts = [paradigm.encode_queries([text]) for text in ("sea", "lion")]
+    index.search_tokens(paradigm.recipe, parts, 3)
+    assert order == ["scores", "keys"] * (len(order) // 2)
+    assert len(order) > 4
+
+
+@pytest.mark.parametrize("name", ["aligner", "colbert"])
+def test_strategies_rerank_as_each_alone(made, name, monkeypatch):
+    """Also with those that the kernels do not know; every query is encoded once."""
+    paradigm, index = made[name]
+    soft = {"soft": Entropic(k=1, eps=0.1)}
+    run = {"q1": dict.fromkeys(IDS, 1.0), "q0": {"d3": 1.0}, "q2": {"d4": 1.0, "d1": 2.0}}
+    encoded, encode = [], Paradigm.encode_queries
+    for strategies in (STRATEGIES, STRATEGIES | soft):
+        with monkeypatch.context() as patch:
+            patch.setattr(Paradigm, "encode_queries", lambda self, t: encoded.extend(t) or encode(self, t))
+            found = rerank_strategies(Indexed(index, paradigm), QUERIES, run, strategies)
+        assert sorted(encoded) == sorted(QUERIES.values())
+        encoded.clear()
+        assert list(found) == list(strategies)
+        for strategy, align in strategies.items():
+            same_run(found[strategy], Indexed(index, paradigm.with_alignment(align)).rerank(QUERIES, run))
+
+
+def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    (tmp_path / "settings.json").write_text("{}")
+    with pytest.raises(FileExistsError, match=r"holds settings\.json"):
+        Store.build(kinds.exact(), made["dpr"][0], IDS, TEXTS, tmp_path)
+    bm25 = BM25({"d": "the sea"})
+    with pytest.raises(FileExistsError, match=r"holds settings\.json"):
+        bm25.save(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path):
+    """A slice of the encoder's output: its tensors do not lie in one piece."""
+    paradigm = build("colbert", tiny_bert, query_vectors="first", first=3, dim=None, normalize=False)
+    index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "index"))
+    found = Indexed(index, paradigm).search(QUERIES, len(IDS))
+    same_run({query: Indexed(index, paradigm).rerank(QUERIES, found)[query] for query in found}, found)
+    for query in ("q1", "q2"):
+        expected = twin(paradigm, index, [id for id in IDS if id != "d1"], QUERIES[query])
+        assert_within_rounding(found[query], expected, **SCORES)
+
+
+def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp_path, monkeypatch):
+    paradigm = build("colbert", tiny_bert)
+    ones = replace(paradigm.encode_queries(["sea"]), salience=None)
+    ones = replace(ones, vectors=torch.ones_like(ones.vectors))
+    ids = [f"{n:02}" for n in np.random.default_rng(0).permutation(20)]
+    index = Index(Store.build(kinds.exact(), paradigm, ids, [TEXTS[0]] * 20, tmp_path / "index"))
+    for tokens in (1, 60, 10**6):
+        monkeypatch.setattr(ranking, "SIZES", {"cpu": (tokens, 1 << 20)})
+        index.store.columns["vectors"] = np.ones_like(index.store.columns["vectors"])  # sums without rounding
+        assert list(index.search_tokens(paradigm.recipe, ones, 4)[0]) == ["00", "01", "02", "03"]
+
+
+def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(made):
+    for paradigm, index in made.values():
+        opened = open_index(index.store.folder)
+        vectors = opened.store.columns["vectors"]
+        assert isinstance(vectors, np.memmap)
+        assert vectors.dtype == np.float16
+        tokens = opened.store.tokens_of(IDS)
+        encoded = paradigm.encode_documents(TEXTS)
+        assert torch.equal(tokens.mask.sum(-1), encoded.mask.sum(-1))
+        stored, fresh = tokens.vectors[tokens.mask], encoded.vectors[encoded.mask]
+        assert_within_rounding(stored, fresh, torch.float16, 1)
+        for name in ("ids", "salience"):
+            if name in paradigm.reads:
+                mine, theirs = getattr(tokens, name), getattr(encoded, name)
+                assert_within_rounding(mine[tokens.mask], theirs[encoded.mask], torch.float32, TERMS)
+        size = sum(file.stat().st_size for file in index.store.folder.glob("*.bin"))
+        assert opened.store.bytes_per_document == size / len(IDS)
+
+
+def test_what_does_not_fit_the_store_is_named(made, tiny_bert):
+    dpr, colbert, xtr = (made[name] for name in ("dpr", "colbert", "xtr"))
+    pooled = xtr[0].with_alignment(PoolTopK(k=4))
+    gather = Paradigm(replace(pooled.recipe, search="gather"), pooled.encoder)
+    narrow = build("colbert", tiny_bert, dim=16)
+    for message, refused in {
+        "k must be at least 1": lambda: Indexed(dpr[1], dpr[0]).search(QUERIES, 0),
+        "document 'd99' is not in the index": lambda: Indexed(*dpr[::-1]).rerank(
+            QUERIES, {"q1": {"d99": 1.0}}
+        ),
+        "query 'q99', which has no text": lambda: Indexed(*dpr[::-1]).rerank(QUERIES, {"q99": {"d1": 1.0}}),
+        "128 dimensions of colbert, not of 16": lambda: Indexed(colbert[1], narrow).search(QUERIES),
+        "holds no ids of tokens, which coil reads": lambda: Indexed(colbert[1], made["coil"][0]).rerank(
+            {}, {}
+        ),
+        "of xtr reads the whole pool": lambda: Indexed(xtr[1], gather).search(QUERIES),
+    }.items():
+        with pytest.raises((KeyError, ValueError), match=message):
+            refused()
+
+
+def test_building_again_replaces_and_a_failure_keeps_what_was_there(made, tmp_path):
+    paradigm = made["colbert"][0]
+    Store.build(kinds.exact(), paradigm, ["a"], ["sea"], tmp_path / "index")
+    with pytest.raises(TypeError):
+        Store.build(kinds.exact(), paradigm, ["a", "b"], ["sea", None], tmp_path / "index")
+    assert open_index(tmp_path / "index").store.ids == ["a"]
+    Store.build(kinds.exact(), paradigm, ["b"], ["sun"], tmp_path / "index", precision="bf16")
+    assert open_index(tmp_path / "index").store.ids == ["b"]
+    assert [file.name for file in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "exact") for name in ("colbert", "coil", "xtr", "dpr")),
+        ("xtr", "faiss"),
+        ("xtr", "compressed"),
+    ],
+)
+def test_some_documents_of_an_index_are_an_index(tiny_bert, tmp_path, name, kind):
+    paradigm = build(name, tiny_bert)
+    index = Index(Store.build(INDEXES[kind](), paradigm, IDS, TEXTS))
+    chosen = ["d1", "d2", "d4", "d5", "d6"]
+    places = [IDS.index(id) for id in chosen]
+    own = Index(Store.build(INDEXES[kind](), paradigm, chosen, [TEXTS[n] for n in places]))
+    whole, part = Indexed(index, paradigm).search(QUERIES), index.only(chosen)
+    assert len(part) == 5
+    if kind == "compressed":  # other centroids: the same documents are found, with the same codes of each
+        assert {id for found in Indexed(part, paradigm).search(QUERIES).values() for id in found} <= {*chosen}
+    else:
+        same_run(Indexed(part, paradigm).search(QUERIES, 3), Indexed(own, paradigm).search(QUERIES, 3))
+    assert Indexed(index, paradigm).search(QUERIES) == whole
+    with pytest.raises(KeyError, match="d3"):
+        Indexed(part, paradigm).rerank(QUERIES, {"q1": {"d3": 0.0}})
+    with pytest.raises(KeyError, match="nowhere"):
+        index.only(["nowhere"])

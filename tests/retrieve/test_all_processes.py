@@ -1,0 +1,62 @@
+"""Two processes search and rerank as one does, whatever they divide."""
+
+import json
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from paradigms import PARADIGMS
+from paradigms.find import INDEXES, Store, open_index
+from paradigms.retrieve import AllProcesses, Indexed
+from tests.forks import fork_group
+from tests.tiny import WORDS
+
+TEXTS = [" ".join(WORDS.split()[(5 * n + w) % 200] for w in range(4 + n % 5)) for n in range(30)]
+IDS = [f"d{n:02}" for n in range(30)]
+QUERIES = {"a": "bird over the sea", "b": "fire and wood", "none": "", "c": "city cold color"}
+POOL = {query: dict.fromkeys(IDS[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
+SYSTEMS = [
+    ("colbert", "exact"),
+    ("xtr", "exact"),
+    ("dpr", "exact"),
+    ("colbert", "compressed"),
+    ("colbert", "fixed"),
+]
+
+
+def search(backbone: Path, folder: Path, answers: str) -> None:
+    """Every system's results, from all processes, written by each."""
+    torch.set_num_threads(1)
+    state, found = PartialState(cpu=True), {}
+    for name, kind in SYSTEMS:
+        torch.manual_seed(0)
+        paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
+        index = open_index(folder / f"{name}-{kind}")
+        if kind == "fixed":
+            index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
+        retriever = AllProcesses(Indexed(index, paradigm), state)
+        found[f"{name} {kind} search"] = retriever.search(QUERIES, 7)
+        found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
+    Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
+    state.destroy_process_group()
+
+
+def test_as_one_process(tiny_bert: Path, tmp_path: Path):
+    for name, kind in SYSTEMS:
+        torch.manual_seed(0)
+        paradigm = PARADIGMS[name](tiny_bert, query_length=12, document_length=16)
+        Store.build(INDEXES[kind](), paradigm, IDS, TEXTS, tmp_path / f"{name}-{kind}").delete(["d03"])
+    answers = str(tmp_path / "answers")
+    for count in (1, 2):
+        group = fork_group(tmp_path / "log", count, search, tiny_bert, tmp_path, answers)
+        ended = [process.ended() for process in group]
+        assert [code for code, _ in ended] == [0] * count, ended
+    named = (Path(f"{answers}-{name}.json") for name in ("1-0", "2-0", "2-1"))
+    alone, first, second = (json.loads(file.read_text()) for file in named)
+    assert first == second
+    for system, run in alone.items():
+        for query, scores in run.items():
+            assert list(first[system][query]) == list(scores), (system, query)
+            assert all(abs(first[system][query][d] - s) < 1e-5 for d, s in scores.items())
+    assert {len(scores) for scores in alone["colbert exact search"].values()} == {0, 7}

@@ -1,0 +1,219 @@
+"""Checkpoints out: the layouts that a model is saved in, their cards, and the hub.
+
+That sentence-transformers scores the same is tested in test_sentence_transformers.py, where it is installed.
+"""
+
+import json
+import string
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+
+import paradigms
+from paradigms.align import QueryToDocument
+from paradigms.cli.arguments import main
+from paradigms.saving import push_to_hub
+from paradigms.saving.card import model_card, results_of
+from tests.near import assert_same
+from tests.saving.test_read import scores_of
+
+LENGTHS = {"query_length": 12, "document_length": 16}
+LAYOUT = "sentence-transformers"
+EXPORTED = {
+    "single": ("dpr", {"pooling": "mean", "dim": 8, "projection_bias": True, "activation": "tanh"}),
+    "inner products": ("dpr", {"pooling": "max", "normalize": False, "query_marker": "read: "}),
+    "tokens": ("colbert", {"dim": 8}),
+    "exact skips": ("colbert", {"dim": 8, "skip": string.punctuation, "skip_exact": True}),
+    "markers": (
+        "colbert",
+        {"dim": None, "query_marker": "fish", "query_augmentation": True, "attend_augmentation": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EXPORTED)
+def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
+    name, settings = EXPORTED[what]
+    torch.manual_seed(0)
+    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
+    model.save_pretrained(tmp_path / "out", LAYOUT)
+    back = paradigms.load(tmp_path / "out")
+    # The tiny vocabulary has every character once, so that both skip lists are the same tokens.
+    exact = replace(model.encoder.settings, skip_exact=bool(model.encoder.settings.skip))
+    assert back.encoder.settings == exact
+    assert_same(scores_of(back), scores_of(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("xtr", {}, "supports that of ColBERT only: model.with_alignment"),
+        ("aligner", {}, "supports that of ColBERT only"),
+        ("coil", {}, "supports that of ColBERT only"),
+        ("me_bert", {}, "queries become pooled and documents first vectors"),
+        ("dpr", {"dim": 8, "layer_norm": True}, "no module for layer_norm"),
+        ("colbert", {"special_tokens": False}, "no module for special_tokens=False"),
+    ],
+)
+def test_what_it_has_no_module_for_is_refused(tiny_bert, tmp_path, name, settings, message):
+    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_of_no_single_texts_are_refused(tiny_bert, tmp_path):
+    with pytest.raises(ValueError, match="cross_attention is no encoder of single texts"):
+        paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", LAYOUT)
+    with pytest.raises(ValueError, match="unknown layout 'onnx'; there are paradigms, sentence-transformers"):
+        paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", "onnx")
+
+
+def test_xtr_goes_out_as_colbert_when_asked(tiny_bert, tmp_path):
+    model = paradigms.PARADIGMS["xtr"](tiny_bert, **LENGTHS)
+    model = model.with_alignment(QueryToDocument(), "query_tokens")
+    model.save_pretrained(tmp_path / "out", LAYOUT)
+    assert_same(scores_of(paradigms.load(tmp_path / "out")), scores_of(model))
+
+
+@pytest.fixture
+def results(tiny_bert, tmp_path):
+    """A results folder as the scripts write it."""
+    folder = tmp_path / "results" / "compare-x"
+    model = paradigms.PARADIGMS["colbert"](tiny_bert, dim=8, **LENGTHS)
+    model.save_pretrained(folder / "colbert" / "checkpoint")
+    (folder / "config.json").write_text(json.dumps({"collection": "pydocs", "steps": 30, "tracker": "none"}))
+    (folder / "environment.json").write_text(json.dumps({"torch": "2.0"}))
+    (folder / "table.md").write_text("| system | nDCG@10 |\n")
+    return folder
+
+
+def test_the_card_tells_data_settings_and_measures(results):
+    model = paradigms.load(results / "colbert" / "checkpoint")
+    assert results_of(results / "colbert" / "checkpoint") == results
+    assert results_of(results / "offline") is None  # a name, whatever lies beside
+    card = model_card(model, results)
+    for told in ("pydocs: its training", "| steps | 30 |", '| torch | "2.0" |', "| system | nDCG@10 |"):
+        assert told in card
+    assert '| align | "QueryToDocument()" |' in card
+    assert "tracker" not in card
+    assert card.startswith("---\nlibrary_name: sentence-transformers\n")
+    bare = model_card(model)
+    assert "Not recorded." in bare
+    assert "None recorded." in bare
+    with pytest.raises(FileNotFoundError, match="no folder of results"):
+        model_card(model, results.parent)
+
+
+def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
+    settings = {"collection": "/home/me/data/beir", "note": "a|b", "indexes": {"x": ["/home/me/x/index"]}}
+    settings |= {"backbone": "~/models/own/bert", "filter": "results/x", "options": {"marker": "/query "}}
+    (results / "config.json").write_text(json.dumps(settings))
+    card = model_card(paradigms.load(results / "colbert" / "checkpoint"), results)
+    assert "home" not in card
+    assert "models/own" not in card
+    for told in ("beir: its training", '"a\\|b"', '{"x": ["index"]}', '"bert"', '"results/x"', '"/query "'):
+        assert told in card
+    table = [line for line in card.splitlines() if line.startswith("| note ")]
+    assert table[0].replace("\\|", "").count("|") == 3
+
+
+def test_no_text_of_others_ends_a_line_of_a_card(results):
+    """A line of its own could be a licence, or a heading."""
+    settings = {"collection": "data\nlicense: mit", "note\nlicense: mit": "a\u2028license: mit"}
+    (results / "config.json").write_text(json.dumps(settings))
+    card = model_card(paradigms.load(results / "colbert" / "checkpoint"), results)
+    assert "license: mit" in card
+    assert not any(line.startswith("license") for line in card.splitlines())
+
+
+@pytest.fixture
+def model(tiny_bert):
+    return paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS)
+
+
+def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path):
+    """Another layout may be a checkpoint of theirs, or lack what ours says of training and search."""
+    paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "own")
+    model.save_pretrained(tmp_path / "own")
+    assert paradigms.load(tmp_path / "own").name == "dpr"
+    for _ in range(2):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
+    for folder, layout in (("out", "paradigms"), ("own", LAYOUT)):
+        with pytest.raises(FileExistsError, match="would be replaced, but was not written by this program"):
+            model.save_pretrained(tmp_path / folder, layout)
+
+
+@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
+@pytest.mark.parametrize("other", [".git/HEAD", "training_args.bin"])
+def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout, other):
+    model.save_pretrained(tmp_path / "own", layout)
+    kept = tmp_path / "own" / other
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("mine")
+    with pytest.raises(FileExistsError, match=f"own would be replaced, but holds {other.split('/')[0]}"):
+        model.save_pretrained(tmp_path / "own", layout)
+    assert kept.read_text() == "mine"
+    with pytest.raises(FileExistsError, match="is a file"):
+        model.save_pretrained(kept, layout)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What is done to the hub: name -> its files, and whether it is private."""
+    repositories = {}
+
+    class HfApi:
+        def create_repo(self, name, private, exist_ok):
+            assert exist_ok
+            if name == "others/theirs":
+                raise RuntimeError("403 Forbidden")
+            repositories.setdefault(
+                name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
+            )
+
+        def upload_folder(self, repo_id, folder_path, delete_patterns):
+            held, private = repositories[repo_id]
+            files = {name: held[name] for name in held if not any(fnmatch(name, p) for p in delete_patterns)}
+            new = [file for file in Path(folder_path).rglob("*") if file.is_file()]
+            files |= {str(file.relative_to(folder_path)): file.read_bytes() for file in new}
+            repositories[repo_id] = files, private
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    return repositories
+
+
+def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub, tmp_path):
+    """paradigms.load would open what it knows first."""
+    push_to_hub(model, "me/mine", LAYOUT)
+    files, private = hub["me/mine"]
+    assert private
+    assert "# dpr" in files["README.md"].decode()
+    with pytest.raises(ValueError, match="no module for layer_norm"):  # and no repository is made
+        push_to_hub(paradigms.PARADIGMS["dpr"](tiny_bert, dim=8, layer_norm=True), "me/other", LAYOUT)
+    assert list(hub) == ["me/mine"]
+    assert not files.keys() & {"paradigm.json", "1/a.bin"}
+    push_to_hub(model, "me/mine", private=False)
+    assert "modules.json" not in hub["me/mine"][0]
+    assert "README.md" in hub["me/mine"][0]  # which is not ours to take away
+    for name, content in hub["me/mine"][0].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert torch.equal(scores_of(paradigms.load(tmp_path)), scores_of(model))
+
+
+def test_export_from_the_terminal(results, tmp_path, hub, capsys):
+    checkpoint, out = str(results / "colbert" / "checkpoint"), str(tmp_path / "out")
+    main(["export", checkpoint, out, "--push", "me/mine"])
+    assert "pydocs" in (tmp_path / "out" / "README.md").read_text()
+    assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
+    assert "on the hub as me/mine" in capsys.readouterr().err
+    assert paradigms.load(out).name == "colbert"
+    with pytest.raises(SystemExit, match="others/theirs is not on the hub: 403 Forbidden"):
+        main(["export", checkpoint, out, "--push", "others/theirs"])
+    main(["export", out, str(tmp_path / "own"), "--layout", "paradigms", "--results", str(results)])
+    assert "library_name: paradigms" in (tmp_path / "own" / "README.md").read_text()
+    assert paradigms.load(tmp_path / "own").name == "colbert"

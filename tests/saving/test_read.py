@@ -1,0 +1,610 @@
+"""Checkpoints of other libraries: minimal folders of each layout, against their formulas written out here."""
+
+import copy
+import json
+import shutil
+import string
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+)
+
+import paradigms
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.saving import read_checkpoint
+from paradigms.saving.authors import DIM
+from tests.near import assert_same
+from tests.tiny import WIDTH, write_checkpoint
+
+QUERIES = ["the fish in the sea", "fire, and warm wood?"]
+DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+def scores_of(model: Any) -> Tensor:
+    """The scores of all pairs, in float64, by a copy of the model."""
+    wide = copy.deepcopy(model).double()
+    with torch.inference_mode():
+        return wide.score(wide.encode_documents(DOCUMENTS), wide.encode_queries(QUERIES))
+
+
+def module(kind: str, path: str) -> dict[str, str]:
+    return {"type": f"package.modules.{kind}", "path": path}
+
+
+def write_modules(folder: Path, *modules: dict[str, str], **config: Any) -> None:
+    (folder / "modules.json").write_text(json.dumps([module("Transformer", ""), *modules]))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+
+
+def write_module(folder: Path, tensors: dict[str, Tensor] | None = None, **config: Any) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if tensors:
+        save_file(tensors, folder / "model.safetensors")
+
+
+def exact(weights: Tensor) -> Tensor:
+    """Weights rounded to sixteenths: products of several linear layers are exact in float32."""
+    return (16 * weights).round() / 16
+
+
+def write_dense(folder: Path, out: int, activation: str = IDENTITY, bias: bool = True, width: int = WIDTH):
+    """The weights are returned, in float64."""
+    weights = {"linear.weight": exact(torch.randn(out, width))}
+    weights |= {"linear.bias": exact(torch.randn(out))} if bias else {}
+    write_module(
+        folder, weights, activation_function=activation, bias=bias, in_features=width, out_features=out
+    )
+    return {name: weight.double() for name, weight in weights.items()}
+
+
+def hidden(folder: Path, texts: list[str], **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, attention and hidden states, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **settings)
+    loader = AutoModelForTextEncoding if folder.name.endswith("t5") else AutoModel
+    with torch.no_grad():
+        out = loader.from_pretrained(folder, dtype=torch.float64).eval()(**rows).last_hidden_state
+    return rows["input_ids"], rows["attention_mask"], out
+
+
+def mean(states: Tensor, attention: Tensor) -> Tensor:
+    weight = attention[..., None].double()
+    return (states * weight).sum(1) / weight.sum(1)
+
+
+def cosines(d: Tensor, q: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(d, dim=-1).T
+
+
+@pytest.fixture(params=["bert", "t5"])
+def folder(request, tmp_path):
+    torch.manual_seed(0)
+    return write_checkpoint(request.param, tmp_path / request.param)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    torch.manual_seed(0)
+    return write_checkpoint("bert", tmp_path / "bert")
+
+
+def test_a_plain_encoder_is_cosines_of_means(folder):
+    model = paradigms.load(folder)
+    assert model.name == "dpr"
+    (_, a, q), (_, b, d) = hidden(folder, QUERIES), hidden(folder, DOCUMENTS)
+    assert_same(scores_of(model), cosines(mean(d, b), mean(q, a)))
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+@pytest.mark.parametrize("old", [False, True])
+def test_pooling(folder, mode, old):
+    names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
+    flags = {f"pooling_mode_{name}": key == mode for key, name in names.items()}
+    write_module(folder / "1_Pooling", **(flags if old else {"pooling_mode": mode}))
+    write_modules(folder, module("Pooling", "1_Pooling"), similarity_fn_name="dot")
+    pool = {
+        "mean": lambda states: states.mean(0),
+        "cls": lambda states: states[0],
+        "max": lambda states: states.amax(0),
+        "lasttoken": lambda states: states[-1],
+    }[mode]
+
+    def pooled(texts: list[str]) -> Tensor:
+        _, attention, states = hidden(folder, texts)
+        return torch.stack([pool(s[m.bool()]) for s, m in zip(states, attention, strict=True)])
+
+    wanted = pooled(QUERIES) @ pooled(DOCUMENTS).T
+    assert_same(scores_of(paradigms.load(folder)), wanted)
+
+
+def test_heads_prompts_and_lengths(folder):
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    first = {name: exact(torch.randn(16, WIDTH)) for name in ("linear.weight", "residual.weight")}
+    write_module(folder / "2_Dense", first, activation_function=IDENTITY, bias=False, use_residual=True)
+    second = write_dense(folder / "3_Dense", 8, TANH, width=16)
+    write_modules(
+        folder,
+        module("Pooling", "1_Pooling"),
+        module("Dense", "2_Dense"),
+        module("Dense", "3_Dense"),
+        module("Dropout", "4_Dropout"),
+        module("Normalize", "5_Normalize"),
+        prompts={"query": "find: ", "passage": "text: ", "other": "never"},
+    )
+    config = {"max_seq_length": 9, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(config))
+
+    def encode(texts: list[str], prompt: str) -> Tensor:
+        _, attention, states = hidden(folder, [prompt + t for t in texts], truncation=True, max_length=9)
+        x = mean(states, attention) @ sum(first.values()).double().T
+        return (x @ second["linear.weight"].T + second["linear.bias"]).tanh()
+
+    model = paradigms.load(folder)
+    assert model.encoder.settings.document_length == 9
+    wanted = cosines(encode(DOCUMENTS, "text: "), encode(QUERIES, "find: "))
+    assert_same(scores_of(model), wanted)
+
+
+def with_marker(ids: Tensor, marker: int) -> Tensor:
+    return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
+
+
+def late(folder: Path, weight: Tensor, *, lengths: tuple[int, int], markers: tuple[str, str], attend: bool):
+    """The sum over query tokens of the best cosines, as Stanford's code and PyLate compute it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
+    vocabulary = tokenizer.get_vocab()
+    skip = {vocabulary[c] for c in string.punctuation if c in vocabulary}
+    sides = []
+    for side, texts in enumerate((QUERIES, DOCUMENTS)):
+        rows = tokenizer(
+            texts,
+            padding="max_length" if side == 0 else True,
+            truncation=True,
+            max_length=lengths[side] - 1,
+            return_tensors="pt",
+        )
+        ids = with_marker(rows["input_ids"], vocabulary[markers[side]])
+        attention = with_marker(rows["attention_mask"], 1)
+        counts = attention.bool()
+        if side == 0:
+            ids = ids.masked_fill(attention == 0, tokenizer.mask_token_id)
+            counts = torch.ones_like(counts)
+            attention = torch.ones_like(attention) if attend else attention
+        else:
+            counts &= ~torch.tensor([[i in skip for i in row] for row in ids.tolist()])
+        with torch.inference_mode():
+            states = model(input_ids=ids, attention_mask=attention).last_hidden_state
+        vectors = torch.nn.functional.normalize(states @ weight.double().T, dim=-1)
+        sides.append([v[c] for v, c in zip(vectors, counts, strict=True)])
+    return torch.stack([torch.stack([(q @ d.T).amax(1).sum() for d in sides[1]]) for q in sides[0]])
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_stanford_colbert(bert, attend):
+    file = bert / "model.safetensors"
+    weight = torch.randn(8, WIDTH)
+    state = {f"bert.{name}": t for name, t in load_file(file).items()} | {"linear.weight": weight}
+    plain = write_checkpoint("bert", bert.parent / "plain")
+    save_file(state, file, metadata={"format": "pt"})
+    config = json.loads((bert / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    (bert / "config.json").write_text(json.dumps(config))
+    metadata = {"query_maxlen": 12, "doc_maxlen": 10, "attend_to_mask_tokens": attend, "dim": 8}
+    metadata |= {"query_token_id": "fish", "doc_token_id": "fox"}  # of the tiny vocabulary
+    (bert / "artifact.metadata").write_text(json.dumps(metadata))
+    wanted = late(plain, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    assert_same(scores_of(paradigms.load(bert)), wanted)
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_pylate(bert, attend):
+    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
+    write_modules(
+        bert,
+        module("Dense", "1_Dense"),
+        model_type="ColBERT",
+        similarity_fn_name="MaxSim",
+        query_prefix="fish",
+        document_prefix="fox",
+        query_length=12,
+        document_length=10,
+        attend_to_expansion_tokens=attend,
+        do_query_expansion=True,
+        skiplist_words=list(string.punctuation),
+    )
+    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    model = paradigms.load(bert)
+    assert_same(scores_of(model), wanted)
+    assert model.name == "colbert"
+
+
+@pytest.mark.parametrize("mean_of", [False, True])
+def test_multi_vector_encoder(bert, mean_of):
+    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
+    write_module(bert / "2_Mask", skiplist_words=list(string.punctuation), skiplist_tasks=["document"])
+    expansion = {"strategy": "fixed", "attend": False, "length": 12, "token": None}
+    config = {"document_length": 10, "query_expansion": expansion}
+    (bert / "sentence_bert_config.json").write_text(json.dumps(config))
+    write_modules(
+        bert,
+        module("Dense", "1_Dense"),
+        module("MultiVectorMask", "2_Mask"),
+        module("Normalize", "3_Normalize"),
+        model_type="MultiVectorEncoder",
+        prompts={"query": "fish", "document": "fox"},
+        similarity_fn_name="meanmaxsim" if mean_of else None,
+    )
+    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=False)
+    wanted = wanted / 12 if mean_of else wanted
+    assert_same(scores_of(paradigms.load(bert)), wanted)
+
+
+def test_coil(bert):
+    weights = {f"{n}_proj.weight": torch.randn(out, WIDTH) for n, out in (("tok", 4), ("cls", 8))}
+    weights |= {f"{n}_proj.bias": torch.randn(out) for n, out in (("tok", 4), ("cls", 8))}
+    torch.save(weights, bert / "model.pt")
+    torch.save([Loud()], bert / "args.pt")  # never read
+    refused(bert, "pickled weights, model.pt")
+    found = scores_of(paradigms.load(bert, pickled=True))
+    (q_ids, a, q), (d_ids, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
+    token, pooled = (
+        (weights[f"{n}_proj.weight"].double(), weights[f"{n}_proj.bias"].double()) for n in ("tok", "cls")
+    )
+    for x, (query, count) in enumerate(zip(q, a.sum(1), strict=True)):
+        for y, document in enumerate(d):
+            S = (query @ token[0].T + token[1]) @ (document @ token[0].T + token[1]).T
+            S = S * (q_ids[x][:, None] == d_ids[y]) * b[y]  # 0 where ids differ: the largest is never below 0
+            wanted = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
+            wanted += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
+            assert_same(found[x, y], wanted, float(S.abs().sum()))
+    torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
+    with pytest.raises(ValueError, match="ln_tok"):
+        paradigms.load(bert, pickled=True)
+
+
+def dpr_towers(folder: Path, width: int) -> tuple[Any, tuple[Path, Any], tuple[Path, Any]]:
+    """The tokenizer, and folder and model of either encoder. width: of a projection, 0 for none."""
+    tokenizer = AutoTokenizer.from_pretrained(write_checkpoint("bert", folder / "bert"))
+    config = json.loads((folder / "bert" / "config.json").read_text()) | {"projection_dim": width}
+    config = DPRConfig(**{k: v for k, v in config.items() if k not in ("model_type", "architectures")})
+    pair = []
+    for n, kind in enumerate((DPRQuestionEncoder, DPRContextEncoder)):
+        torch.manual_seed(n)
+        pair.append((folder / kind.__name__, kind(config).eval()))
+        for part in (pair[n][1], tokenizer):
+            part.save_pretrained(pair[n][0])
+    return tokenizer, pair[0], pair[1]
+
+
+@pytest.fixture(params=[0, 6])
+def dpr_pair(request, tmp_path):
+    """With and without a projection."""
+    return dpr_towers(tmp_path, request.param)
+
+
+def test_dpr(dpr_pair, tmp_path):
+    tokenizer, (questions, q), (passages, d) = dpr_pair
+    with torch.inference_mode():
+        Q, D = (
+            model.double()(**tokenizer(texts, padding=True, return_tensors="pt")).pooler_output
+            for model, texts in ((q, QUERIES), (d, DOCUMENTS))
+        )
+    model = paradigms.load(questions, documents=passages)
+    assert_same(scores_of(model), Q @ D.T)
+    model.save_pretrained(tmp_path / "own")
+    assert torch.equal(scores_of(paradigms.load(tmp_path / "own")), scores_of(model))
+    with pytest.raises(ValueError, match="one of DPR's two encoders"):
+        paradigms.load(questions)
+    with pytest.raises(ValueError, match="an encoder for each side"):
+        model.save_pretrained(tmp_path / "out", layout="sentence-transformers")
+
+
+def test_pairs_that_do_not_go_together(dpr_pair, bert, tmp_path):
+    _, (questions, _), _ = dpr_pair
+    with pytest.raises(ValueError, match="they differ in"):
+        paradigms.load(questions, documents=bert)
+    reranker = tmp_path / "reranker"
+    cross_attention(bert).save_pretrained(reranker)
+    with pytest.raises(ValueError, match="cross_attention is none"):
+        paradigms.load(bert, documents=reranker)
+    config = json.loads((questions / "config.json").read_text()) | {"architectures": ["DPRReader"]}
+    (questions / "config.json").write_text(json.dumps(config))
+    refused(questions, "its architecture is DPRReader")
+
+
+def xtr_scores(folder: Path, weight: Tensor) -> Tensor:
+    """The mean over query tokens of the best cosines: every token of so small a pool is retrieved."""
+    plain = write_checkpoint("t5", folder.parent / "plain" / "t5")
+    (_, a, q), (_, b, d) = hidden(plain, QUERIES), hidden(plain, DOCUMENTS)
+    q, d = (torch.nn.functional.normalize(x @ weight.T, dim=-1) for x in (q, d))
+    best = torch.einsum("bjh,nih->bnij", q, d).masked_fill(b[None, :, :, None] == 0, -torch.inf).amax(-2)
+    return (best * a[:, None]).sum(-1) / a.sum(-1, keepdim=True)
+
+
+def write_like_xtr(folder: Path) -> Tensor:
+    """The files of XTR or of a model of one vector a text; and the linear layer."""
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    return write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
+
+
+@pytest.fixture
+def xtr_folder(tmp_path):
+    """As XTR was published, under a name that does not tell; and its linear layer."""
+    torch.manual_seed(0)
+    folder = write_checkpoint("t5", tmp_path / "snapshots" / "0123-t5")
+    return folder, write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
+
+
+def test_xtr_is_known_by_its_files(xtr_folder):
+    folder, weight = xtr_folder
+    model = paradigms.load(folder)
+    assert (model.name, model.recipe.search) == ("xtr", "impute")
+    assert_same(scores_of(model), xtr_scores(folder, weight))
+
+
+def test_what_may_be_xtr_is_read_as_it_is_told(xtr_folder):
+    """A model of one vector a text over a T5 may have the same files."""
+    folder, _ = xtr_folder
+    shutil.rmtree(folder / "2_Dense")
+    weight = write_like_xtr(folder)
+    refused(folder, "may be XTR.*layout='xtr' or layout='sentence-transformers'.*--model-layout")
+    with pytest.raises(ValueError, match="unknown layout 'other'; there are xtr"):
+        paradigms.load(folder, layout="other")
+    with pytest.raises(ValueError, match=r"in the format of COIL.*heads\.safetensors"):
+        paradigms.load(folder, layout="coil")
+    model = paradigms.load(folder, layout="xtr")
+    assert_same(scores_of(model), xtr_scores(folder, weight))
+    assert paradigms.load(folder, layout="sentence-transformers").name == "dpr"
+
+
+@pytest.mark.parametrize(
+    ("settings", "model_type"),
+    [
+        ({"out": 768}, None),
+        ({"activation": TANH}, None),
+        ({"bias": True}, None),
+        ({}, "ColBERT"),
+        ({}, "SentenceTransformer"),
+    ],
+)
+def test_what_cannot_be_xtr_is_read_as_its_modules_say(tmp_path, settings, model_type):
+    """The T5s of one vector a text that are published, and token vectors that say so."""
+    folder = write_checkpoint("t5", tmp_path / "xtr-like")
+    write_dense(folder / "2_Dense", **{"out": DIM, "bias": False} | settings)
+    modules = [module("Dense", "2_Dense")]
+    if model_type != "ColBERT":
+        write_module(folder / "1_Pooling", pooling_mode="mean")
+        modules = [module("Pooling", "1_Pooling"), *modules]
+    write_modules(folder, *modules, model_type=model_type, do_query_expansion=False)
+    assert paradigms.load(folder).name == ("colbert" if model_type == "ColBERT" else "dpr")
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(folder)
+
+
+POOLED = [("Pooling", {"pooling_mode": "mean"})]
+MANY, SKIPS = {"model_type": "MultiVectorEncoder"}, {"skiplist_words": ["."]}
+EXPANSION = {"strategy": "fixed", "length": 8}
+HALF_RECOGNISED: list[tuple[list[tuple[str, dict[str, Any]]], dict[str, Any], str]] = [
+    ([("WordWeights", {})], {}, "WordWeights is a module that no paradigm here has"),
+    ([("Pooling", {"pooling_mode": "weightedmean"})], {}, "pooling is weightedmean"),
+    ([("Pooling", {"pooling_mode": ["mean", "max"]})], {}, "pooling is mean and max"),
+    ([("Pooling", {"pooling_mode_mean_sqrt_len_tokens": True})], {}, "pooling is mean_sqrt_len"),
+    ([("Pooling", {})], {}, "pooling is none"),
+    ([("Pooling", {"pooling_mode": "mean", "include_prompt": False})], {}, "leaves the prompt out"),
+    (POOLED, {"similarity_fn_name": "euclidean"}, "similarity is euclidean"),
+    ([], {"model_type": "SentenceTransformer"}, "pooling none"),
+    (POOLED, MANY, "and pooling mean"),
+    ([("Dense", {"activation_function": "torch.nn.ReLU"})], {}, "0_Dense has the activation torch.nn.ReLU"),
+    ([("Dense", {"activation_function": IDENTITY})], {}, "0_Dense lacks the weights"),
+    ([("MultiVectorMask", {"skiplist_words": ["and"]})], MANY, "the skip list has 'and'"),
+    ([("MultiVectorMask", SKIPS | {"skiplist_tasks": ["query", "document"]})], MANY, "of query and document"),
+    ([("MultiVectorMask", {"keep_only_token_ids": [1]})], MANY, "only some token ids"),
+    ([], MANY | {"query_expansion": EXPANSION | {"strategy": "min"}}, "by the strategy min"),
+    ([], MANY | {"query_expansion": EXPANSION | {"token": "fox"}}, "with the token fox"),
+]
+
+
+@pytest.mark.parametrize(("modules", "config", "message"), HALF_RECOGNISED, ids=lambda p: str(p)[:40])
+def test_half_recognised_modules_are_refused(bert, modules, config, message):
+    rows = []
+    for n, (kind, settings) in enumerate(modules):
+        write_module(bert / f"{n}_{kind}", **settings)
+        rows.append(module(kind, f"{n}_{kind}"))
+    write_modules(bert, *rows, **config)
+    (bert / "sentence_bert_config.json").write_text(json.dumps(config))
+    refused(bert, message)
+
+
+def test_lower_case_that_the_tokenizer_does_not_make_is_refused(folder):
+    write_module(folder / "1_Pooling", pooling_mode="mean")
+    write_modules(folder, module("Pooling", "1_Pooling"))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    if folder.name == "bert":  # its tokenizer does
+        assert paradigms.load(folder).name == "dpr"
+    else:
+        refused(folder, "lower case")
+
+
+def test_unknown_folders_say_what_they_hold(tmp_path):
+    refused(tmp_path, "it holds nothing")
+    (tmp_path / "weights.onnx").write_bytes(b"")
+    refused(tmp_path, "it holds weights.onnx")
+
+
+def test_missing_and_broken_parts_are_named(bert):
+    (bert / "artifact.metadata").write_text("{}")
+    refused(bert, "no linear.weight")
+    (bert / "artifact.metadata").write_text("[]")
+    save_file({"linear.weight": torch.randn(8, WIDTH)}, bert / "linear.safetensors")
+    refused(bert, "artifact.metadata: a list where an object belongs")
+    (bert / "artifact.metadata").write_text('{"similarity": "l2"}')
+    refused(bert, "similarity is l2")
+    (bert / "modules.json").write_text('[{"type": "a.Pooling", "path": ""}]')
+    refused(bert, "the first module is Pooling")
+    (bert / "modules.json").write_text("{}")
+    refused(bert, "the first module is missing")
+    (bert / "modules.json").write_text("[1]")
+    refused(bert, "no list of modules")
+
+
+def test_a_plain_folder_without_weights_or_tokenizer(bert):
+    weights = bert / "model.safetensors"
+    moved = weights.rename(bert.parent / "elsewhere")
+    refused(bert, "no .*safetensors")
+    moved.rename(weights)
+    (bert / "tokenizer.json").unlink()
+    refused(bert, "tokenizer")
+
+
+class Loud:
+    """Unpickling it would raise the alarm."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemError('code was run')",)
+
+
+def pickle_weights(folder: Path, parts: int = 1) -> None:
+    file = folder / "model.safetensors"
+    items = list(load_file(file).items())
+    file.unlink()
+    for n in range(parts):
+        name = "pytorch_model.bin" if parts == 1 else f"pytorch_model-{n + 1:05}-of-{parts:05}.bin"
+        torch.save(dict(items[n::parts]), folder / name)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_pickled_weights_are_read_when_asked_for(folder, parts):
+    wanted = scores_of(paradigms.load(folder))
+    pickle_weights(folder, parts)
+    refused(folder, "pickled weights, pytorch_model.*pickled=True")
+    model = paradigms.load(folder, pickled=True)
+    assert torch.equal(scores_of(model), wanted)
+    assert not list(folder.glob("*.safetensors"))
+    own = folder / "own"
+    model.save_pretrained(own)
+    pickle_weights(own / "backbone", parts)
+    with pytest.raises(ValueError, match=r"pickled weights, backbone/pytorch_model"):
+        paradigms.load(own)
+    assert torch.equal(scores_of(paradigms.load(own, pickled=True)), wanted)
+
+
+def test_a_pickle_runs_no_code(bert):
+    (bert / "model.safetensors").unlink()
+    torch.save({"weight": Loud()}, bert / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="cannot be read as weights alone"):
+        paradigms.load(bert, pickled=True)
+    torch.save([1], bert / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="no state dict"):
+        paradigms.load(bert, pickled=True)
+
+
+@pytest.fixture
+def hub(bert, monkeypatch):
+    """The names that are downloaded, and whether with pickles, of a repository with the files of a folder."""
+    asked = []
+
+    class HfApi:
+        def model_info(self, name):
+            if name == "owner/offline":
+                raise ConnectionError
+            files = [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+
+    def snapshot_download(name, allow_patterns):
+        asked.append((name, "*.bin" in allow_patterns))
+        return str(bert)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def test_a_hub_name_is_downloaded(bert, hub):
+    (bert / "pytorch_model.bin").write_bytes(b"never read: it stands beside safetensors")
+    assert paradigms.load("owner/name").name == "dpr"
+    assert paradigms.load("owner/name", pickled=True).name == "dpr"
+    assert paradigms.load("owner/offline").name == "dpr"  # from the cache
+    assert hub == [("owner/name", False), ("owner/name", True), ("owner/offline", False)]
+
+
+@pytest.mark.parametrize("pickle", ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "model.pt"])
+def test_pickled_weights_on_the_hub_are_told_of(bert, hub, pickle):
+    """All, those of a module, or the heads of COIL, without which a plain encoder would be left."""
+    if pickle == "pytorch_model.bin":
+        (bert / "model.safetensors").unlink()
+    (bert / pickle).parent.mkdir(exist_ok=True)
+    (bert / pickle).write_bytes(b"never read")
+    with pytest.raises(
+        ValueError, match=f"owner/name holds pickled weights, {pickle}: .*pickled=True .*--pickled"
+    ):
+        paradigms.load("owner/name")
+    assert not hub  # told before anything is downloaded
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "results/nowhere/checkpoint", "not a name"])
+def test_a_path_is_not_asked_for(name):
+    with pytest.raises(FileNotFoundError, match=r"no such folder|no folder"):
+        paradigms.load(name)
+
+
+def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
+    write_module(bert / "1_Pooling", pooling_mode="max")
+    write_dense(bert / "2_Dense", 8, TANH)
+    write_modules(bert, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
+    model = paradigms.load(bert)
+    model.save_pretrained(tmp_path / "own")
+    assert torch.equal(scores_of(paradigms.load(tmp_path / "own")), scores_of(model))
+    with pytest.raises(ValueError, match=r"in the format of XTR .*2_Dense/config\.json is missing"):
+        paradigms.load(tmp_path / "own", layout="xtr")  # what is told is not passed over
+    write_dense(bert / "3_Dense", 4, width=8)
+    write_modules(bert, *(module(name[2:], name) for name in ("1_Pooling", "2_Dense", "3_Dense")))
+    refused(bert, "tanh is not one projection")
+
+
+def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
+    write_modules(bert, module("Pooling", "1_Pooling/../../elsewhere"))
+    refused(bert, "lies outside of the folder")
+    (bert / "modules.json").unlink()
+    (bert / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="an adapter of peft: merge it first"):
+        paradigms.load(bert)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"attn_implementation": "stranger/kernel"}, "kernel' is code, which is never run"),
+        ("tokenizer_config.json", {"pad_token": None}, "has no pad_token"),
+    ],
+)
+def test_a_kernel_of_a_stranger_and_a_tokenizer_without_padding_are_refused(bert, file, change, message):
+    settings = json.loads((bert / file).read_text())
+    (bert / file).write_text(json.dumps(settings | change))
+    with pytest.raises(ValueError, match=f"{bert}.*{message}"):
+        paradigms.load(bert)
+
+
+def test_a_config_of_a_model_that_no_machine_holds_is_refused(bert):
+    config = json.loads((bert / "config.json").read_text())
+    for change in ({"num_hidden_layers": 10**7}, {"hidden_size": 10**12}):
+        (bert / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=r"config\.json: \w+=1e\+\d+ is more than its weights have"):
+            paradigms.load(bert)

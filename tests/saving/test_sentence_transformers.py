@@ -1,0 +1,175 @@
+"""Checkpoints that sentence-transformers itself writes score the same here (`make extras`)."""
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paradigms
+from paradigms.align import QueryToDocument, TopK
+from paradigms.data import Corpus
+from paradigms.retrieve import Reranking
+from paradigms.saving.card import model_card
+from paradigms.scoring.scorer import Scorer
+from tests.near import SCORES, assert_within_rounding
+from tests.saving.test_read import DOCUMENTS, QUERIES, scores_of
+from tests.tiny import WIDTH, write_checkpoint, write_headed
+
+pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
+
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.multi_vector_encoder.scoring import colbert_scores
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import BertForMaskedLM, BertForSequenceClassification
+
+LINEAR = torch.nn.Identity()
+
+
+def assert_same_scores(theirs: Any, folder: Path) -> None:
+    theirs.eval()
+    theirs.save_pretrained(str(folder))
+    assert_within_rounding(scores_of(paradigms.load(folder)), their_scores(theirs), **SCORES)
+
+
+def their_scores(theirs: Any) -> torch.Tensor:
+    """The scores of all pairs, of a model in float64: the library multiplies token vectors in float32."""
+    theirs.double()
+    return theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)).cpu()
+
+
+def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
+    """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
+    ours.save_pretrained(folder, layout="sentence-transformers", card=model_card(ours))
+    theirs = kind(str(folder)).eval()
+    found = their_scores(theirs)
+    for model in (ours, paradigms.load(folder)):
+        assert_within_rounding(found, scores_of(model), **SCORES)
+
+
+@pytest.fixture(params=["bert", "modernbert", "t5"])
+def backbone(request, tmp_path):
+    torch.manual_seed(0)
+    return str(write_checkpoint(request.param, tmp_path / request.param))
+
+
+@pytest.mark.parametrize("most", [None, 7])
+def test_sparse_encoders_come_in_and_go_out(tmp_path, most):
+    folder = str(write_headed(BertForMaskedLM, tmp_path / "bert"))
+    prompts = {"query": "find: ", "document": "text: "}
+    theirs = SparseEncoder(folder, prompts=prompts, max_active_dims=most)
+    assert_same_scores(theirs, tmp_path / "theirs")
+    ours = paradigms.PARADIGMS["splade"](folder, most_terms=most, query_marker="find: ", query_length=9)
+    assert_exported_scores(ours, tmp_path / "out", SparseEncoder)
+
+
+def test_cross_encoders_come_in(tmp_path):
+    theirs = CrossEncoder(str(write_headed(BertForSequenceClassification, tmp_path / "bert", num_labels=1)))
+    theirs.save_pretrained(str(tmp_path / "theirs"))
+    ours, pairs = paradigms.load(tmp_path / "theirs").double(), [(QUERIES[0], text) for text in DOCUMENTS]
+    run = Reranking(ours, Corpus(list("abc"), DOCUMENTS)).rerank(
+        {"q": QUERIES[0]}, {"q": dict.fromkeys("abc", 0.0)}
+    )
+    wanted = theirs.double().predict(pairs, activation_fn=torch.nn.Identity())
+    # which the library rounds to float32
+    assert_within_rounding([run["q"][id] for id in "abc"], wanted.tolist(), torch.float32, 1)
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
+def test_pooling(backbone, tmp_path, mode):
+    modules = [Transformer(backbone, max_seq_length=12), Pooling(WIDTH, mode), Normalize()]
+    assert_same_scores(SentenceTransformer(modules=modules), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_heads_and_prompts(backbone, tmp_path, similarity):
+    modules = [
+        Transformer(backbone),
+        Pooling(WIDTH, "mean"),
+        Dense(WIDTH, 16, activation_function=LINEAR, use_residual=True),
+        Dense(16, 8),  # tanh
+    ]
+    prompts = {"query": "query: ", "document": "passage: "}
+    theirs = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name=similarity)
+    assert_same_scores(theirs, tmp_path / "theirs")
+
+
+def multi_vector(
+    backbone: str, *, skip: str = "", prompts: Any = None, similarity: Any = None, **settings: Any
+):
+    transformer = Transformer(backbone, **settings)
+    if prompts:
+        transformer.tokenizer.add_tokens(list(prompts.values()), special_tokens=True)
+        transformer.auto_model.resize_token_embeddings(len(transformer.tokenizer))
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    modules = [
+        transformer,
+        Dense(WIDTH, 16, bias=False, activation_function=LINEAR, **names),
+        MultiVectorMask(skiplist_words=list(skip)),
+        Normalize(**names),
+    ]
+    return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name=similarity)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"similarity": "maxsim"},
+        {"similarity": "meanmaxsim"},
+        {"skip": ".,", "query_length": 5, "document_length": 6},
+    ],
+)
+def test_token_vectors(backbone, tmp_path, settings):
+    assert_same_scores(multi_vector(backbone, **settings), tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_colbert(tmp_path, attend):
+    theirs = multi_vector(
+        str(write_checkpoint("bert", tmp_path / "bert")),
+        skip=string.punctuation,
+        prompts={"query": "[Q] ", "document": "[D] "},
+        query_expansion={"strategy": "fixed", "attend": attend, "length": 12},
+        document_length=9,
+    )
+    assert_same_scores(theirs, tmp_path / "theirs")
+
+
+HEAD = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_marker": "query: "}
+MARKED = {"query_marker": "fish", "document_marker": "fox", "query_augmentation": True}  # of the vocabulary
+OUT = [("dpr", HEAD | {"pooling": pooling}) for pooling in ("cls", "mean", "max", "last")]
+OUT += [("dpr", HEAD | {"pooling": "mean", "normalize": False})]
+OUT += [("colbert", settings) for settings in ({"dim": 8}, {"skip": "", "dim": None}, {"normalize": False})]
+OUT += [("colbert", MARKED | {"attend_augmentation": attend}) for attend in (False, True)]
+
+
+WRITTEN = [("bert", *row) for row in OUT]
+WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5") for n in (1, 5)]
+
+
+@pytest.mark.parametrize(("family", "name", "settings"), WRITTEN, ids=str)
+def test_what_goes_out_scores_the_same(checkpoints, tmp_path, family, name, settings):
+    ours = paradigms.PARADIGMS[name](checkpoints[family], query_length=14, document_length=20, **settings)
+    assert_exported_scores(
+        ours, tmp_path / "out", SentenceTransformer if name == "dpr" else MultiVectorEncoder
+    )
+
+
+def test_every_alignment_trains_in_their_loss(tmp_path):
+    """ColBERT's loss is their own to the digit; another alignment gives gradients."""
+    theirs = multi_vector(str(write_checkpoint("bert", tmp_path / "bert"))).double().eval()
+    features = [
+        theirs.preprocess(texts, task=task) for texts, task in ((QUERIES, "query"), (DOCUMENTS, "document"))
+    ]
+
+    def loss(scorer: Any) -> torch.Tensor:
+        theirs.zero_grad()
+        return MultiVectorMultipleNegativesRankingLoss(theirs, similarity_fct=scorer)(features, None)
+
+    assert_within_rounding(loss(Scorer(QueryToDocument(), "one")), loss(colbert_scores), **SCORES)
+    loss(Scorer(TopK(k=2), "total")).backward()
+    assert all(bool(p.grad.any()) for name, p in theirs.named_parameters() if "1.linear" in name)

@@ -1,0 +1,165 @@
+"""Pooled tokens are the means of clusters; certificates bound what that, or any D′ for D, can change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import directed_hausdorff
+
+from paradigms import PARADIGMS
+from paradigms.align import QueryToDocument, TopK
+from paradigms.core import Tokens
+from paradigms.find import INDEXES, Index, Store, kinds, open_index
+from paradigms.recipe import Recipe
+from paradigms.store import Kind
+from paradigms.store.pruning import Fewer, directed_distances, pooled
+from tests.find.test_near_tokens import DIM, documents, queries
+from tests.near import assert_within_rounding
+from tests.store.test_storage import IDS, TEXTS, contents
+
+RECIPE = Recipe("colbert", QueryToDocument(), "query_tokens")
+
+
+def some(seed: int, lengths: list[int], salience: bool = False) -> Tokens:
+    random = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(lengths))[None, None] < torch.tensor(lengths)[None, :, None]
+    u = torch.rand(mask.shape, generator=random) if salience else None
+    return Tokens(torch.randn(*mask.shape, 6, generator=random), mask, salience=u)
+
+
+def test_runs_of_tokens_become_their_means() -> None:
+    tokens = some(0, [7, 1, 0, 4], salience=True)
+    found = pooled(tokens, 3, "sequential")
+    assert tokens.salience is not None
+    assert found.salience is not None
+    assert found.mask[0].sum(-1).tolist() == [3, 1, 0, 2]
+    for n, length in enumerate([7, 1, 0, 4]):
+        for c, first in enumerate(range(0, length, 3)):
+            run = slice(first, min(first + 3, length))
+            for mine, of in ((found.vectors, tokens.vectors), (found.salience, tokens.salience)):
+                assert_within_rounding(mine[0, n, c], of[0, n, run].mean(0), torch.float32, 3, scale=3)
+
+
+def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
+    """Four directions in turn, at other lengths: their means, in the order of first tokens."""
+    directions, order = torch.eye(6)[:4], torch.tensor([2, 0, 3, 1, 2, 3, 0, 1])
+    lengths = torch.tensor([1.0, 2, 3, 1, 3, 1, 4, 5])
+    tokens = Tokens((directions[order] * lengths[:, None])[None, None], torch.ones(1, 1, 8, dtype=torch.bool))
+    found = pooled(tokens, 2, "ward").vectors[0, 0]
+    assert torch.equal(found, directions[[2, 0, 3, 1]] * torch.tensor([2.0, 3, 2, 3])[:, None])
+    assert torch.equal(pooled(tokens, 1, "ward").vectors, tokens.vectors)
+
+
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed", "fixed"])
+def test_every_index_is_built_pooled(tiny_bert: Path, kind: str) -> None:
+    """Built, made of another index, and added to: the same tokens."""
+    torch.manual_seed(0)
+    paradigm = PARADIGMS["colbert"](tiny_bert, document_length=32)
+    made_as = INDEXES[kind](**({"lists": 4} if kind == "compressed" else {}))
+    options: dict[str, Any] = {"pool": 2, "pooling": "sequential"}
+    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
+    built = Store.build(made_as, paradigm, IDS, TEXTS, **options)
+    made = whole.copy(made_as, **options)
+    lengths = np.diff(whole.offsets)
+    assert np.diff(built.offsets).tolist() == np.diff(made.offsets).tolist() == (-(-lengths // 2)).tolist()
+    same = pooled(whole.tokens_of(IDS), 2, "sequential")
+    near = 100 if kind == "compressed" else 2  # codes of 4 bits; float16 rounded twice
+    for store in (built, made):
+        found = store.tokens_of(IDS)
+        assert_within_rounding(found.vectors[found.mask], same.vectors[same.mask], torch.float16, near, 1)
+    built = built.delete(["d0"])
+    built = built.add(paradigm, ["d0"], TEXTS[:1])
+    assert built.tokens_of(["d0"]).mask.sum() == same.mask[0, 0].sum()
+
+
+def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    for wrong in ({"pool": 0}, {"keep": 0.0}, {"keep": 1.5}):
+        with pytest.raises(ValueError, match=r"pool|keep"):
+            Fewer(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="compared by their ids cannot be pooled"):
+        Store.build(kinds.exact(), PARADIGMS["coil"](tiny_bert), IDS, TEXTS, tmp_path / "index", pool=2)
+    assert not list(tmp_path.iterdir())
+
+
+# --- certificates -----------------------------------------------------------------------------------
+
+
+def test_directed_distances_are_those_of_scipy() -> None:
+    lengths = [5, 1, 0, 8]
+    D, E = some(1, lengths), some(2, [3, 2, 0, 6])
+    found = directed_distances(D, E)
+    for n in (0, 1, 3):
+        d, e = (t.vectors[0, n][t.mask[0, n]].numpy() for t in (D, E))
+        wanted = [directed_hausdorff(d, e)[0], directed_hausdorff(e, d)[0]]
+        assert_within_rounding(found[n], wanted, torch.float32, 6)
+    assert not found[2].any()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from(["ward", "sequential", "pruned", "rounded"]))
+def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, how: str) -> None:
+    """|maxᵢ dᵢᵀq − maxᵢ′ d′ᵢ′ᵀq| ≤ the directed distances, for unit q; pooled maxima are never larger."""
+    D = some(seed, [9, 4, 1])
+    if how == "pruned":
+        E = Fewer(keep=1 / pool)(D)
+    elif how == "rounded":
+        E = Tokens((D.vectors * pool).round() / pool, D.mask)
+    else:
+        E = pooled(D, pool, how)
+    q = some(seed + 1, [50]).vectors[0, 0]
+    q = q / q.norm(dim=-1, keepdim=True)
+    best = [(t.vectors[0] @ q.T).masked_fill(~t.mask[0][..., None], -torch.inf).amax(1) for t in (D, E)]
+    above, below = directed_distances(D, E).T
+    assert (best[0] - best[1] <= above[:, None] + 1e-5).all()
+    assert (best[1] - best[0] <= below[:, None] + 1e-5).all()
+    if how != "rounded":
+        assert (best[1] <= best[0] + 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (kinds.exact(), {}),
+        (kinds.exact(), {"pool": 2}),
+        (kinds.exact(), {"keep": 0.9}),
+        *((kinds.compressed(bits, lists=8), {}) for bits in (8, 4, 1)),
+    ],
+)
+def test_a_certified_top_ten_is_that_of_the_whole_index(
+    tmp_path: Path, kind: Kind, options: dict[str, Any]
+) -> None:
+    """At any k no certificate is wrong; float16 against itself certifies every query."""
+    whole = Store.build_from(kinds.exact(), documents(0, 80), paradigm="colbert", dim=DIM)
+    store = whole.copy(kind, tmp_path / "index", **options)
+    with pytest.raises(ValueError, match="has no errors: call certify"):
+        Index(store).certified(RECIPE, queries())
+    index = Index(store.certify(whole))
+    sure = 0
+    for k in (1, 2, 5, 10, 79, 80):
+        wanted = Index(whole).search_tokens(RECIPE, queries(), k)
+        for (found, certified), best in zip(index.certified(RECIPE, queries(), k), wanted, strict=True):
+            assert len(found) == k
+            assert not certified or found.keys() == best.keys()
+            assert certified or k < 80
+            sure += certified
+    assert sure == 36 if kind.name == "exact" and not options else sure >= 6
+    assert np.array_equal(open_index(tmp_path / "index").store.errors, index.store.errors)
+    assert not len(index.store.add_from(documents(80, 82)).errors)
+    with pytest.raises(ValueError, match="no sums of maxima"):
+        index.certified(Recipe("aligner", TopK(k=2), "total"), queries())
+
+
+def test_a_damaged_certificate_is_refused(tmp_path: Path) -> None:
+    store = Store.build_from(kinds.exact(), documents(0, 5), tmp_path / "index", paradigm="colbert", dim=DIM)
+    before = contents(store.folder)
+    store.certify(store)
+    assert contents(store.folder).keys() - before.keys() == {"errors.bin"}
+    file = store.folder / "errors.bin"
+    file.write_bytes(np.full((5, 2), -1, np.float32).tobytes())
+    with pytest.raises(ValueError, match=r"errors\.bin is damaged"):
+        open_index(store.folder, verify=False)

@@ -1,0 +1,153 @@
+"""Pruned texts are the texts with fewer tokens: their rel is the readable twin's over what is kept."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms import Paradigm
+from paradigms.align import Alignment, Entropic, TopK, TopP
+from paradigms.aligner import aligner
+from paradigms.core import Tokens
+from paradigms.find import Index, Store, kinds
+from paradigms.retrieve import Indexed
+from paradigms.store.pruning import most_salient
+from tests.near import SCORES, assert_within_rounding
+
+IDS = ["d2", "d0", "d3", "d1"]
+TEXTS = [
+    "the old man walked along the river road and the children stayed in the house",
+    "",
+    "a bird flew over the sea",
+    "fire, wood and the heat of the sun",
+]
+WITH_TOKENS = [id for id, text in zip(IDS, TEXTS, strict=True) if text]
+QUERIES = {"q1": "what does a bird see on the river road in winter", "q0": "", "q2": "fire and wood"}
+
+
+def build(backbone: Path, align: Alignment = TopK(k=1), **settings) -> Paradigm:
+    """An ALIGNER whose saliences differ from token to token, some of them 0."""
+    torch.manual_seed(0)
+    paradigm = aligner(
+        backbone, align=align, query_length=16, document_length=32, **{"salience": "relu"} | settings
+    )
+    heads: Any = paradigm.encoder.salience_heads
+    for head in heads.values():
+        torch.nn.init.normal_(head.weight, std=2.0)
+    return paradigm
+
+
+def by_hand(tokens: Tokens, ratio: float) -> Tokens:
+    """The same text with only its first ⌈ratio · length⌉ tokens counting, ranked by salience and position."""
+    mask = torch.zeros_like(tokens.mask)
+    for x, n in np.ndindex(*mask.shape[:2]):
+        real = tokens.mask[x, n].nonzero()[:, 0].tolist()
+        u = tokens.salience[x, n].tolist()
+        kept = sorted(real, key=lambda place: (-u[place], place))[: math.ceil(ratio * len(real) - 1e-9)]
+        mask[x, n, kept] = True
+    return replace(tokens, mask=mask)
+
+
+def random_tokens(seed: int) -> Tokens:
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(3, 4, 9, generator=g) < 0.7
+    mask[0, 0] = False
+    salience = torch.randint(0, 4, mask.shape, generator=g).float()  # with ties, and whole texts of them
+    salience[1, 1] = 0
+    return Tokens(
+        torch.randn(*mask.shape, 5, generator=g), mask, torch.arange(9).expand(mask.shape), salience
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.75, 1.0])
+def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
+    tokens = random_tokens(0)
+    kept, expected = most_salient(tokens, ratio), by_hand(tokens, ratio)
+    assert torch.equal(kept.mask.sum(-1), expected.mask.sum(-1))
+    for name in ("vectors", "ids", "salience"):
+        assert torch.equal(getattr(kept, name)[kept.mask], getattr(tokens, name)[expected.mask])
+    if ratio < 1:  # and no place is left that no text needs
+        assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
+
+
+def test_without_salience_texts_are_cut_off():
+    tokens = random_tokens(1)
+    equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
+    cut = most_salient(replace(tokens, salience=None), 0.4)
+    assert cut.salience is None
+    assert torch.equal(cut.mask, equal.mask)
+    assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
+
+
+def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
+    for ratio in (0.0, -0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"in \(0, 1\], got"):
+            most_salient(random_tokens(1), ratio)
+    paradigm = build(tiny_bert)
+    index = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all")
+    for refused in (
+        lambda: Indexed(Index(index), paradigm, keep=0.0).search(QUERIES),
+        lambda: index.copy(kinds.exact(), tmp_path / "pruned", keep=2.0),
+        lambda: Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0),
+    ):
+        with pytest.raises(ValueError, match="pruning ratio"):
+            refused()
+    assert [file.name for file in tmp_path.iterdir()] == ["all"]
+
+
+ALIGNMENTS = [TopK(k=1), TopK(k=3), TopP(p=0.3), Entropic(k=2, eps=0.1)]
+
+
+@pytest.mark.parametrize("align", ALIGNMENTS, ids=str)
+@pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.1), (0.2, 0.5)])
+def test_search_over_what_is_kept_is_rel_over_what_is_kept(
+    tiny_bert, tmp_path, align, document_keep, query_keep
+):
+    """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
+    paradigm = build(tiny_bert, align)
+    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
+    pruned = whole.copy(kinds.exact(), keep=document_keep)
+    found = Indexed(Index(pruned), paradigm, keep=query_keep).search(QUERIES, 4)
+    documents = by_hand(whole.tokens_of(WITH_TOKENS), document_keep)
+    for query, text in QUERIES.items():
+        scores = paradigm.score(documents, by_hand(paradigm.encode_queries([text]), query_keep))[0]
+        expected = dict(zip(WITH_TOKENS, scores.tolist(), strict=True)) if text else {}
+        assert_within_rounding(found[query], expected, **SCORES)
+    assert found["q1"] != pytest.approx(Indexed(Index(whole), paradigm).search(QUERIES, 4)["q1"], abs=1e-3)
+
+
+def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
+    paradigm = build(tiny_bert)
+    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
+    built = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
+    pruned = whole.copy(kinds.exact(), tmp_path / "pruned", keep=0.4)
+    names = sorted(file.name for file in built.folder.iterdir())
+    assert names == sorted(file.name for file in pruned.folder.iterdir())
+    for name in names:
+        assert (built.folder / name).read_bytes() == (pruned.folder / name).read_bytes(), name
+    lengths = np.diff(whole.offsets)
+    assert np.diff(pruned.offsets).tolist() == [math.ceil(0.4 * int(n) - 1e-9) for n in lengths]
+    same = whole.copy(kinds.exact(), tmp_path / "same", keep=1.0)
+    assert (same.folder / "vectors.bin").read_bytes() == (whole.folder / "vectors.bin").read_bytes()
+    assert pruned.bytes_per_document < 0.6 * whole.bytes_per_document
+    assert (
+        pruned.copy(kinds.exact(), tmp_path / "again", keep=0.5).bytes_per_document
+        < pruned.bytes_per_document
+    )
+
+
+def test_salience_on_one_side_prunes_that_side_by_salience(tiny_bert, tmp_path):
+    for side in ("query", "document"):
+        paradigm = build(tiny_bert, salience_sides=side)
+        index = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / side)
+        assert ("salience" in index.columns) == (side == "document")
+        pruned = index.copy(kinds.exact(), tmp_path / f"{side}-pruned", keep=0.4)
+        documents = most_salient(index.tokens_of(WITH_TOKENS), 0.4)
+        queries = most_salient(paradigm.encode_queries([QUERIES["q1"]]), 0.5)
+        found = Indexed(Index(pruned), paradigm, keep=0.5).search(QUERIES, 4)["q1"]
+        scores = paradigm.score(documents, queries)[0].tolist()
+        assert_within_rounding(found, dict(zip(WITH_TOKENS, scores, strict=True)), **SCORES)

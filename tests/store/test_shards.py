@@ -1,0 +1,329 @@
+"""Indexes that several processes build together: the bytes of one process, killed and gone on with or not."""
+
+import copy
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import PartialState
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.align import TopK
+from paradigms.core import Tokens
+from paradigms.data import load_collection, read_run, write_run
+from paradigms.evaluate import pictures
+from paradigms.find import Index, Store, kinds
+from paradigms.retrieve import Indexed
+from paradigms.store import building, shards
+from paradigms.store.checksum import weights_checksum
+from tests.experiments.scripts import run as run_script
+from tests.forks import fork_group
+from tests.store.test_storage import contents, names, stopping
+from tests.tiny import WORDS as TEXT
+from tests.tiny import write_collection
+
+WORDS = TEXT.split()
+SHARD = 8
+TEXTS = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(1 + 5 * n % 13)) for n in range(60)]
+IDS = [f"d{n}" for n in range(60)]
+BUILT = (kinds.exact(), kinds.compressed(lists=4), kinds.faiss(), kinds.fixed(planes=2))
+KINDS = {kind.name: kind for kind in BUILT}
+Encode = Callable[[Sequence[str]], Tokens]
+
+
+@pytest.fixture(autouse=True)
+def alike(monkeypatch):
+    """Small shards, and as many threads as processes that are started have."""
+    monkeypatch.setattr(shards, "SHARD", SHARD)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bert, tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "colbert"
+    PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(folder)
+    return folder
+
+
+def build(paradigm: Paradigm, folder: Path, kind: str = "exact", **options: Any) -> Any:
+    return Store.build(KINDS[kind], paradigm, IDS, TEXTS, folder, batch_size=3, **options)
+
+
+def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> list[str]:
+    """The texts that the paradigm encodes from now on; `before` is called before each batch."""
+    encoded: list[str] = []
+    original: Encode = paradigm.encode_documents
+    lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
+
+    def encode_documents(texts: Sequence[str]) -> Tokens:
+        before()
+        with lock:
+            encoded.extend(texts)
+            return original(texts)
+
+    paradigm.encode_documents = encode_documents
+    return encoded
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    started = time.monotonic()
+    while not what():
+        assert time.monotonic() < started + 60
+        time.sleep(0.01)
+
+
+def kept(folder: Path) -> int:
+    """How many documents an interrupted build has stored."""
+    unfinished = folder.with_name(f".{folder.name}.building")
+    appended: int = json.loads((unfinished / "manifest.json").read_text())["documents"]
+    parts = (unfinished / building.SHARDS).glob(f"*{building.STORED}")
+    return appended + sum(min(SHARD, len(IDS) - SHARD * int(part.stem)) for part in parts)
+
+
+def collection(folder: Path) -> Path:
+    """TEXTS in BEIR layout; of every tenth a query is judged."""
+    folder.mkdir()
+    judged = range(9, 60, 10)
+    write_collection(folder, TEXTS, TEXTS, {"test": judged})
+    write_run(folder / "some.run", {f"q{n}": {f"d{m}": -float(m) for m in range(n)} for n in judged})
+    return folder
+
+
+def encode_with(model: Path, folder: Path) -> None:
+    places = {"collection": folder / "data", "output": folder / "encoded"}
+    run_script("encode", checkpoint=model, precision="no", **places)
+
+
+def rerank_with(model: Path, folder: Path, **options: object) -> None:
+    run = folder / "data" / "some.run"
+    common = {"checkpoint": model, "collection": folder / "data", "run": run, "output": folder / "reranked"}
+    run_script("rerank", **(common | options))
+
+
+def worker(model: str, folder: str, dies: str = "") -> None:
+    """One of two processes, which build an index and run the scripts, or of which the second dies."""
+    state, root, taken = PartialState(cpu=True), Path(folder), Path(folder, "taken")
+    shards.SHARD = SHARD
+    paradigm = Paradigm.from_pretrained(model)
+
+    def before() -> None:
+        if dies and state.is_main_process:
+            wait_for(taken.exists)
+        elif dies:  # in the middle of a shard, when others are stored
+            taken.touch()
+            wait_for(lambda: kept(root / "index") > SHARD)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    encoded = watched(paradigm, before)
+    assert build(paradigm, root / "index", launch=state).ids == IDS
+    (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
+    PartialState.destroy_process_group = lambda self, group=None: None
+    encode_with(Path(model), root)
+    rerank_with(Path(model), root)
+    state.wait_for_everyone()
+
+
+def launch(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """How each of two processes of `worker` ended, and what it said."""
+    group = fork_group(folder / "log", 2, worker, *arguments, ACCELERATE_USE_CPU="true")
+    return [process.ended() for process in group]
+
+
+def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_path):
+    """The first start ends with an error when one of them dies; the second goes on where that was."""
+    collection(tmp_path / "data")
+    (other, said), (killed, _) = launch(tmp_path, str(model), str(tmp_path), "dies")
+    assert (other, killed) == (1, -signal.SIGKILL), said
+    assert names(tmp_path) == [".index.building", "data", "taken"]
+    before = kept(tmp_path / "index")
+    done = launch(tmp_path, str(model), str(tmp_path))
+    assert [code for code, _ in done] == [0, 0], done
+    alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
+    assert contents(tmp_path / "index") == contents(alone.folder)
+    encoded = [text for rank in (0, 1) for text in json.loads((tmp_path / f"{rank}.json").read_text())]
+    assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
+    assert [said.count("Index: ") for _, said in done] == [1, 0]
+    assert [said.count("Reranked run: ") for _, said in done] == [1, 0]
+    (tmp_path / "alone" / "data").symlink_to(tmp_path / "data")
+    encode_with(model, tmp_path / "alone")
+    rerank_with(model, tmp_path / "alone")
+    assert contents(tmp_path / "encoded" / "index") == contents(tmp_path / "alone" / "encoded" / "index")
+    reranked = [read_run(at / "reranked" / "reranked.run") for at in (tmp_path, tmp_path / "alone")]
+    assert reranked[0] == reranked[1]
+    assert not list(tmp_path.glob(".*"))
+
+
+class Member:
+    """One process of a launch."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+        self.process_index, self.num_processes, self.wait_for_everyone = rank, barrier.parties, barrier.wait
+
+
+def together(world: int, build: Callable[..., object]) -> list[BaseException]:
+    """`build(launch=…)` in `world` threads; the first that fails ends all, as a launcher does."""
+    barrier, failed = threading.Barrier(world), []
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        try:
+            build(launch=Member(rank, barrier))
+        except BaseException as error:
+            failed.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
+
+
+@pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
+def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
+    paradigm = Paradigm.from_pretrained(model)
+    whole = build(paradigm, tmp_path / "whole", kind)
+    encoded = watched(paradigm)
+    make, folder = partial(Store.build, KINDS[kind]), tmp_path / "index"
+    for world, after in zip(worlds, (30, 50), strict=True):
+        errors = together(
+            world,
+            lambda after=after, **of: make(paradigm, IDS, stopping(TEXTS, after), folder, batch_size=3, **of),
+        )
+        assert errors
+        assert {type(error) for error in errors} == {KeyboardInterrupt}
+    done = kept(folder)
+    assert done >= 30 // SHARD * SHARD
+    encoded.clear()
+    assert not together(2, lambda **of: make(paradigm, IDS, TEXTS, folder, batch_size=3, **of))
+    assert len(encoded) == len(TEXTS) - done
+    assert contents(folder) == contents(whole.folder)
+    assert names(tmp_path) == ["index", "whole"]
+
+
+def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
+    paradigm = Paradigm.from_pretrained(model)
+
+    def texts() -> Iterator[str]:
+        for given in (TEXTS, TEXTS[::-1]):
+            with pytest.raises(BlockingIOError, match=r"\.index\.building is being written by"):
+                Store.build(kinds.exact(), paradigm, IDS, given, tmp_path / "index", batch_size=3)
+        yield from TEXTS
+
+    index = Store.build(kinds.exact(), paradigm, IDS, texts(), tmp_path / "index", batch_size=3)
+    assert contents(index.folder) == contents(build(paradigm, tmp_path / "alone").folder)
+
+
+def test_the_checksum_of_weights_follows_them(model):
+    paradigm = Paradigm.from_pretrained(model)
+    before, weight = weights_checksum(paradigm), next(paradigm.parameters())
+    assert weights_checksum(paradigm) == before == weights_checksum(Paradigm.from_pretrained(model))
+    optimizer = torch.optim.SGD(paradigm.parameters(), lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    changed = weights_checksum(paradigm)
+    assert changed != before
+    paradigm.load_state_dict(Paradigm.from_pretrained(model).state_dict())
+    assert weights_checksum(paradigm) == before
+    with torch.inference_mode():
+        made = Paradigm.from_pretrained(model)
+        assert weights_checksum(made) == before
+        next(made.parameters()).add_(1)
+        assert weights_checksum(made) != before
+
+
+def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model, tmp_path):
+    paradigm = Paradigm.from_pretrained(model)
+
+    def stops() -> None:
+        raise KeyboardInterrupt
+
+    watched(paradigm, stops)
+    with pytest.raises(KeyboardInterrupt):
+        build(paradigm, tmp_path / "index")
+    assert names(tmp_path) == []
+    (tmp_path / ".index.building").mkdir()
+    (tmp_path / ".index.building" / "manifest.json").write_text("{")  # of one that stopped at its beginning
+    again = Paradigm.from_pretrained(model)
+    assert contents(build(again, tmp_path / "index").folder) == contents(build(again, tmp_path / "b").folder)
+
+
+def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pictures, "PICTURED", 0)
+    data = collection(tmp_path / "data")
+    encode_with(model, tmp_path)
+    before = contents(tmp_path / "encoded")
+    encode_with(model, tmp_path)
+    assert "Encoded before: 60 documents" in capsys.readouterr().out
+    assert contents(tmp_path / "encoded") == before
+    rerank_with(model, tmp_path)
+    fresh = read_run(tmp_path / "reranked" / "reranked.run")
+    common = {"collection": data, "output": tmp_path / "compared", "steps": 0, "depth": 5, "tracker": "none"}
+    system = {"checkpoint": str(model), "index": str(tmp_path / "encoded")}
+    common |= {"systems": json.dumps({"colbert": system}), "precision": "no"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Paradigm, "encode_documents", None)  # nothing is encoded again
+        rerank_with(model, tmp_path, index=tmp_path / "encoded")
+        again = read_run(tmp_path / "reranked" / "reranked.run")
+        near = {query: pytest.approx(scores, abs=2e-3) for query, scores in fresh.items()}
+        assert again == near  # of vectors that float16 keeps, and that were encoded in other batches
+    run_script("compare", **common)
+    assert not (tmp_path / "compared" / "colbert" / "index").exists()
+    assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
+    paradigm, queries = Paradigm.from_pretrained(model), load_collection(data).split("test").queries
+    found = Indexed.open(tmp_path / "encoded" / "index", paradigm).search(queries, 5)
+    write_run(tmp_path / "found.run", found, tag="colbert")
+    compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
+    assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
+
+
+def test_what_others_encoded_is_refused(model, tmp_path, tiny_bert):
+    data = collection(tmp_path / "data")
+    encode_with(model, tmp_path)
+    torch.manual_seed(1)
+    PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit, match=r"holds results with other settings .*weights: "):
+        encode_with(tmp_path / "other", tmp_path)
+    with pytest.raises(SystemExit, match="made by colbert with other weights than this colbert has"):
+        rerank_with(tmp_path / "other", tmp_path, index=tmp_path / "encoded")
+    with pytest.raises(
+        SystemExit, match=r"config.json is missing: .* is not what experiments/encode.py writes"
+    ):
+        rerank_with(model, tmp_path, index=tmp_path)
+    text = (data / "corpus.jsonl").read_text()
+    (data / "corpus.jsonl").write_text(text.replace("the", "that", 1))
+    with pytest.raises(SystemExit, match=r"holds results with other settings .*fingerprint: "):
+        encode_with(model, tmp_path)
+    with pytest.raises(SystemExit, match="holds another collection than data as it is now"):
+        rerank_with(model, tmp_path, index=tmp_path / "encoded")
+    assert load_collection(data).corpus.ids == IDS
+
+
+def test_other_weights_of_equal_width_are_refused(model, tmp_path):
+    paradigm = Paradigm.from_pretrained(model)
+    store = build(paradigm, tmp_path / "index")
+    other = copy.deepcopy(paradigm)
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0].add_(1e-3)
+    pruned = store.copy(kinds.exact(), keep=0.5)
+    for refused in (
+        lambda: Indexed(Index(store), other).search({"q": "sea"}),
+        lambda: Indexed(Index(store), other).rerank({"q": "sea"}, {"q": {"d1": 1.0}}),
+        lambda: store.add(other, ["x"], ["sea"]),
+        lambda: Indexed(Index(pruned), other).search({"q": "sea"}),
+    ):
+        with pytest.raises(ValueError, match="made by colbert with other weights than this colbert has"):
+            refused()
+    assert store.ids == IDS
+    saved = Paradigm.from_pretrained(model).with_alignment(TopK(k=2))
+    assert len(Indexed(Index(store), saved).search({"q": "sea"}, 3)["q"]) == 3

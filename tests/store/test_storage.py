@@ -1,0 +1,547 @@
+"""Indexes change by whole commits: killed, crowded and damaged writers; documents come and go."""
+
+import copy
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from paradigms import PARADIGMS
+from paradigms.align import PoolTopK, QueryToDocument, one
+from paradigms.core import Tokens, join_documents, rel, similarity
+from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking
+from paradigms.impute import imputed_rel
+from paradigms.recipe import Recipe
+from paradigms.retrieve import Indexed
+from paradigms.store import Kind, shards
+from paradigms.store.columns import ColumnFolder
+from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_scores
+
+DIM = 4
+RECIPE = Recipe("colbert", QueryToDocument(), "one")
+IMPUTING = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=6)
+TEXTS = [f"the bird {'sea ' * (n % 5)}flew over the old {n} river" for n in range(23)]
+IDS = [f"d{n}" for n in range(23)]
+Documents = list[tuple[list[str], Tokens]]
+
+
+def tokens(*seeds: int) -> Tokens:
+    """Documents that depend on their seed alone: 1 to 5 tokens, the 0th without any."""
+    found = []
+    for seed in seeds:
+        random = torch.Generator().manual_seed(seed)
+        vectors = torch.randint(-8, 9, (1, 1, 5, DIM), generator=random) / 8  # float16 holds all sums
+        found.append(Tokens(vectors, torch.arange(5)[None, None] < (seed % 6)))
+    return join_documents(found)
+
+
+def documents(count: int, size: int = 3) -> Documents:
+    """`count` documents d0, d1, …, in parts of `size`."""
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return [([f"d{n}" for n in part], tokens(*part)) for part in parts]
+
+
+EXACT = kinds.exact()
+
+
+def build(folder: Path | None, given: object, kind: Kind = EXACT, **options: object) -> Store:
+    return Store.build_from(kind, given, folder, paradigm="colbert", dim=DIM, **options)
+
+
+def opened(folder: Path, **options: bool) -> Store:
+    return open_index(folder, **options).store
+
+
+def queries(seed: int = 100) -> Tokens:
+    random = torch.Generator().manual_seed(seed)
+    return Tokens(torch.randint(-8, 9, (2, 1, 3, DIM), generator=random) / 8, torch.ones(2, 1, 3) > 0)
+
+
+def results(store: Store, k: int = 5) -> list[dict[str, float]]:
+    index = Index(store)
+    return index.search_tokens(RECIPE, queries(), k) + index.search_tokens(IMPUTING, queries(), k)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def stopping(given: list[Any], after: int) -> Iterator[Any]:
+    yield from given[:after]
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def paradigm(tiny_bert):
+    torch.manual_seed(0)
+    return PARADIGMS["coil"](tiny_bert, document_length=32)
+
+
+def test_an_interrupted_build_of_something_else_is_refused(paradigm, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD", 6)
+    target = tmp_path / "index"
+    with pytest.raises(KeyboardInterrupt):
+        Store.build(kinds.exact(), paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
+    stored = contents(tmp_path / ".index.building")
+    with pytest.raises((ValueError, FileNotFoundError), match=r"is a build that has not ended|is missing"):
+        opened(tmp_path / ".index.building")
+    other = [TEXTS[0], TEXTS[1].replace("bird", "lion"), *TEXTS[2:]]  # as long: only its words tell it
+    another = copy.deepcopy(paradigm)
+    with torch.no_grad():
+        next(another.parameters()).add_(0.5)
+    for model, kind, ids, texts, options, what in (
+        (paradigm, kinds.exact(), IDS, other, {}, "documents"),
+        (paradigm, kinds.exact(), [*IDS[:3], "x", *IDS[4:]], TEXTS, {}, "documents"),
+        (paradigm, kinds.exact(), IDS[:6], TEXTS[:6], {}, "documents"),  # fewer than are stored
+        (paradigm, kinds.exact(), IDS, TEXTS, {"keep": 0.5}, "settings or weights"),
+        (paradigm, kinds.exact(), IDS, TEXTS, {"batch_size": 3}, "settings or weights"),
+        (paradigm, kinds.faiss(), IDS, TEXTS, {}, "settings or weights"),
+        (another, kinds.exact(), IDS, TEXTS, {}, "settings or weights"),
+    ):
+        with pytest.raises(ValueError, match=f"interrupted build of other {what}: end that one, or remove"):
+            Store.build(kind, model, ids, iter(texts), target, **({"batch_size": 2} | options))
+        assert contents(tmp_path / ".index.building") == stored
+    made = Store.build(kinds.exact(), paradigm, IDS, TEXTS, target, batch_size=2)
+    fresh = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "fresh", batch_size=2)
+    assert contents(made.folder) == contents(fresh.folder)
+    assert names(tmp_path) == ["fresh", "index"]
+
+
+def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
+    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "whole")
+    stream = Store.build(kinds.exact(), paradigm, iter(IDS), (text for text in TEXTS), tmp_path / "stream")
+    assert contents(stream.folder) == contents(whole.folder)
+    for ids, texts, message in (
+        (iter(["a"]), ["x", "y"], "fewer ids than texts"),
+        (iter(["a", "b"]), ["x"], "fewer texts than ids"),
+        (iter(["a", "a"]), ["x", "y"], "document 'a' is there already"),
+        (["a", "a"], ["x", "y"], "as many different ids, not 1 among 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Store.build(kinds.exact(), paradigm, ids, texts, tmp_path / "bad")
+    assert names(tmp_path) == ["stream", "whole"]
+
+
+def test_tokens_that_do_not_fit_are_refused(tmp_path):
+    both = torch.ones(1, 1, 2) > 0
+    for given, options, message in (
+        ([(["a"], tokens(1, 2))], {}, "1 ids.*need tokens of axes"),
+        ([(["a"], tokens(1))], {"fields": ["vectors", "ids"]}, "stores ids .* documents came without"),
+        ([(["a"], Tokens(torch.ones(1, 1, 2, 3), both))], {}, "4 dimensions, not of 3"),
+        ([(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), both))], {}, "'a' do not fit float16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(tmp_path / "index", given, **options)
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_is_cut_off_by_the_next(tmp_path):
+    folder = build(tmp_path / "index", documents(5)).folder
+    with (folder / "vectors.bin").open("ab") as stream:
+        stream.write(b"half a row")
+    (folder / "vectors.7.bin").write_bytes(b"a compaction that never ended")
+    (folder / ".manifest.json.0badf00d.partial").mkdir()
+    (folder / ".manifest.json.0badf00d.partial" / "fresh").write_text("{")
+    (folder / "notes.txt").write_text("of someone else")
+    store = opened(folder)
+    assert len(store) == 5
+    store = store.add_from(documents(6, 1)[5:])
+    fresh = build(tmp_path / "fresh", documents(6))
+    assert results(opened(folder)) == results(fresh)
+    assert names(folder) == sorted([*names(fresh.folder), "notes.txt"])
+
+
+def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(tmp_path, monkeypatch):
+    store, read = build(tmp_path / "index", documents(5)), ColumnFolder._manifest
+    store = store.delete(["d1"])
+    changes = [store.compact]
+
+    def late(self: ColumnFolder) -> dict[str, Any]:
+        answer = read(self)
+        if changes:
+            changes.pop()()
+        return answer
+
+    monkeypatch.setattr(ColumnFolder, "_manifest", late)
+    assert opened(store.folder).ids == ["d0", "d2", "d3", "d4"]
+    assert not changes
+
+
+def test_a_file_may_be_replaced_while_its_size_is_read(tmp_path, monkeypatch):
+    store, is_file = build(tmp_path / "index", documents(5)), Path.is_file
+    store = store.delete(["d1"])
+    changes = [store.compact]
+
+    def late(file: Path) -> bool:
+        answer = is_file(file)
+        if file.name == "vectors.bin" and changes:
+            changes.pop()()
+        return answer
+
+    monkeypatch.setattr(Path, "is_file", late)
+    assert opened(store.folder).ids == ["d0", "d2", "d3", "d4"]
+
+
+def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
+    store = build(tmp_path / "index", documents(5))
+    with store.files.writing(), pytest.raises(BlockingIOError):
+        build(tmp_path / "index", documents(4))
+    with store.files.writing():
+        with pytest.raises(BlockingIOError):
+            store = store.delete(["d1"])
+        with pytest.raises(BlockingIOError):
+            store = store.add_from(documents(1))
+    assert len(opened(tmp_path / "index")) == 5
+    assert len(build(tmp_path / "index", documents(4))) == 4
+
+
+OTHERS = {
+    "a manifest of something else": {
+        "manifest.json": '{"name": "app"}',
+        "src/app.js": "mine",
+        "thesis.docx": "mine",
+    },
+    "only a manifest of something else": {"manifest.json": '{"name": "app", "files": ["*"]}'},
+    "a manifest that is no JSON": {"manifest.json": "name: app", "data.bin": "mine"},
+    "notes in an index": {"notes.txt": "mine"},
+    "a folder in an index": {"shards/mine.safetensors": "mine"},
+    "a column of somebody else": {"photos.bin": "mine"},
+}
+
+
+@pytest.mark.parametrize("way", ["build", "build_from", "copy"])
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_no_entry_that_no_index_has_is_deleted_by_a_build(paradigm, tmp_path, others, way):
+    source, folder = build(tmp_path / "source", documents(2)), tmp_path / "folder"
+    if "manifest.json" not in others:
+        build(folder, documents(3))
+    before = contents(folder) if folder.exists() else {}
+    for name, text in others.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    ways = {
+        "build": lambda: Store.build(EXACT, paradigm, ["a"], ["a bird"], folder),
+        "build_from": lambda: build(folder, documents(2)),
+        "copy": lambda: source.copy(EXACT, folder),
+    }
+    with pytest.raises(FileExistsError, match="folder would be replaced, but"):
+        ways[way]()
+    assert {name: (folder / name).read_text() for name in others} == others
+    assert all((folder / name).read_bytes() == data for name, data in before.items())
+    assert names(tmp_path) == ["folder", "source"]
+
+
+def test_leftovers_of_interrupted_changes_do_not_hinder_a_build(tmp_path):
+    index = build(tmp_path / "index", documents(3))
+    for name in ("deleted.bin", "errors.1.bin", "vectors.7.bin"):
+        (index.folder / name).write_bytes(b"never committed")
+    place = tmp_path / ".index.building"
+    place.mkdir()
+    (place / "manifest.json").write_text("{")
+    (place / "codec.safetensors").write_bytes(b"never committed")
+    build(index.folder, documents(4))
+    (index.folder / "manifest.json").write_text("{")  # damaged, but beside our columns
+    assert len(build(index.folder, documents(5))) == 5
+    assert names(tmp_path) == ["index"]
+
+
+def test_an_index_whose_replacement_was_interrupted_opens_as_its_kind(tmp_path):
+    folder = build(tmp_path / "index", documents(5), kinds.faiss("Flat")).folder
+    away = tmp_path / ".index.0badf00d.partial"
+    away.mkdir()
+    folder.rename(away / "old.0badf00d")
+    assert opened(folder).kind.name == "faiss"
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+
+
+def flip(name: str) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def other(**entries: object) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | entries))
+
+    return damage
+
+
+OUTSIDE = {"file": "../x", "bytes": 0, "crc32": 0}
+FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (remove("manifest.json"), "manifest.json is missing"),
+        (cut("manifest.json"), "manifest.json is damaged"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
+        (other(kind=["exact"]), r"is an index of the kind \['exact'\]; there are exact, "),
+        (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
+        (other(format=0), "is of format 0, not 2: build the index again"),
+        (other(kind="compressed"), "codec.safetensors is damaged"),
+        (other(documents=7), "lengths.bin is damaged .not 7 lengths"),
+        (other(dim=7), "vectors.bin is damaged"),
+        (remove("vectors.bin"), "vectors.bin is damaged .no bytes"),
+        (flip("vectors.bin"), "vectors.bin is damaged .its checksum differs"),
+        *((flip(name), f"{name} is damaged") for name in FILES),
+    ],
+)
+def test_a_damaged_index_is_refused_by_the_name_of_its_file(paradigm, tmp_path, damage, named):
+    store = Store.build(kinds.exact(), paradigm, IDS[:4], TEXTS[:4], tmp_path / "index")
+    store = store.delete(["d2"])
+    assert len(opened(store.folder)) == 3
+    damage(store.folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        opened(store.folder)
+    if "checksum" in named:  # which is compared unless a caller says otherwise
+        assert len(opened(store.folder, verify=False)) == 3
+
+
+@pytest.mark.parametrize("kind", [kinds.exact(), kinds.faiss("Flat")], ids=lambda kind: kind.name)
+def test_changes_leave_the_bytes_of_a_fresh_build(tmp_path, kind):
+    given = documents(12, 1)
+    store = build(tmp_path / "index", given[:5], kind)
+    store = store.add_from(given[5:9])
+    store = store.delete(["d3", "d6"])
+    store = store.add_from(given[9:])
+    store = store.add_from([given[3]])  # again
+    store = store.compact()
+    order = [0, 1, 2, 4, 5, 7, 8, 9, 10, 11, 3]
+    fresh = build(tmp_path / "fresh", [given[n] for n in order], kind)
+    assert store.ids == fresh.ids
+    for name, entry in fresh.manifest["files"].items():
+        file = store.manifest["files"][name]["file"]
+        assert (store.folder / file).read_bytes() == (fresh.folder / entry["file"]).read_bytes(), name
+    assert results(store) == results(fresh)
+
+
+def test_an_addition_that_fails_adds_nothing(tmp_path):
+    store = build(tmp_path / "index", documents(6))
+    before = contents(store.folder)
+    for given in ([*documents(9, 1)[6:], documents(1)[0]], stopping(documents(9, 1)[6:], 2)):
+        with pytest.raises((ValueError, KeyboardInterrupt), match=r"document 'd0' is there already|^$"):
+            store = store.add_from(given)
+        assert contents(store.folder) == before
+    assert results(store) == results(build(tmp_path / "fresh", documents(6)))
+
+
+def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):
+    mine = build(tmp_path / "index", documents(6))
+    theirs = opened(tmp_path / "index")
+    theirs = theirs.delete(["d1"])
+    theirs = theirs.compact()
+    recorded = [entry["file"] for entry in theirs.manifest["files"].values()]
+    assert names(theirs.folder) == sorted([*recorded, "manifest.json"])
+    assert len(mine) == 6
+    assert mine.tokens_of(["d1"]).mask.sum() == 1  # still readable as it was opened
+    mine = mine.add_from(documents(8, 1)[6:])
+    assert sorted(mine.ids) == ["d0", "d2", "d3", "d4", "d5", "d6", "d7"]
+    assert opened(tmp_path / "index").ids == mine.ids
+
+
+def test_texts_are_added_as_the_index_was_built(paradigm, tiny_bert, tmp_path):
+    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "whole", keep=0.5)
+    grown = Store.build(kinds.exact(), paradigm, IDS[:9], TEXTS[:9], tmp_path / "grown", keep=0.5)
+    grown = grown.add(paradigm, IDS[9:], iter(TEXTS[9:]))
+    for id in IDS:
+        mine, theirs = grown.tokens_of([id]), whole.tokens_of([id])
+        assert torch.equal(mine.mask, theirs.mask)
+        assert_within_rounding(mine.vectors, theirs.vectors, torch.float16, 2)  # one step of the last bit
+    with pytest.raises(ValueError, match="holds vectors of"):
+        grown = grown.add(PARADIGMS["colbert"](tiny_bert), ["x"], ["y"])
+
+
+def test_encoded_queries_need_no_paradigm(paradigm, tmp_path):
+    index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS))
+    asked = {"a": "old river", "b": "the bird over the sea"}
+    encoded = paradigm.encode_queries(list(asked.values()))
+    found = Indexed(index, paradigm).search(asked, 4)
+    same_scores(index.search_tokens(paradigm.recipe, encoded, 4), found.values())
+    ranked = index.rerank_tokens([paradigm.recipe], encoded, [list(found["a"]), list(found["b"])])[0]
+    same_scores(ranked, found.values())
+    with pytest.raises(ValueError, match="2 queries need as many candidates, not 1"):
+        index.rerank_tokens([paradigm.recipe], encoded, [["d1"]])
+    with pytest.raises(ValueError, match=r"queries need axes \[b, 1, j, "):
+        index.search_tokens(RECIPE, queries())
+
+
+@pytest.mark.parametrize("kind", sorted(INDEXES.keys() - {"inverted"}))
+@pytest.mark.parametrize("recipe", [RECIPE, IMPUTING], ids=lambda recipe: recipe.search)
+def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(tmp_path, kind, recipe):
+    index = Index(build(None, documents(20), INDEXES[kind]()))
+    candidates = [["d3", "d5"], ["d5", "d7"]]
+
+    def both(asked: Tokens) -> list[dict[str, float]]:
+        return index.search_tokens(recipe, asked, 5) + index.rerank_tokens([recipe], asked, candidates)[0]
+
+    whole = queries()
+    expected = both(whole)
+    for dtype in (torch.float64, torch.bfloat16):  # which holds eighths
+        assert both(replace(whole, vectors=whole.vectors.to(dtype))) == expected
+    leaf = whole.vectors.clone().requires_grad_()
+    assert both(replace(whole, vectors=leaf)) == expected
+    padded = replace(whole, mask=torch.tensor([[[True, True, False]]] * 2))
+    expected = both(padded)
+    for value in (torch.nan, torch.inf, 1e30):
+        vectors = whole.vectors.clone()
+        vectors[1, 0, 2, 0] = value
+        with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
+            index.search_tokens(recipe, replace(whole, vectors=vectors))
+        with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
+            index.rerank_tokens([recipe], replace(whole, vectors=vectors), candidates)
+        assert both(replace(padded, vectors=vectors)) == expected  # padding counts for nothing
+    assert index.search_tokens(recipe, whole[:0]) == []
+    assert index.rerank_tokens([recipe], whole[:0], [])[0] == []
+
+
+def test_long_candidate_lists_are_scored_in_blocks(tmp_path, monkeypatch):
+    index = Index(build(None, documents(20), kinds.faiss("Flat")))
+    candidates = [index.store.ids, index.store.ids[::-3]]
+    whole = index.rerank_tokens([RECIPE], queries(), candidates)[0]
+    assert index.rerank_tokens([RECIPE], queries(), [["d3"], []])[0] == [{"d3": whole[0]["d3"]}, {}]
+    seen: list[int] = []
+    score = ranking.score
+    monkeypatch.setattr(ranking, "CANDIDATES", 20)
+    monkeypatch.setattr(ranking, "score", lambda r, d, q: seen.append(d.mask.numel()) or score(r, d, q))
+    assert index.rerank_tokens([RECIPE], queries(), candidates)[0] == whole
+    assert 10 < max(seen) <= 20
+
+
+def twin(recipe: Recipe, corpus: Tokens) -> torch.Tensor:
+    if recipe.search == "impute":
+        return placed(imputed_rel(*similarity(corpus, queries()), recipe.search_tokens), corpus)
+    return placed(rel(corpus, queries(), QueryToDocument(), one), corpus)
+
+
+class Changes(RuleBasedStateMachine):
+    """Any changes of an store against a dict of id -> seed of its tokens."""
+
+    kind: ClassVar[Kind] = kinds.exact()
+    folder: ClassVar[bool] = True
+    bare: ClassVar[bool] = True  # whether documents without tokens come too, which no token search finds
+
+    @initialize(count=st.integers(0, 6))
+    def start(self, count: int) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.twin = {f"d{n}": n for n in range(count)}
+        given = [([id], self.tokens(seed)) for id, seed in self.twin.items()]
+        self.store = self.made(given)
+        self.seed = count
+
+    def made(self, given: Documents) -> Store:
+        return build(self.root / "index" if self.folder else None, given, self.kind)
+
+    def tokens(self, seed: int) -> Tokens:
+        return tokens(seed if self.bare else 6 * seed + 1 + seed % 5)
+
+    @rule(numbers=st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True))
+    def add(self, numbers: list[int]) -> None:
+        seeds = [self.seed + n for n in range(len(numbers))]
+        given = [([f"d{n}"], self.tokens(seed)) for n, seed in zip(numbers, seeds, strict=True)]
+        if any(f"d{n}" in self.twin for n in numbers):
+            with pytest.raises(ValueError, match="is there already"):
+                self.store = self.store.add_from(given)
+            return
+        self.store = self.store.add_from(given)
+        self.twin |= {f"d{n}": seed for n, seed in zip(numbers, seeds, strict=True)}
+        self.seed += len(numbers)
+
+    @rule(numbers=st.lists(st.integers(0, 12), max_size=3))
+    def delete(self, numbers: list[int]) -> None:
+        ids = [f"d{n}" for n in numbers]
+        if any(id not in self.twin for id in ids):
+            with pytest.raises(KeyError, match="is not in the index"):
+                self.store = self.store.delete(ids)
+            return
+        self.store = self.store.delete(ids)
+        for id in ids:
+            self.twin.pop(id, None)
+            with pytest.raises(KeyError, match=f"document '{id}' is not in the index"):
+                self.store.tokens_of([id])
+
+    @rule()
+    def compact(self) -> None:
+        self.store = self.store.compact()
+        assert sorted(self.store.ids) == sorted(self.twin)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store = opened(self.root / "index") if self.folder else self.store
+
+    @invariant()
+    def equals_the_twin(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        assert len(self.store) == len(self.twin)
+        ids = sorted(self.twin)
+        made = [self.tokens(self.twin[id]) for id in ids]
+        for id, expected in zip(ids, made, strict=True):
+            stored = self.store.tokens_of([id])
+            assert torch.equal(stored.vectors[stored.mask], expected.vectors[expected.mask])
+        corpus = join_documents(made) if made else None
+        for recipe in (RECIPE, IMPUTING):
+            found = Index(self.store).search_tokens(recipe, queries(), 5)
+            if corpus is None:
+                assert found == [{}, {}]
+                continue
+            for scores, row in zip(found, twin(recipe, corpus), strict=True):
+                expected = dict(zip(ids, row.tolist(), strict=True))
+                ranked = sorted(ids, key=lambda id: (-expected[id], id))[:5]
+                if recipe is RECIPE:
+                    found_ids = [id for id in ranked if expected[id] > -float("inf")]
+                    assert scores == {id: expected[id] for id in found_ids}
+                    assert list(scores) == found_ids
+                else:  # what has only imputed similarities is not found, and is no better
+                    assert_within_rounding(scores, {id: expected[id] for id in scores}, **SCORES)
+                    left = [expected[id] for id in ids if id not in scores]
+                    assert max(left, default=-1.0) <= min(scores.values(), default=1e9) + TOLERANCE
+            again = Index(self.store).rerank_tokens([recipe], queries(), [ids, ids])[0]
+            for scores, row in zip(again, twin(recipe, corpus), strict=True):
+                assert_within_rounding(scores, dict(zip(ids, row.tolist(), strict=True)), **SCORES)
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            shutil.rmtree(self.root)
+
+
+class FaissChanges(Changes):
+    kind = kinds.faiss("Flat")
+    bare = False
+
+
+class ChangesInMemory(Changes):
+    folder = False
+
+
+TestChanges = Changes.TestCase
+TestFaissChanges = FaissChanges.TestCase
+TestChangesInMemory = ChangesInMemory.TestCase
+TestChanges.settings = settings(max_examples=8, stateful_step_count=8)
+TestChangesInMemory.settings = settings(max_examples=4, stateful_step_count=8)
+TestFaissChanges.settings = settings(max_examples=4, stateful_step_count=8)
