@@ -13,14 +13,14 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paradigms.io.files import locked, read_settled, write_json
+from paradigms.io.files import locked, read_settled, settle, write_json
 from paradigms.io.typed import parse_json
 
 FORMAT = 2
@@ -139,6 +139,17 @@ class ColumnFolder(_FolderFiles):
         except (OSError, ValueError):
             return {}
         return manifest if isinstance(manifest, dict) else {}
+
+    def identity(self) -> tuple[int, ...]:
+        """Inode of the folder, which a rebuild replaces; times of change of the folder and of its manifest.
+
+        Empty if there is no manifest.
+        """
+        settle(self.folder)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder, manifest = os.stat(self.folder), os.stat(self.folder / MANIFEST)
+            return folder.st_ino, folder.st_ctime_ns, manifest.st_ino, manifest.st_ctime_ns
+        return ()
 
     def begin(self, entries: Mapping[str, Any]) -> None:
         """Remove all files of the folder, and write a first manifest with these entries."""

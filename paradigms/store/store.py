@@ -490,17 +490,21 @@ def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Stor
 
 def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool) -> Store:
     files = ColumnFolder(Path(folder))
+    failure: tuple[object, ...] = ()
     while True:
-        before = files.standing()
+        before = files.identity()
         try:
             files.read()
             with naming(folder):
                 store = Store.opened(files, kind(files))
             if verify:
                 files.verify()
-            return store
-        except (FileNotFoundError, ValueError):
-            if before == files.standing():  # else a writer has just removed what it replaced
+            if before[:1] == files.identity()[:1]:  # else the manifest may be of another build than the columns
+                return store
+        except (FileNotFoundError, ValueError) as error:
+            # A writer moves the folder away for a moment, or removes what it replaced. A defect stays.
+            previous, failure = failure, (before, files.identity(), str(error))
+            if before == failure[1] and failure == previous:
                 raise
 
 
