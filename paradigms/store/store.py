@@ -499,7 +499,7 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
                 store = Store.opened(files, kind(files))
             if verify:
                 files.verify()
-            if before[:1] == files.identity()[:1]:  # else the manifest may be of another build than the columns
+            if before[:1] == files.identity()[:1]:  # else manifest and columns may be of two builds
                 return store
         except (FileNotFoundError, ValueError) as error:
             # A writer moves the folder away for a moment, or removes what it replaced. A defect stays.
