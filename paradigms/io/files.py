@@ -241,16 +241,16 @@ def check_replaceable(folder: Path, written: Contents) -> None:
     names: list[str] = []
     patterns: Collection[str] | None = ()
     foreign: str | None = None
-    with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing the folder
-        while True:
+    while folder.exists():
+        with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing the folder
             before = folder.stat()
             names = sorted(entry.name for entry in folder.iterdir())
             patterns = written(folder)
             foreign = None if patterns is None else _foreign(folder, patterns)
             after = folder.stat()
             if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
-                break  # otherwise the folder was replaced meanwhile, and its old content is being deleted
-            names, foreign = [], None
+                break
+        names, foreign = [], None  # of a folder that was replaced meanwhile
     if names and patterns is None:
         raise FileExistsError(
             f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "
