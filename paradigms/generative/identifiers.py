@@ -171,9 +171,9 @@ class Identifiers:
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of its title, at most `length` with the end token (GENRE).
 
-    A document without a title is named by the first words of its text, or else by its id. Long titles are
-    truncated; documents with equal titles share their identifier. tokenizer: a fast Hugging Face tokenizer.
-    Raises ValueError if the tokenizer has no end token.
+    A document without a title, or with one of unknown tokens only, is named by the first words of its text, or
+    else by its id. Long titles are truncated; documents with equal titles share their identifier. tokenizer: a
+    fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
     """
     if tokenizer.eos_token is None:
         raise ValueError("titles need a tokenizer with an eos_token, such as T5's; this tokenizer has none")
@@ -189,11 +189,17 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     left = list(range(len(corpus)))
     for source, name in sources.items():
         for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
-            if not tokenized.ids:
+            id, row = corpus.ids[i], tokenized.ids[: length - 1]
+            if source != "id" and tokenizer.unk_token_id in row:
+                known = [token for token in row if token != tokenizer.unk_token_id]
+                if not tokenizer.decode(known).strip():
+                    problems.add(f"{source} of unknown tokens only (not used)", id)
+                    continue
+            if not row:
                 continue
-            id, rows[i] = corpus.ids[i], tokenized.ids[: length - 1]
+            rows[i] = row
             if source != "title":
-                problems.add(f"document without a title (named by its {source})", id)
+                problems.add(f"document without a usable title (named by its {source})", id)
             if tokenized.special:
                 problems.add("title that spells special tokens (left out)", id)
             if len(tokenized.ids) > length - 1:

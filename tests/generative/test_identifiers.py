@@ -153,8 +153,8 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
             ["dog", "", "  "],
             ["▁dog", " ".join(["▁cat"] * 10), "▁red ▁sea"],
             {
-                "document without a title (named by its first words)": ["b"],
-                "document without a title (named by its id)": ["red sea"],
+                "document without a usable title (named by its first words)": ["b"],
+                "document without a usable title (named by its id)": ["red sea"],
             },
         ),
         (
@@ -173,6 +173,19 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
             {
                 "title with a token unknown to the tokenizer (kept)": ["a"],
                 "title that spells special tokens (left out)": ["b"],
+            },
+        ),
+        # Texts of which the tokenizer knows no token must not share an identifier.
+        (
+            ["the dog", "☃", "text"],
+            ["☃ ☃", "", "☃ cat"],
+            ["▁the ▁dog", "▁ b", "▁ <unk> ▁cat"],
+            {
+                "title of unknown tokens only (not used)": ["a"],
+                "document without a usable title (named by its first words)": ["a"],
+                "first words of unknown tokens only (not used)": ["b"],
+                "document without a usable title (named by its id)": ["b"],
+                "title with a token unknown to the tokenizer (kept)": ["red sea"],
             },
         ),
     ],
