@@ -229,7 +229,7 @@ def build(name: str, length: int, settings: Settings) -> Model:
     if match and match[2]:
         common |= {"dim": int(match[2]), "layer_norm": True}
     if match and match[1] == "ME":
-        return PARADIGMS["me_bert"](settings.backbone, first=settings.vectors, **common)
+        return PARADIGMS["me_bert"](settings.backbone, vectors=settings.vectors, **common)
     return PARADIGMS["dpr"](settings.backbone, **common)
 
 
@@ -252,7 +252,7 @@ def temperature(model: Paradigm, bench: Bench) -> float:
 def numbers_of(model: Paradigm) -> int:
     """How many numbers a document is encoded into."""
     encoder = model.encoder
-    return encoder.dim * (encoder.settings.first if encoder.settings.document_vectors == "first" else 1)
+    return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
 
 def measure(model: Model, name: str, bench: Bench, settings: Settings, precision: str) -> dict[str, Any]:

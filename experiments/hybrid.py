@@ -140,8 +140,8 @@ def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
     same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}
     if name == RERANKER:
         return cross_attention(settings.backbone, **same)
-    first = {"first": settings.vectors} if name == "me_bert" else {}
-    return PARADIGMS[name](settings.backbone, normalize=settings.normalize, **same, **first)
+    several = {"vectors": settings.vectors} if name == "me_bert" else {}
+    return PARADIGMS[name](settings.backbone, normalize=settings.normalize, **same, **several)
 
 
 def train(

@@ -1,8 +1,14 @@
-"""rel(d, q) = max_{i ≤ m} dᵢᵀq: a document is its first m token vectors, a query is one vector.
+"""rel(d, q) = max_{i ≤ m} dᵢᵀq: a document is m vectors, a query is one vector.
 
-Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: argmax over i; Z = 1. With m = 1 and [CLS] pooling it is
-DPR. Documents shorter than m have fewer vectors; padding never wins the max. As a max over inner products,
-its exact search is that of one vector among m entries per document.
+Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: argmax over i; Z = 1. Documents of fewer than m tokens have
+fewer vectors; padding never wins the max. As a max over inner products, its exact search is that of one
+vector among m entries per document.
+
+In the paper, a document's vectors are the states of [CLS] and of the first m − 1 tokens:
+me_bert(backbone, document_vectors="first"), which with m = 1 and [CLS] pooling is DPR. The query's vector is
+the state of [CLS] there; compared with the mean that most published encoders pool, single states do badly
+until they are trained for it. By default, a document's vectors are therefore the means of m equal spans of
+its text, with m = 1 the DPR of mean pooling. "learned" learns how tokens are pooled to m vectors.
 
 ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False), with the projection and layer
 normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projection alone.
@@ -20,11 +26,10 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class MEBERT(EncoderSettings):
-    """One vector of a query and m of a document, the setting `first`."""
+    """One vector of a query and m of a document, the setting `vectors`."""
 
     query_vectors: Vectors = "pooled"
-    document_vectors: Vectors = "first"
-    first: Annotated[int, Range(1, 4096)] = 8
+    document_vectors: Vectors = "spans"
     dim: Annotated[int | None, Range(1, 1 << 14)] = None
 
 

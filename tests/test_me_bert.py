@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paradigms import PARADIGMS, Paradigm, load
 from tests.near import assert_same
-from tests.tiny import WIDTH
+from tests.tiny import WIDTH, built
 
 DE_BERT = {"layer_norm": True, "normalize": False, "query_length": 16, "document_length": 32}
 QUERIES = ["where is the quick fox", "stone", "a boat on the river"]
@@ -72,5 +72,15 @@ def test_the_layer_norm_learns_and_is_saved(tiny_bert, tmp_path, name):
 
 @pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT, {"dim": 8, "lora_rank": 2}])
 def test_with_one_vector_it_is_de_bert(tiny_bert, settings):
-    one = build("me_bert", tiny_bert, first=1, **settings).double()
+    one = build("me_bert", tiny_bert, document_vectors="first", vectors=1, **settings).double()
     assert_same(scores(one, TEXTS), scores(build("dpr", tiny_bert, **settings).double(), TEXTS))
+
+
+@pytest.mark.parametrize("vectors", ["spans", "learned"])
+@pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT, {"query_vectors": "spans"}])
+def test_with_one_span_it_is_dpr_of_mean_pooling(tiny_bert, vectors, settings):
+    how = {"pooling": "mean"} | settings
+    one = built("me_bert", tiny_bert, document_vectors=vectors, vectors=1, **how).double().eval()
+    expected = built("dpr", tiny_bert, **{"pooling": "mean"} | settings | {"query_vectors": "pooled"})
+    expected.load_state_dict({n: t for n, t in one.state_dict().items() if "learned_pooling" not in n})
+    assert_same(scores(one, TEXTS), scores(expected.double().eval(), TEXTS))

@@ -136,8 +136,7 @@ class EncoderTraining:
     """of projections and salience heads, which start untrained"""
     trained_layers: int = 1
     """upper layers of the encoder that are trained; those below are frozen, and run once a text, whose states
-    are kept on disk up to 64 GiB and at most half of the free space; beyond it in every step. 0: all. me_bert
-    does better with 2"""
+    are kept on disk up to 64 GiB and at most half of the free space; beyond it in every step. 0: all"""
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""

@@ -1,12 +1,15 @@
 """Encoder settings: how text becomes D or Q. The paradigms' encoders differ in nothing else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from paradigms.io.typed import Range, check_types
 
 Side = Literal["query", "document"]
-Vectors = Literal["pooled", "first", "all"]
+# A text's vectors: one pooled vector; the states of all tokens; or m vectors: the states of [CLS] and the
+# first m − 1 tokens, the means of m equal spans, or a learned pooling of the tokens (`encoder/pooling.py`).
+Vectors = Literal["pooled", "all", "first", "spans", "learned"]
 Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
 
@@ -16,9 +19,10 @@ class EncoderSettings:
     """Settings of D and Q. Lengths are in tokens and include special tokens and markers."""
 
     encoder: str = "text"  # key of text.ENCODERS
-    query_vectors: Vectors = "all"  # vectors of Q: all tokens', one pooled vector, or the first ones
+    query_vectors: Vectors = "all"  # vectors of Q
     document_vectors: Vectors = "all"  # vectors of D
-    first: Annotated[int, Range(1, 4096)] = 8  # number of vectors with "first": m of ME-BERT
+    # m of "first", "spans" and "learned"; a text of fewer tokens has fewer vectors
+    vectors: Annotated[int, Range(1, 4096)] = 8
     pooling: Literal["cls", "mean", "max", "last"] = "cls"
     # h; None = the backbone's width, without a projection
     dim: Annotated[int | None, Range(1, 1 << 14)] = 128
@@ -55,7 +59,7 @@ class EncoderSettings:
         check_types(self)
         if self.pooled_dim != 0 and (self.dim is None or (self.pooled_dim or 0) % self.dim):
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
-        if self.pooled_dim != 0 and "pooled" in (self.query_vectors, self.document_vectors):
+        if self.pooled_dim != 0 and not {self.query_vectors, self.document_vectors} <= {"all", "first"}:
             raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
         if self.dim is None and (self.projection_bias or self.activation != "identity"):
             raise ValueError(
@@ -84,3 +88,8 @@ class Layout(NamedTuple):
     prefix: str  # marker as a text before the text, or
     marker: list[int]  # the id of a marker that is one token, or none
     at: int  # its place: after [CLS]
+
+
+def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from an encoder.json; `vectors` was formerly called `first`."""
+    return {"vectors" if name == "first" else name: value for name, value in values.items()}

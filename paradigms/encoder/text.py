@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -29,7 +29,8 @@ from paradigms.encoder.backbone import (
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.frozen import LowerStates, Split
-from paradigms.encoder.settings import SIDES, EncoderSettings, Layout, Side
+from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
+from paradigms.encoder.settings import SIDES, EncoderSettings, Layout, Side, settings_fields
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -67,6 +68,8 @@ class TextEncoder(nn.Module):
         self.salience_heads = nn.ModuleDict(
             {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
         )
+        learned = [side for side in SIDES if self._vectors(side) == "learned"]
+        self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
         self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
         self._layouts = {side: self._layout(side) for side in SIDES}
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
@@ -145,10 +148,20 @@ class TextEncoder(nn.Module):
 
     def labels(self, text: str, side: Side) -> list[str]:
         """Readable names of the tokens that a text becomes."""
-        if self._vectors(side) == "pooled":
+        kind, m = self._vectors(side), self.settings.vectors
+        if kind == "pooled":
             return ["[pooled]"]
-        ids = self.tokenize([text], side).input_ids[0, : self._first(side)].tolist()
-        return [*["[pooled]"] * self._pooled_tokens, *self.tokenizer.convert_ids_to_tokens(ids)]
+        batch = self.tokenize([text], side)
+        tokens = self.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
+        if kind == "learned":
+            return [f"[{c + 1}]" for c in range(len(tokens))[:m]]
+        if kind == "spans":
+            span = spans(batch.counts, m)[0].tolist()
+            return [
+                " ".join(token for token, place in zip(tokens, span, strict=True) if place == c)
+                for c in range(len(tokens))[:m]
+            ]
+        return [*["[pooled]"] * self._pooled_tokens, *tokens[: self._first(side)]]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         """Encode x texts: Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
@@ -173,14 +186,18 @@ class TextEncoder(nn.Module):
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
         hidden = self._hidden(batch)
-        pooled = self._pool(hidden, batch.attention_mask)
-        counts, ids = batch.counts.any(-1, keepdim=True), None
-        if self._vectors(side) == "pooled":
-            vectors = self._finish(self._project(pooled))
+        pooled = pool(hidden, batch.attention_mask, self.settings.pooling)
+        counts, ids, kind = batch.counts, None, self._vectors(side)
+        if kind == "pooled":
+            states, counts = pooled, counts.any(-1, keepdim=True)
+        elif kind == "spans":
+            states, counts = mean_of_spans(hidden, counts, self.settings.vectors)
+        elif kind == "learned":
+            states, counts = self.learned_pooling[side](hidden, counts)
         else:
             first = self._first(side)
-            vectors = self._finish(self._project(hidden[:, :first]))
-            counts, ids = batch.counts[:, :first], batch.input_ids[:, :first]
+            states, counts, ids = hidden[:, :first], counts[:, :first], batch.input_ids[:, :first]
+        vectors = self._finish(self._project(states))
         salience = self._salience(vectors, counts, side) if self.settings.weighs(side) else None
         axis = 1 if side == "query" else 0
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
@@ -214,17 +231,7 @@ class TextEncoder(nn.Module):
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors
 
     def _first(self, side: Side) -> int | None:
-        return self.settings.first if self._vectors(side) == "first" else None
-
-    def _pool(self, hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "x 1 w"]:
-        if self.settings.pooling == "cls":
-            return hidden[:, :1]
-        if self.settings.pooling == "last":
-            return hidden[torch.arange(len(hidden)), attention.sum(-1) - 1][:, None]
-        if self.settings.pooling == "max":
-            return hidden.masked_fill(attention[..., None] == 0, -torch.inf).amax(1, keepdim=True)
-        weight = attention[..., None].float()  # half precision would lose a mean over many tokens
-        return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        return self.settings.vectors if self._vectors(side) == "first" else None
 
     def _project(self, vectors: Tensor) -> Tensor:
         vectors = vectors if self.projection is None else self.projection(vectors)
@@ -315,7 +322,7 @@ class TextEncoder(nn.Module):
         that do not fit the settings.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
-        settings = read_settings(kind.Settings, folder / "encoder.json")
+        settings = read_settings(kind.Settings, folder / "encoder.json", settings_fields)
         config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
         for needed in (config, file):
             require(needed, folder)

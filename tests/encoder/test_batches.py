@@ -78,7 +78,7 @@ def test_parts_hold_every_text_once_longest_first_within_both_limits(lengths, to
             assert one_more > (rows or one_more) or one_more * longest > (tokens or one_more * longest)
 
 
-ODD = {"colbert": {"query_augmentation": True, "document_marker": "[unused1]"}, "me_bert": {"first": 4}}
+ODD = {"colbert": {"query_augmentation": True, "document_marker": "[unused1]"}, "me_bert": {"vectors": 4}}
 
 
 @pytest.mark.parametrize("side", ["query", "document"])

@@ -58,10 +58,10 @@ def test_token_vectors_are_the_backbones_whatever_the_padding(checkpoints, famil
 
 
 def test_first_vectors_and_their_mask(tiny_bert):
-    tokens = encode(encoder(tiny_bert, document_vectors="first", first=4, dim=None, normalize=False), TEXTS)
+    tokens = encode(encoder(tiny_bert, document_vectors="first", vectors=4, dim=None, normalize=False), TEXTS)
     assert tokens.mask[0].tolist() == [[True] * 4, [True] * 3 + [False], [True] * 4]
     assert_same(tokens.vectors[0, 0], states(tiny_bert, LONG)[:4])
-    assert encode(encoder(tiny_bert, document_vectors="first", first=99), ["fox"]).mask.shape == (1, 1, 3)
+    assert encode(encoder(tiny_bert, document_vectors="first", vectors=99), ["fox"]).mask.shape == (1, 1, 3)
 
 
 def test_projection_and_normalisation(tiny_bert):
@@ -185,7 +185,7 @@ def test_labels_name_the_tokens(tiny_bert):
     labels = PARADIGMS["coil"](tiny_bert, dim=8, pooled_dim=16).encoder.labels("A zebra", "query")
     assert labels == ["[pooled]"] * 2 + ["[CLS]", "a", "z", "##e", "##b", "##r", "##a", "[SEP]"]
     assert PARADIGMS["dpr"](tiny_bert).encoder.labels("A zebra", "query") == ["[pooled]"]
-    first = PARADIGMS["me_bert"](tiny_bert, first=2).encoder
+    first = PARADIGMS["me_bert"](tiny_bert, document_vectors="first", vectors=2).encoder
     assert first.labels("A zebra", "document") == ["[CLS]", "a"]
 
 
@@ -211,7 +211,7 @@ REFUSED = [
     ({"dim": None, "pooled_dim": 32}, "pooled_dim=32"),
     ({"dim": 8, "pooled_dim": 8, "query_vectors": "pooled"}, "joins a pooled vector to token vectors"),
     ({"dim": 0}, "dim must be at least 1"),
-    ({"first": 0}, "first must be at least 1"),
+    ({"vectors": 0}, "vectors must be at least 1"),
     ({"iterations": 0}, "iterations must be at least 1"),
     ({"lora_rank": -1}, "lora_rank must be at least 0"),
     ({"query_ratio": 0.0}, "query_ratio must be above 0"),

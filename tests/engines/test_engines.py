@@ -18,7 +18,7 @@ from tests.tiny import WORDS
 LENGTHS = {"query_length": 12, "document_length": 20}
 SETTINGS = {
     "colbert": {"dim": 8},
-    "me_bert": {"first": 3, "pooling": "mean"},
+    "me_bert": {"vectors": 3, "pooling": "mean"},
     "dpr": {"pooling": "mean"},
     "inner products": {"pooling": "mean", "normalize": False},
 }

@@ -95,7 +95,7 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
     model = load(finished / "length-60/seed-0/ME-BERT-4/checkpoint")
     assert isinstance(model, Paradigm)
     encoder = model.encoder.settings
-    assert (encoder.first, encoder.dim, encoder.layer_norm, encoder.normalize) == (2, 4, True, False)
+    assert (encoder.vectors, encoder.dim, encoder.layer_norm, encoder.normalize) == (2, 4, True, False)
     assert encoder.document_length == 62
     index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus, tmp_path / "index"))
     result = json.loads((finished / "length-60/seed-0/ME-BERT-4.json").read_text())

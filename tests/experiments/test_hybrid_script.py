@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_saved_models(
         mixture = hybrid_name(system, "BM25-bi")
         model = load(own / f"{name}-{chosen[mixture]}" / "checkpoint")
         assert isinstance(model, Paradigm)
-        assert model.encoder.settings.first == 3 or name == "dpr"
+        assert model.encoder.settings.vectors == 3 or name == "dpr"
         index = Indexed.build(model, corpus)
         found = index.search(test.queries, 10)
         assert measured["retrieve"][system] == values(found, test.judgements)

@@ -156,7 +156,7 @@ def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
 
 def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path):
     """A slice of the encoder's output: its tensors do not lie in one piece."""
-    paradigm = build("colbert", tiny_bert, query_vectors="first", first=3, dim=None, normalize=False)
+    paradigm = build("colbert", tiny_bert, query_vectors="first", vectors=3, dim=None, normalize=False)
     index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "index"))
     found = Indexed(index, paradigm).search(QUERIES, len(IDS))
     same_run({query: Indexed(index, paradigm).rerank(QUERIES, found)[query] for query in found}, found)

@@ -1,0 +1,80 @@
+"""The hidden states of a text's n tokens → one vector, or k = min(m, n): how D or Q gets m vectors."""
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from paradigms.core import at_least_float32
+
+CELLS = 8  # of each vector in the grid of `LearnedPooling`
+
+
+def pool(
+    hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"], pooling: str
+) -> Float[Tensor, "x 1 w"]:
+    """One vector of all tokens that are attended to. pooling: cls, last, max or mean."""
+    if pooling == "cls":
+        return hidden[:, :1]
+    if pooling == "last":
+        return hidden[torch.arange(len(hidden)), attention.sum(-1) - 1][:, None]
+    if pooling == "max":
+        return hidden.masked_fill(attention[..., None] == 0, -torch.inf).amax(1, keepdim=True)
+    weight = attention[..., None].float()  # half precision would lose a mean over many tokens
+    return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+
+
+def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:
+    """Span of each token: ⌊(r + ½) · k/n⌋ for the r-th of n tokens that count, with k = min(m, n).
+
+    The k spans are equal up to one token, in the order of the text. Tokens that do not count get −1.
+
+    >>> spans(torch.tensor([[True, True, False, True, True, True]]), 2)
+    tensor([[ 0,  0, -1,  1,  1,  1]])
+    """
+    return _places(counts, counts.sum(-1, keepdim=True).clamp(max=m)).where(counts, -1)
+
+
+def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Tensor, "x l"]:
+    """⌊(r + ½) · k/n⌋ for the r-th of n tokens that count."""
+    rank, n = counts.cumsum(-1) - 1, counts.sum(-1, keepdim=True)
+    return (2 * rank + 1).clamp(min=1) * k // (2 * n).clamp(min=1)
+
+
+def mean_of_spans(
+    hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"], m: int
+) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
+    """Mean of each of the `spans`, and the mask of the vectors: a text of n < m tokens has n."""
+    inside = spans(counts, m)[:, None] == torch.arange(min(m, counts.shape[1]), device=counts.device)[:, None]
+    return _sum(hidden, inside) / inside.sum(-1, keepdim=True).clamp(min=1), inside.any(-1)
+
+
+class LearnedPooling(nn.Module):
+    """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, with g(r) = ⌊(r + ½) · G/n⌋ the place of token r of n.
+
+    MacAvaney et al. 2025 (arXiv:2504.01818): ConstBERT, a linear layer from a document's tokens to a fixed
+    number of vectors. Its weights belong to absolute places, of texts that are padded to one length; here W
+    has G = 8 m places, over which a text of any length is spread. W starts as `spans`. Texts of at most m
+    tokens keep their tokens' states, as with spans.
+    """
+
+    def __init__(self, m: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(m).repeat_interleave(CELLS, 1))
+
+    def forward(
+        self, hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"]
+    ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
+        (m, cells), n = self.weight.shape, counts.sum(-1, keepdim=True)
+        k = min(m, counts.shape[1])
+        places = _places(counts, cells).clamp(max=cells - 1)
+        weights = nn.functional.embedding(places, self.weight.T).mT  # [x, m, l]
+        weights = weights.where(counts[:, None], 0)[:, :k]
+        inside = spans(counts, m)[:, None] == torch.arange(k, device=counts.device)[:, None]
+        weights = torch.where((n > m)[..., None], weights, inside.to(weights.dtype))
+        return _sum(hidden, weights) * m / n.clamp(min=m)[..., None], inside.any(-1)
+
+
+def _sum(hidden: Float[Tensor, "x l w"], weights: Shaped[Tensor, "x k l"]) -> Float[Tensor, "x k w"]:
+    with torch.autocast(hidden.device.type, enabled=False):  # as in `pool`
+        hidden = at_least_float32(hidden)
+        return weights.to(hidden.dtype) @ hidden

@@ -1,0 +1,155 @@
+"""How a text becomes m vectors: the first states, the means of equal spans, and learned pooling."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, spans
+from paradigms.encoder.settings import Side
+from paradigms.retrieve import Indexed
+from tests.near import assert_same, same_scores
+
+LENGTHS = torch.tensor([0, 1, 2, 5, 7, 40])
+COUNTS = torch.arange(41) < LENGTHS[:, None]
+HIDDEN = torch.randn(len(LENGTHS), 41, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TEXTS = ["the quick brown fox, and the lazy dog: a bird", "fox", "", "a zebra in the garden"]
+SEVERAL = pytest.mark.parametrize("kind", ["first", "spans", "learned"])
+
+
+def build(folder: Path, kind: str, **settings: Any) -> Any:
+    """ColBERT with at most 4 vectors of a document and of a query; every weight differs from its start."""
+    torch.manual_seed(0)
+    settings = {
+        "query_vectors": kind,
+        "document_vectors": kind,
+        "vectors": 4,
+        "dim": 8,
+        "skip": "",
+    } | settings
+    paradigm = PARADIGMS["colbert"](folder, **settings).double().eval()
+    for head in paradigm.encoder.learned_pooling.values():
+        torch.nn.init.normal_(head.weight)
+    return paradigm
+
+
+def vectors(paradigm: Paradigm, texts: list[str], side: Side) -> list[torch.Tensor]:
+    """Each text's vectors, without padding."""
+    tokens = paradigm.encode(texts, side)
+    rows = tokens.vectors.flatten(0, 1), tokens.mask.flatten(0, 1)
+    return [of_text[mask] for of_text, mask in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 64])
+def test_spans_are_equal_up_to_a_token_and_in_order(m):
+    for n, row in zip(LENGTHS.tolist(), spans(COUNTS, m).tolist(), strict=True):
+        assert row[n:] == [-1] * (41 - n)
+        assert all(after - before in (0, 1) for before, after in pairwise(row[:n]))
+        sizes = [row.count(c) for c in range(min(m, n))]
+        assert sum(sizes) == n
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_means_of_spans_by_hand(m):
+    means, mask = mean_of_spans(HIDDEN, COUNTS, m)
+    for x, n in enumerate(LENGTHS.tolist()):
+        k = min(m, n)
+        assert mask[x].tolist() == [True] * k + [False] * (min(m, 41) - k)
+        groups: list[list[int]] = [[] for _ in range(k)]
+        for r in range(n):
+            groups[int((r + 0.5) * k / n)].append(r)
+        for c, group in enumerate(groups):
+            assert_same(means[x, c], HIDDEN[x, group].mean(0))
+
+
+@pytest.mark.parametrize("m", [1, 4, 64])
+def test_learned_pooling_by_hand_starts_as_spans(m):
+    pooling = LearnedPooling(m).double()
+    pooled, mask = pooling(HIDDEN, COUNTS)
+    means, expected = mean_of_spans(HIDDEN, COUNTS, m)
+    assert torch.equal(mask, expected)
+    along = torch.nn.functional.cosine_similarity(pooled, means, -1)
+    assert_same(along[mask], torch.ones(int(mask.sum()), dtype=torch.float64))
+    torch.nn.init.normal_(pooling.weight.requires_grad_(False))
+    pooled, _ = pooling(HIDDEN, COUNTS)
+    for x, n in enumerate(LENGTHS.tolist()):
+        for c in range(min(m, n)):
+            weights = [float(pooling.weight[c, int((r + 0.5) * 8 * m / n)]) * m / n for r in range(n)]
+            weights = [float(r == c) for r in range(n)] if n <= m else weights
+            by_hand = sum(w * HIDDEN[x, r] for r, w in enumerate(weights))
+            assert_same(pooled[x, c], by_hand, scale=float(HIDDEN.abs().sum()))
+
+
+@SEVERAL
+@pytest.mark.parametrize("side", ["query", "document"])
+def test_padding_changes_nothing_and_short_texts_have_fewer_vectors(tiny_bert, kind, side):
+    paradigm = build(tiny_bert, kind)
+    together = vectors(paradigm, TEXTS, side)
+    assert [len(rows) for rows in together] == [4, 3, 0, 4]  # fox has [CLS] and [SEP] besides
+    for text, rows in zip(TEXTS, together, strict=True):
+        assert_same(vectors(paradigm, [text], side)[0], rows)
+
+
+@SEVERAL
+def test_tokens_that_do_not_count_are_not_pooled(tiny_bert, kind):
+    paradigm = build(tiny_bert, kind, skip=",", special_tokens=False, normalize=False, dim=None)
+    plain = PARADIGMS["colbert"](tiny_bert, skip=",", special_tokens=False, normalize=False, dim=None)
+    for text, rows in zip(TEXTS, vectors(paradigm, TEXTS, "document"), strict=True):
+        (states,) = vectors(plain.double().eval(), [text], "document")
+        if not len(states):
+            assert not len(rows)
+            continue
+        if kind == "first":  # of the first 4 places, those that count
+            assert_same(rows, states[: len(rows)])
+            continue
+        counts = torch.ones(1, len(states), dtype=torch.bool)
+        pooled = (
+            mean_of_spans(states[None], counts, 4)
+            if kind == "spans"
+            else paradigm.encoder.learned_pooling["document"](states[None], counts)
+        )
+        assert_same(rows, pooled[0][0, : len(rows)].detach(), scale=float(states.abs().max()))
+
+
+@SEVERAL
+def test_every_form_is_saved_found_and_explained(tiny_bert, tmp_path, kind):
+    paradigm = build(tiny_bert, kind).float()
+    paradigm.save_pretrained(tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    assert loaded.description() == paradigm.description()
+    corpus = {f"d{n}": text for n, text in enumerate(TEXTS)}
+    index = Indexed.build(loaded, corpus)
+    found = index.search({"q": "the lazy dog and a fox"}, 3)["q"]
+    documents = index.index.store.tokens_of(list(corpus))
+    scores = paradigm.score(documents, paradigm.encode_queries(["the lazy dog and a fox"]))[0].tolist()
+    expected = {id: score for id, score in zip(corpus, scores, strict=True) if id != "d2"}
+    same_scores([found], [expected])
+    explained = loaded.explain("the lazy dog and a fox", TEXTS[0])
+    assert len(explained.document_tokens) == len(explained.query_tokens) == 4
+    if kind == "spans":
+        assert " ".join(explained.query_tokens) == "[CLS] the lazy dog and a fox [SEP]"
+
+
+def test_checkpoints_that_call_m_first_are_read(tiny_bert, tmp_path):
+    paradigm = PARADIGMS["me_bert"](tiny_bert, document_vectors="first", vectors=3)
+    paradigm.save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "encoder.json"
+    settings = json.loads(file.read_text())
+    settings["first"] = settings.pop("vectors")
+    file.write_text(json.dumps(settings))
+    assert load(tmp_path / "saved").description() == paradigm.description()
+
+
+def test_pooling_learns(tiny_bert):
+    paradigm = build(tiny_bert, "learned").train()
+    tokenize = paradigm.encoder.tokenize
+    queries, documents = paradigm(tokenize(["a dog"], "query"), tokenize(TEXTS, "document"))
+    paradigm.score(documents, queries).logsumexp(-1).sum().backward()
+    heads = paradigm.encoder.learned_pooling
+    assert heads["document"].weight.grad.abs().max() > 0
+    assert not heads["query"].weight.grad.any()  # [CLS] a dog [SEP] stays as it is
