@@ -10,6 +10,8 @@ from jaxtyping import Float
 from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 
 BETTER, WORSE = "†", "‡"
+RISES, FALLS, STAYS = "↗", "↘", "→"  # marks of training: significantly better, worse, or neither
+UNTRAINED = "untrained"
 ALPHA = 0.05
 
 
@@ -101,24 +103,69 @@ def compare(
         pairs = [(name, before) for n, name in enumerate(systems) for before in list(systems)[:n]]
     else:
         pairs = [(name, baseline) for name in systems if name != baseline]
-    first, reference = next(iter(systems.items()))
-    if lost := [measure for measure in measures if measure not in reference.values]:
-        raise ValueError(f"{lost[0]!r} was not measured; there are: {', '.join(reference.values)}")
+    _check_queries(systems, measures)
+    tested = [
+        (a, b, measure, systems[a].weighted(measure), systems[b].weighted(measure))
+        for a, b in pairs
+        for measure in measures
+    ]
+    return _tested(tested, ("", BETTER, WORSE), next(iter(systems.values())).groups, seed)
+
+
+def compare_training(
+    trained: Mapping[str, PerQuery],
+    untrained: Mapping[str, PerQuery],
+    measures: Sequence[str] = ("nDCG@10",),
+    *,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Compare each system of `untrained` with what training made of it: one family of Holm's correction.
+
+    The baseline of each row is `UNTRAINED`. The mark is ↗ for better, ↘ for worse and → for neither at an
+    adjusted p below `ALPHA`. Raises ValueError as `compare` does.
+    """
+    both = {name: trained[name] for name in untrained}
+    _check_queries(both | {f"{name}, {UNTRAINED}": of for name, of in untrained.items()}, measures)
+    tested = [
+        (name, UNTRAINED, measure, both[name].weighted(measure), before.weighted(measure))
+        for name, before in untrained.items()
+        for measure in measures
+    ]
+    groups = next(iter(both.values())).groups if both else None
+    return _tested(tested, (STAYS, RISES, FALLS), groups, seed)
+
+
+def _check_queries(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> None:
+    """Raises ValueError for a measure that is missing, or systems measured on different queries."""
     for system, results in systems.items():
+        first, reference = next(iter(systems.items()))
+        if lost := [measure for measure in measures if measure not in results.values]:
+            raise ValueError(f"{lost[0]!r} was not measured; there are: {', '.join(results.values)}")
         if results.queries != reference.queries:
             raise ValueError(
                 f"{system!r} and {first!r} were not measured on the same queries in the same order: "
                 "use per_query with the same judgements for both"
             )
-    tested = [(*pair, measure) for pair in pairs for measure in measures]
-    values = [(systems[a].weighted(measure), systems[b].weighted(measure)) for a, b, measure in tested]
-    p_values = [paired_test(a, b, seed=seed) for a, b in values]
+
+
+def _tested(
+    tested: Sequence[tuple[str, str, str, np.ndarray, np.ndarray]],
+    marks: tuple[str, str, str],
+    groups: Sequence[str] | None,
+    seed: int,
+) -> list[Comparison]:
+    """Test pairs, each (system, baseline, measure, values of both), as one family of Holm's correction.
+
+    marks: of no significant difference, of better and of worse.
+    """
     if not tested:
         return []
-    differences = np.array([a - b for a, b in values])
-    intervals = bootstrap_intervals(differences, groups=reference.groups, seed=seed)
+    p_values = [paired_test(a, b, seed=seed) for *_, a, b in tested]
+    intervals = bootstrap_intervals(np.array([a - b for *_, a, b in tested]), groups=groups, seed=seed)
     rows = []
-    for names, interval, p, adjusted in zip(tested, intervals, p_values, holm(p_values), strict=True):
-        mark = "" if adjusted >= ALPHA else BETTER if interval.mean > 0 else WORSE
+    for (*names, _, _), interval, p, adjusted in zip(
+        tested, intervals, p_values, holm(p_values), strict=True
+    ):
+        mark = marks[0] if adjusted >= ALPHA else marks[1] if interval.mean > 0 else marks[2]
         rows.append(Comparison(*names, *interval, p, adjusted, mark))
     return rows

@@ -12,7 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from paradigms.evaluate.measures import PerQuery
-from paradigms.evaluate.significance import ALPHA, BETTER, WORSE, Comparison, compare
+from paradigms.evaluate.significance import (
+    ALPHA,
+    BETTER,
+    FALLS,
+    RISES,
+    STAYS,
+    WORSE,
+    Comparison,
+    compare,
+    compare_training,
+)
 from paradigms.io.files import write_text
 
 MATRIX_COLUMNS = 6  # of a difference table: 80 columns hold them beside the names
@@ -21,12 +31,16 @@ ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over the queries, the limits of its interval, and the mark of significance ("" if not tested)."""
+    """Mean over the queries, the limits of its interval, and the mark of significance ("" if not tested).
+
+    before: the mean of the untrained system and the arrow of its test, "0.713 ↗ "; "" if nothing was trained.
+    """
 
     mean: float
     low: float
     high: float
     mark: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class ResultTable:
     comparisons: list[Comparison]
     note: str
     pairs: list[Comparison] = field(default_factory=list)  # of all systems, where there are more than two
+    training: list[Comparison] = field(default_factory=list)  # of trained systems with themselves untrained
 
     def best(self, measure: str) -> float:
         return max(cells[measure].mean for cells in self.rows.values())
@@ -71,12 +86,14 @@ def result_table(
     *,
     baseline: str | None = None,
     primary: Sequence[str] = ("nDCG@10",),
+    untrained: Mapping[str, PerQuery] | None = None,
     seed: int = 0,
 ) -> ResultTable:
     """system -> values per query, as a table of means, intervals, and marks against the baseline.
 
     Only the `primary` measures are tested, as one family (see `compare`), if there is a baseline. With more
-    than two systems all pairs are tested too, on the first of these measures, as another family.
+    than two systems all pairs are tested too, on the first of these measures, as another family. untrained:
+    the values of trained systems before their training, with which they are compared as a third family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
@@ -84,10 +101,18 @@ def result_table(
     measures = list(first.values)
     comparisons = [] if baseline is None else compare(systems, baseline, primary, seed=seed)
     marks = {(row.system, row.measure): row.mark for row in comparisons}
+    training = compare_training(systems, untrained or {}, primary, seed=seed)
+    before = {
+        (row.system, row.measure): f"{(untrained or {})[row.system].mean(row.measure):.3f} {row.mark} "
+        for row in training
+    }
     rows = {}
     for system, results in systems.items():
         intervals = results.intervals(seed)
-        rows[system] = {name: Cell(*intervals[name], marks.get((system, name), "")) for name in measures}
+        rows[system] = {
+            name: Cell(*intervals[name], marks.get((system, name), ""), before.get((system, name), ""))
+            for name in measures
+        }
     over = f"Mean over {len(first.queries):,} queries"
     if first.groups is not None:
         over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
@@ -101,13 +126,19 @@ def result_table(
             f" {BETTER} better, {WORSE} worse than {baseline} on {', '.join(primary)} (paired permutation "
             f"test, p < {ALPHA:g} after Holm's correction for {times})."
         )
+    if training:
+        note += (
+            f" Before an arrow, {', '.join(primary)} of the untrained system: {RISES} training made it "
+            f"better, {FALLS} worse, {STAYS} neither (the same test, with a Holm's correction for "
+            f"{len(training)} of its own)."
+        )
     if first.without_relevant:
         note += f" Left out: {first.without_relevant:,} judged queries without a relevant document."
     for system, results in systems.items():
         if results.missing:
             note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
     pairs = compare(systems, None, primary[:1], seed=seed) if comparisons and len(systems) > 2 else []
-    return ResultTable(title, measures, rows, comparisons, note, pairs)
+    return ResultTable(title, measures, rows, comparisons, note, pairs, training)
 
 
 def rich_table(table: ResultTable) -> Table:
@@ -121,9 +152,8 @@ def rich_table(table: ResultTable) -> Table:
     for system, row in table.rows.items():
         cells = []
         for measure, cell in row.items():
-            text = Text(
-                f"{cell.mean:.3f}{cell.mark or ' '}", "bold" if cell.mean == table.best(measure) else ""
-            )
+            bold = "bold" if cell.mean == table.best(measure) else ""
+            text = Text(ZERO.sub(".", cell.before)).append(f"{cell.mean:.3f}{cell.mark or ' '}", bold)
             interval = ZERO.sub(".", f"{cell.low:.3f}–{cell.high:.3f} ")  # five measures in 80 columns
             cells.append(text.append(f"\n{interval}", "dim not bold"))
         shown.add_row(Text(system), *cells)
@@ -159,7 +189,7 @@ def markdown_table(table: ResultTable) -> str:
         cells = []
         for measure, cell in row.items():
             mean = f"**{cell.mean:.3f}**" if cell.mean == table.best(measure) else f"{cell.mean:.3f}"
-            cells.append(f"{mean}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]")
+            cells.append(f"{cell.before}{mean}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]")
         lines.append(f"| {_escape(system)} | " + " | ".join(cells) + " |")
     lines += ["", _escape(table.note), ""]
     if table.pairs:
@@ -177,13 +207,17 @@ def csv_table(*tables: ResultTable) -> str:
     lines: list[list[object]] = []
     for table in tables:
         tests = {(row.system, row.measure): row for row in table.comparisons}
+        training = {(row.system, row.measure): row for row in table.training}
         for system, row in table.rows.items():
             for measure, cell in row.items():
                 test = tests.get((system, measure))
                 tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
+                moved = training.get((system, measure))
+                tested += [cell.mean - moved.difference, moved.p, moved.p_adjusted] if moved else ["", "", ""]
                 values = [cell.mean, cell.low, cell.high, cell.mark, *tested]
                 lines.append([table.title, system, measure, *values])
     header = ["stage", "system", "measure", "mean", "low", "high", "mark", "difference", "p", "p_adjusted"]
+    header += ["untrained", "p_training", "p_training_adjusted"]
     return _csv(header, lines)
 
 

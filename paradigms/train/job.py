@@ -1,7 +1,6 @@
 """The parts of training scripts around the loop: settings, data, splits, fitting, environment."""
 
 import hashlib
-import math
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from paradigms.encoder.frozen import KEPT, LowerStates
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import candidates, per_query
-from paradigms.io.files import check_locks, locked, remove_folder, write_json
+from paradigms.io.files import check_locks, locked, remove_folder, write_json, write_text
 from paradigms.io.manifest import sha256
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
@@ -47,7 +46,7 @@ from paradigms.retrieve import Model, Reranking
 from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples, step_batches
-from paradigms.train.loop import TrainingSettings, freeze, train
+from paradigms.train.loop import Dev, Paused, TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
@@ -58,11 +57,12 @@ Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
 STATES = "states"  # folder for states of frozen layers, while a run lasts
+PAUSED = "paused.txt"  # in it, between the calls of a run that has used its minutes
 BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at its start
 
 
 class DevMeasure:
-    """paradigm → (mean nDCG@10, its standard error) over dev queries.
+    """paradigm → nDCG@10 of each dev query.
 
     Candidates are the first DEV_DEPTH documents of `run` and the relevant ones; queries are drawn by hash.
     """
@@ -74,12 +74,10 @@ class DevMeasure:
         self.judgements = {query: split.judgements[query] for query in self.queries}
         self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
 
-    def __call__(self, model: Model) -> tuple[float, float]:
+    def __call__(self, model: Model) -> Dev:
         reranker = Reranking(model, self.corpus, precision=self.precision)
         reranked = reranker.rerank(self.queries, self.pool)
-        values = per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
-        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-        return float(values.mean()), float(error)
+        return per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
@@ -240,17 +238,23 @@ def fit(
 def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
     """Create and lock a folder for states of frozen layers, and delete it when the run ends or fails.
 
-    States that a killed run left there are used. Raises BlockingIOError while another run uses the folder.
+    States that a killed or `Paused` run left there are used. Raises BlockingIOError while another run uses
+    the folder.
     """
     with ExitStack() as stack:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        by_main(lambda: (folder / PAUSED).unlink(missing_ok=True), accelerator)
         try:
             yield folder
             accelerator.wait_for_everyone()
+        except Paused as paused:
+            # A file of no kind that `sweep_states` deletes.
+            by_main(partial(write_text, folder / PAUSED, f"{paused}\n"), accelerator)
+            raise
         finally:
             with suppress(BlockingIOError):  # the folder was deleted and may belong to another run
                 check_locks(folder / "states")
-                if accelerator.is_main_process:
+                if accelerator.is_main_process and not (folder / PAUSED).is_file():
                     try:
                         remove_folder(folder, KEPT)
                     except FileExistsError as error:
@@ -260,6 +264,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
 def sweep_states(output: Path) -> list[Path]:
     """Delete the states that killed runs left in results folders beside `output`; return their folders.
 
+    States of `Paused` runs are kept.
     States in `output` itself are kept, because the repeated command reads them.
     """
     beside = output.resolve().parent

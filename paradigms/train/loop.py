@@ -1,16 +1,19 @@
 """min_θ of a loss over rel: the training loop, on one or several processes, with accelerate."""
 
+import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
+from jaxtyping import Float
 from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
@@ -28,7 +31,8 @@ from paradigms.train.state import RunState, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run resumes.
-FREE = ("log_every", "save_every", "keep", "workers", "recompute")
+FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes")
+Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class TrainingSettings:
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
+    evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is measured too
+    minutes: float = 0.0  # raise `Paused` at the first step that ends later, with a checkpoint; 0 = never
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
     keep: int = 2  # checkpoints that are kept; a run resumes from the newest intact one
     log_every: int = 10
@@ -64,7 +70,8 @@ class TrainingSettings:
         for name in ("steps", "batch_size", "accumulation", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("chunk", "weight_decay", "trained_layers", "evaluate_every", "save_every", "workers"):
+        at_least_0 = "chunk", "weight_decay", "trained_layers", "evaluate_every", "save_every", "workers"
+        for name in (*at_least_0, "minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("learning_rate", "head_learning_rate", "max_grad_norm", "temperature"):
@@ -75,6 +82,10 @@ class TrainingSettings:
             raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
 
 
+class Paused(Exception):
+    """A training has used its minutes; the same call resumes it from the checkpoint that it left."""
+
+
 def train(
     paradigm: Trained,
     objective: Objective,
@@ -82,16 +93,16 @@ def train(
     folder: Path,
     *,
     accelerator: Accelerator | None = None,
-    dev: Callable[[Trained], tuple[float, float]] | None = None,
+    dev: Callable[[Trained], Dev] | None = None,
     progress: bool = True,
 ) -> Trained:
     """Minimise the objective; return the paradigm's last state, or an earlier one that is better by `dev`.
 
-    dev: gives a measure, higher is better, and its standard error. The last state is returned unless an
-    earlier state, the untrained one included, was better by more than that error.
+    dev: measures each dev query. The last state is returned unless an earlier state, the untrained one
+    included, had a mean that was higher by more than the standard error.
 
     folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
-    folder/best holds the paradigm to return, folder/history.jsonl the loss curve and the dev measures. A loss
+    folder/best holds the paradigm to return, folder/history.jsonl the loss curve and the dev values. A loss
     that is not finite, a full disk or a dead process ends the run and leaves the checkpoints as they are.
     Every process calls this with the same arguments and sees the same folder. Raises BlockingIOError while
     another training writes there. On CPUs, a resumed run of one or two processes gives the same losses and
@@ -107,7 +118,7 @@ def train(
             f"chunk is {settings.chunk} in the settings and {objective.chunk} in the objective of "
             f"{paradigm.name}: set both to the same value, or to 0 if the objective takes no chunk"
         )
-    accelerator = accelerator or Accelerator()
+    accelerator, began = accelerator or Accelerator(), time.monotonic()
     freeze(paradigm, settings.trained_layers)
     with ExitStack() as stack:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
@@ -143,11 +154,15 @@ def train(
                     loss = run.step(step, batches)
                 bar.update(task, completed=step + 1, description=f"train {paradigm.name} loss {loss:.3f}")
                 done, last = step + 1, step + 1 == settings.steps
-                if dev is not None and (last or _due(done, settings.evaluate_every)):
+                due = last or _due(done, settings.evaluate_every) or done in settings.evaluate_at
+                if dev is not None and due:
                     bar.update(task, description=f"train {paradigm.name} loss {loss:.3f}, dev queries")
                     run.measure(done, dev, last=last)
-                if last or _due(done, settings.save_every or settings.evaluate_every):
+                pause = not last and run.late(began)
+                if pause or last or (_due(done, settings.save_every) if settings.save_every else due):
                     run.state.save(done)
+                if pause:
+                    raise Paused(f"{paradigm.name} after {done:,} of {settings.steps:,} steps")
         accelerator.wait_for_everyone()
         unwrap(paradigm, accelerator)
     if dev is None and not isinstance(paradigm, FSDPModule):
@@ -170,6 +185,13 @@ def kept_step(folder: Path) -> int | None:
     if progress is None:
         return None
     return progress["step"] if progress["best"] == -math.inf else progress["best_step"]
+
+
+def dev_values(folder: Path) -> dict[int, Dev]:
+    """Number of steps → the values of the dev queries then, of the run in `folder`; 0: untrained."""
+    file = folder / "history.jsonl"
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else [])
+    return {line["step"]: np.array(line["dev_values"]) for line in lines if "dev_values" in line}
 
 
 def freeze(paradigm: Trainable, trained_layers: int) -> None:
@@ -275,13 +297,20 @@ class _Run:
                 "learning_rate, a larger temperature or precision 'no' usually helps"
             )
 
-    def measure(self, step: int, dev: Callable[[Any], tuple[float, float]], *, last: bool = False) -> None:
+    def late(self, began: float) -> bool:
+        """Whether the run has used its minutes; all processes agree."""
+        minutes = self.settings.minutes
+        return minutes > 0 and by_main(lambda: time.monotonic() - began > 60 * minutes, self.accelerator)
+
+    def measure(self, step: int, dev: Callable[[Any], Dev], *, last: bool = False) -> None:
         """Compute the dev measure on the main process, and save the paradigm if it is the best so far."""
         model = self.state.full_model()
 
         def measured() -> None:
-            value, error = dev(model.to(self.accelerator.device))
-            self._log(step, {"dev": value, "dev_standard_error": error})
+            values = dev(model.to(self.accelerator.device))
+            value = float(values.mean())
+            error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+            self._log(step, {"dev": value, "dev_standard_error": error}, dev_values=values.tolist())
             if value > self.state.best or (last and value >= self.state.best - error):
                 self.state.save_best(model, value, step)
             if model is not self.paradigm:
@@ -289,12 +318,13 @@ class _Run:
 
         by_main(measured, self.accelerator)
 
-    def _log(self, step: int, values: dict[str, float]) -> None:
+    def _log(self, step: int, values: dict[str, float], **more: list[float]) -> None:
+        """Log numbers, and write them to the history with `more`."""
         name = self.paradigm.name
         # A tracker's steps only rise, but several paradigms train in one run, each from step 0.
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
         if self.accelerator.is_main_process:
-            append_history(self.folder / "history.jsonl", {"step": step, **values})
+            append_history(self.folder / "history.jsonl", {"step": step, **values, **more})
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:

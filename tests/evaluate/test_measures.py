@@ -253,6 +253,29 @@ def test_tables_show_the_same_rows_everywhere():
     assert "Re|rank" in shown
 
 
+def test_a_trained_system_stands_beside_itself_untrained():
+    """good was as bad before training, bad as good, same the same; each has its mean and an arrow."""
+    after = systems()
+    untrained = {"good": after["same"], "bad": after["good"], "same": after["same"]}
+    table = result_table("t", after, baseline="BM25", untrained=untrained)
+    assert {row.system: row.mark for row in table.training} == {"good": "↗", "bad": "↘", "same": "→"}
+    alone = paired_test(after["good"].values["nDCG@10"], after["same"].values["nDCG@10"])
+    assert table.training[0].p == alone
+    assert max(row.p_adjusted / row.p for row in table.training) == pytest.approx(3)  # a family of its own
+    cell, before = table.rows["good"]["nDCG@10"], after["same"].mean("nDCG@10")
+    assert cell.before == f"{before:.3f} ↗ "
+    assert [of["R@10"].before for of in table.rows.values()] == [""] * 4
+    assert table.rows["BM25"]["nDCG@10"].before == ""
+    assert f"| good | {before:.3f} ↗ **{cell.mean:.3f}**†" in markdown_table(table)
+    assert f".{before:.3f} ↗ {cell.mean:.3f}†".replace(".0.", ".") in printed(rich_table(table))
+    lines = list(csv.DictReader(io.StringIO(csv_table(table))))
+    values = {line["system"]: line["untrained"] for line in lines if line["measure"] == "nDCG@10"}
+    assert float(values["good"]) == pytest.approx(before)
+    assert values["BM25"] == ""
+    with pytest.raises(ValueError, match="not measured on the same queries"):
+        result_table("t", after, untrained={"good": systems(queries=119)["good"]})
+
+
 def test_table_without_baseline_and_with_gaps():
     results = per_query(RUN, JUDGEMENTS)
     table = result_table("retrieve", {"one": results})

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -24,7 +25,14 @@ from paradigms.train import job, loop
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.job import DevMeasure
-from paradigms.train.loop import TrainingSettings, kept_step, train, training_seconds
+from paradigms.train.loop import (
+    Paused,
+    TrainingSettings,
+    dev_values,
+    kept_step,
+    train,
+    training_seconds,
+)
 from paradigms.train.losses import contrastive
 from paradigms.train.parallel import prepare
 from tests.near import assert_same, assert_within_rounding
@@ -248,18 +256,52 @@ def test_under_bfloat16_layers_alone_compute_in_half(tiny_bert, bfloat16, name):
 def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than_the_error(
     tiny_bert: Path, tmp_path: Path, last: float, kept: int
 ) -> None:
-    measured = [(0.1, 0.1), (0.7, 0.1), (0.69, 0.1), (last, 0.1)]
+    measured = [[mean - 0.1, mean + 0.1] for mean in (0.1, 0.7, 0.69, last)]  # the standard error is 0.1
     values, seen = iter(measured), []
 
-    def dev(paradigm: Paradigm) -> tuple[float, float]:
+    def dev(paradigm: Paradigm) -> np.ndarray:
         seen.append(weights(paradigm).clone())
-        return next(values)
+        return np.array(next(values))
 
     best = fit(tiny_bert, tmp_path, replace(SETTINGS, evaluate_every=2), dev=dev)
     assert torch.equal(weights(best), seen[kept])
     assert kept_step(tmp_path) == 2 * kept
-    lines = [line for line in history(tmp_path) if "dev" in line]
-    assert [(line["dev"], line["dev_standard_error"]) for line in lines] == measured
+    assert {step: of.tolist() for step, of in dev_values(tmp_path).items()} == dict(
+        zip((0, 2, 4, 6), measured, strict=True)
+    )
+
+
+def test_a_training_pauses_at_a_checkpoint_and_ends_as_one_that_did_not(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, save_every=6, evaluate_at=[1, 5])
+    whole = fit(tiny_bert, tmp_path / "whole", settings, dev=lambda paradigm: np.ones(2))
+    clock = iter(range(1000))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 60.0 * next(clock))  # a minute for each question
+    for done in (3, 5, 6):
+        minutes = replace(settings, minutes=2.5 if done == 3 else 1.5)
+        with nullcontext() if done == 6 else pytest.raises(Paused, match=f"after {done} of 6 steps"):
+            paused = fit(tiny_bert, tmp_path / "parts", minutes, dev=lambda paradigm: np.ones(2))
+    assert torch.equal(weights(paused), weights(whole))
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+    assert list(dev_values(tmp_path / "parts")) == [0, 1, 5, 6]
+
+
+def test_states_are_kept_while_a_run_is_paused(tmp_path: Path) -> None:
+    accelerator, states = Accelerator(cpu=True), tmp_path / "out" / "states"
+
+    def pause() -> None:
+        with job.deleted_after(states, accelerator):
+            (states / "0123456789abcdef").mkdir()
+            raise Paused("after 3 of 6 steps")
+
+    with pytest.raises(Paused):
+        pause()
+    assert job.sweep_states(tmp_path / "other") == []
+    assert (states / "0123456789abcdef").is_dir()
+    with job.deleted_after(states, accelerator):
+        assert [entry.name for entry in states.iterdir()] == ["0123456789abcdef"]
+    assert not states.exists()
 
 
 def test_the_scale_of_fp16_starts_anew_with_each_run(tiny_bert: Path, tmp_path: Path) -> None:
@@ -318,7 +360,7 @@ def test_impossible_settings_are_refused() -> None:
 
 
 def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
-    fit(tiny_bert, tmp_path, dev=lambda paradigm: (0.0, 0.0))
+    fit(tiny_bert, tmp_path, dev=lambda paradigm: np.zeros(1))
     names = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert names <= {".json", ".jsonl", ".safetensors", ".txt"}
     assert load_file(tmp_path / "checkpoints/step-6/random.safetensors")["cpu"].shape[0] == 1
@@ -436,11 +478,11 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
     measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, precision="no")
     paradigm = build(tiny_bert).train()
-    value, error = measure(paradigm)
+    values = measure(paradigm)
     second = 1 / math.log2(3)  # q0's relevant document is first or second of two; q9's is the only one
-    first = min((1, second), key=lambda first: abs(value - (1 + first) / 2))
-    assert (value, error) == pytest.approx(((1 + first) / 2, (1 - first) / 2))
-    assert measure(paradigm) == (value, error)
+    first = min((1, second), key=lambda first: abs(values[0] - first))
+    assert values.tolist() == pytest.approx([first, 1])
+    assert measure(paradigm).tolist() == values.tolist()
     assert paradigm.training
 
 

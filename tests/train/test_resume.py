@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -47,9 +48,9 @@ OWN |= {"evaluate_every": 4, "save_every": 2, "log_every": 1}
 Trap = Callable[[Contrastive, Path], None]
 
 
-def dev(paradigm: Paradigm) -> tuple[float, float]:
+def dev(paradigm: Paradigm) -> np.ndarray:
     """A measure that draws from the generator that the dropout draws from."""
-    return float(paradigm.encode(["the sea"], "query").vectors[0, 0, 1, 0] + torch.rand(())), 0.0
+    return (paradigm.encode(["the sea"], "query").vectors[0, 0, 1, :1] + torch.rand(())).numpy()
 
 
 def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:
