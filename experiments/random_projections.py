@@ -47,7 +47,7 @@ from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms,
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
 from paradigms.train.job import begin, open_collection
-from theory.collection import Dimension, Problem, exact_thresholds, length_groups, required_dimension
+from theory.collection import Dimension, Problem, exact_thresholds, length_groups, projected_dimension
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
 WEIGHTINGS = ("bm25", "tfidf", "boolean")  # of terms; Figures 3a and 3b are of the first
@@ -73,7 +73,7 @@ def main(settings: Settings) -> None:
     smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
-    ks = [required_dimension(of, BETA) for of in thresholds]
+    ks = [projected_dimension(of, BETA) for of in thresholds]
     claims = claims_about_length(smallest, ranked, thresholds, lengths)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
@@ -156,7 +156,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
             found = exact_thresholds(problem, [settings.rank], settings.samples, 0)
-            k = required_dimension(found[0, 0], BETA)
+            k = projected_dimension(found[0, 0], BETA)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 

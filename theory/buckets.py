@@ -22,8 +22,7 @@ from theory import checks
 from theory.checks import Array
 from theory.recall import at_least
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
-_T, _T_WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2  # on [0, 1]
+_ROUNDING = 1e-6  # of angles computed by arccos, in radians
 
 
 def collision(angles: ArrayLike, planes: int) -> Any:
@@ -38,28 +37,32 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
     first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. A plane
     has all three vectors on one side with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
     """
-    angles = [checks.interval(a, "angles", 0, np.pi) for a in (first, second, between)]
-    together = np.maximum(0, 1 - sum(angles) / (2 * np.pi)) ** planes
-    return checks.plain(np.asarray(collision(first, planes)) - together / 2)
+    a, b, c = (checks.interval(x, "angles", 0, np.pi) for x in (first, second, between))
+    possible = (np.abs(a - b) <= c + _ROUNDING) & (c <= np.minimum(a + b, 2 * np.pi - a - b) + _ROUNDING)
+    if not np.all(possible):
+        raise ValueError("first, second and between are angles of no three vectors; allowed: |θ₁ − θ₂| ≤ θ₁₂")
+    together = np.maximum(0, 1 - (a + b + c) / (2 * np.pi)) ** planes
+    return checks.plain(np.asarray(collision(a, planes)) - together / 2)
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
     """E[Aᵢ], [m, ...], for a document's m tokens, at `angles` [m, ...] to a query token.
 
     Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0 alone if
-    `fill` is False. It follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent.
+    `fill` is False. It follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent. The
+    integrand is a polynomial of degree m − 1, which ⌈m/2⌉ Gauss-Legendre nodes integrate exactly.
     """
     angles, planes = checks.interval(angles, "angles", 0, np.pi), int(checks.whole(planes, "planes", least=0))
     distances = np.arange(planes + 1 if fill else 1)
     levels = distances.reshape(-1, *[1] * angles.ndim)
-    at = np.asarray(stats.binom.pmf(levels, planes, angles / np.pi))  # [h, m, ...]
-    beyond = np.maximum(0, 1 - np.cumsum(at, 0))
+    law = stats.binom(planes, angles / np.pi)
+    at, beyond = np.asarray(law.pmf(levels)), np.asarray(law.sf(levels))  # [h, m, ...]
+    nodes, weights = np.polynomial.legendre.leggauss((len(angles) + 1) // 2)
     shares = np.zeros(angles.shape)
     for equal, above in zip(at, beyond, strict=True):
-        factors = np.maximum(above + equal * _T.reshape(-1, *[1] * angles.ndim), 1e-300)  # [t, m, ...]
-        logs = np.log(factors)
-        products = np.exp(logs.sum(1, keepdims=True) - logs)
-        shares += equal * np.einsum("t,t...->...", _T_WEIGHTS, products)
+        for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+            logs = np.log(np.maximum(above + equal * t, 1e-300))
+            shares += weight * equal * np.exp(logs.sum(0) - logs)
         if np.log(np.maximum(above, 1e-300)).sum(0).max() < -30:  # no token is further away
             break
     return shares
@@ -73,7 +76,9 @@ def expected_recall(
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
     documents. Scores are taken as independent and normal, with variance / repetitions.
     """
-    means, spread = np.asarray(means, float), np.sqrt(np.asarray(variances, float) / repetitions)
+    count, places = checks.whole(repetitions, "repetitions"), int(checks.whole(candidates, "candidates"))
+    means = checks.vector(means, "means", axes=1, nonzero=False)
+    spread = np.sqrt(checks.interval(variances, "variances", 0, np.inf) / count)
     spread = np.maximum(spread, 1e-12)
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     recalls = []
@@ -81,5 +86,5 @@ def expected_recall(
         rivals = np.delete(np.arange(len(means)), one)
         scores = means[one] + spread[one] * nodes
         above = special.ndtr((means[rivals, None] - scores) / spread[rivals, None])
-        recalls.append(1 - weights @ at_least(above, candidates) / weights.sum())
+        recalls.append(1 - weights @ at_least(above, places) / weights.sum())
     return float(np.mean(recalls))

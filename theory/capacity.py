@@ -5,7 +5,10 @@ documents, and for every set S of k of them a query whose relevant documents are
 document of S scores strictly above all other documents. Results:
 
 - Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and from n = 3k on no
-  smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n.
+  smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n. The
+  cyclic polytope, the O(k² ln n) centroids of Gaussian vectors and the ceiling of `packing_gap` are also
+  results of Wang et al. 2026, arXiv:2601.20844. Bangachev et al. 2026, arXiv:2605.23556, have a margin of
+  order k^(−½) in O(k ln(n/k)) dimensions, which is fewer than random vectors need.
 - The margin shrinks: the cosine gap of `moment_vectors` falls like n^(−2k) (`moment_gap` for pairs), and no
   vectors of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant
   margin (`random_dimension`).
@@ -46,7 +49,7 @@ def moment_queries(documents: int, relevant: ArrayLike) -> Array:
     [..., 2k].
     """
     n = int(checks.whole(documents, "documents"))
-    rows = checks.whole(relevant, "relevant", least=0, most=n - 1)
+    rows = _sets(relevant, n)
     k = rows.shape[-1]
     grid = 2 * np.pi / (2 * k + 1) * np.arange(2 * k + 1)
     product = np.prod(1 - np.cos(grid - 2 * np.pi / n * rows[..., None]), axis=-2)
@@ -61,7 +64,9 @@ def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array
     queries [m, h], documents [n, h], relevant [m, k] with k < n. On unit vectors this is the cosine gap.
     """
     Q, D = (checks.vector(x, n, axes=2) for x, n in ((queries, "queries"), (documents, "documents")))
-    rows = checks.whole(relevant, "relevant", least=0, most=len(D) - 1).astype(np.int64)
+    rows = _sets(relevant, len(D))
+    if rows.ndim != 2 or rows.shape[1] >= len(D):
+        raise ValueError(f"relevant has shape {rows.shape}; allowed: [m, k] with k below {len(D)} documents")
     scores = Q @ D.T
     least = np.take_along_axis(scores, rows, 1).min(1)
     np.put_along_axis(scores, rows, -np.inf, 1)
@@ -99,33 +104,50 @@ def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> 
 
     q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples
     (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1 some
-    projection answers all. h grows like 4k(k + 1) ln n. documents ≥ 2k broadcast.
+    projection answers all. h grows like 2(k + 1) ln n / −ln(1 − 1/(2k)), 6.95 (k + 1) ln n for pairs and
+    near 4k(k + 1) ln n for large k. documents ≥ 2k broadcast.
     """
-    n, most = checks.whole(documents, "documents", least=2 * k), int(checks.whole(k, "k"))
+    most = int(checks.whole(k, "k"))
+    n = checks.whole(documents, "documents", least=2 * most)
     triples = np.exp(_log_comb(n, most)) * most * (n - most)
     return checks.plain(required_dimension(1 / np.sqrt(2 * most), float(failure) / triples))
 
 
 def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> float | Array:
-    """γ ≤ 2 / (C(n, k)^{1/h} − 1): no unit vectors in R^h answer all sets of k with a larger cosine gap γ.
+    """γ ≤ min(2 / (C(n, k)^{1/h} − 1), n/√(k(n−1)(n−k))): no unit vectors in R^h answer all sets with more.
 
-    Proof: for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S. ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the
-    C(n, k) unit queries lie γ apart; balls of radius γ/2 around them are disjoint and fit into one of radius
-    1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h. Above 2, which every gap satisfies, the bound says nothing.
+    γ is the least cosine gap of all sets of k < n documents. First bound, packing: for sets S ≠ S' take
+    a ∈ S∖S', c ∈ S'∖S. ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ
+    apart; balls of radius γ/2 around them are disjoint and fit into one of radius 1 + γ/2:
+    C(n, k) ≤ (1 + 2/γ)^h. Second bound, for every h: γ is at most the distance of the means of S and of its
+    complement, and averages over S (Wang et al. 2026, arXiv:2601.20844); the regular simplex attains it from
+    h = n − 1 on. All arguments broadcast.
     """
     n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
-    return checks.plain(2 / np.expm1(_log_comb(n, checks.whole(k, "k")) / h))
+    most = _some_of(k, n - 1)
+    return checks.plain(
+        np.minimum(2 / np.expm1(_log_comb(n, most) / h), n / np.sqrt(most * (n - 1) * (n - most)))
+    )
 
 
-def pattern_bits(documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2) -> float | Array:
+def pattern_bits(
+    documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2, *, distinct: bool = False
+) -> float | Array:
     """(m/n) log₂ C(n, k): bits per document that an index needs if queries are independent of the relevance.
 
     m queries, each with any k of n documents, have C(n, k)^m relevance patterns. If the queries' vectors are
     the same for all patterns, only the index distinguishes them. An index with M vectors per document, of h
-    numbers with b bits, has h·M·b bits per document. All arguments broadcast.
+    numbers with b bits, has h·M·b bits per document. distinct: no two queries have the same set, as in LIMIT;
+    then there are C(n, k)! / (C(n, k) − m)! patterns, of m ≤ C(n, k) queries. All arguments broadcast.
     """
     n, m = checks.whole(documents, "documents"), checks.whole(queries, "queries")
-    return checks.plain(m / n * _log_comb(n, checks.whole(k, "k")) / np.log(2))
+    log_sets = _log_comb(n, _some_of(k, n))
+    if not distinct:
+        return checks.plain(m / n * log_sets / np.log(2))
+    sets = np.rint(np.exp(log_sets))
+    if not np.all(m <= sets):
+        raise ValueError(f"queries = {np.max(m):g}; allowed with distinct sets: at most {np.min(sets):g}")
+    return checks.plain((gammaln(sets + 1) - gammaln(sets - m + 1)) / n / np.log(2))
 
 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
@@ -178,6 +200,24 @@ def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
     return np.array(list(combinations(range(n), most)), dtype=np.int64).reshape(comb(n, most), most)
+
+
+def _some_of(k: ArrayLike, most: Array) -> Array:
+    """k ≥ 1, at most the number of documents that a set may have."""
+    sizes = checks.whole(k, "k")
+    if not np.all(sizes <= most):
+        raise ValueError(f"k = {np.max(sizes):g}; allowed: at most {np.min(most):g} of the documents")
+    return sizes
+
+
+def _sets(relevant: ArrayLike, documents: int) -> NDArray[np.int64]:
+    """Indices [..., k] of documents, distinct in each row."""
+    rows = checks.whole(relevant, "relevant", least=0, most=documents - 1).astype(np.int64)
+    if rows.ndim == 0 or rows.shape[-1] == 0:
+        raise ValueError(f"relevant has shape {rows.shape}; allowed: [..., k] with k of at least 1")
+    if np.any(np.diff(np.sort(rows, axis=-1), axis=-1) == 0):
+        raise ValueError("relevant repeats a document in a row; allowed: distinct documents")
+    return rows
 
 
 def _log_comb(n: Array, k: ArrayLike) -> Array:

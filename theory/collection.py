@@ -3,24 +3,27 @@
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
 numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
 `theory.recall`, and the truncated singular value decomposition. Failure is a mean over queries, and k has an
-interval over queries, since it depends on the queries.
+interval over queries, since it depends on the queries. Simulated, the 95% interval of a random projection
+holds the k of all queries in .94 of the cases with 100 queries, .92 with 50 and .78 with 20; k then mostly
+lies above it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
+from scipy import linalg, sparse, special
+from scipy.sparse.linalg import svds
 
 from theory import checks
 from theory.checks import Array
-from theory.recall import rank_thresholds, recall_failure, required_dimension_recall_exact
+from theory.recall import rank_thresholds, required_dimension_recall_exact
 
 RESAMPLES, POINTS = 2000, 80  # of the bootstrap: draws of the queries, and values of k
-OVERSAMPLED = 16  # columns of the randomised SVD beyond those that are kept
+_DENSE, _ROWS = 2000, 10_000  # the largest dense Gram matrix; documents whose scores are held at once
 
 
 class Dimension(NamedTuple):
@@ -53,11 +56,21 @@ class Problem:
     @classmethod
     def of(
         cls,
-        documents: sparse.csr_array,
-        queries: sparse.csr_array,
+        documents: Any,
+        queries: Any,
         groups: list[NDArray[np.int64]] | None = None,
     ) -> "Problem":
-        """The vectors, scored; by default all documents are one group."""
+        """The vectors, scored; by default all documents are one group.
+
+        Arrays and sparse matrices are both read. Raises ValueError for shapes that do not fit, and for
+        numbers that are not finite.
+        """
+        documents, queries = (sparse.csr_array(x, dtype=np.float64) for x in (documents, queries))
+        if documents.shape[1] != queries.shape[1] or 0 in documents.shape + queries.shape:
+            raise ValueError(
+                f"documents {documents.shape} and queries {queries.shape} do not fit; allowed: [n, v], [m, v]"
+            )
+        checks.finite(documents=documents, queries=queries)
         scores = (documents @ queries.T).toarray()
         return cls(documents, queries, scores, groups or [np.arange(documents.shape[0])])
 
@@ -87,9 +100,13 @@ class Problem:
         """(best document, documents below it, their margins) in a group for a query."""
         best, below, gains = self.competitors(group, query)
         products = self.documents @ self.documents[[best]].toarray().ravel()
-        norms = np.sqrt(self.squares[best] + self.squares[below] - 2 * products[below])
+        both = self.squares[best] + self.squares[below]
+        squares = both - 2 * products[below]
+        near = np.flatnonzero(squares < 1e-6 * both)  # where the difference cancels
+        copies = self.documents[np.full(len(near), best)] - self.documents[below[near]]
+        squares[near] = np.asarray(copies.power(2).sum(axis=1)).ravel()
         unit = np.sqrt(self.queries[[query]].power(2).sum())
-        return best, below, np.minimum(gains / (unit * norms), 1.0)
+        return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
         """Gaussian vectors shared by all queries; their law for a single query is that of fresh vectors."""
@@ -134,11 +151,12 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
     return thresholds
 
 
-def required_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
+def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """k of a random projection with mean failure β over the queries, from thresholds [queries, samples].
 
-    Queries with NaN are left out; the result is NaN if none remains. Failure is monotone in k, so each draw's
-    k lies where its mean failure on a grid of k crosses β.
+    Queries with NaN are left out; the result is NaN if none remains. The interval resamples the queries and
+    the Gaussian vectors, which all queries share. Failure is monotone in k, so each draw's k lies where its
+    mean failure on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -148,64 +166,80 @@ def required_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> 
     # At the last k the largest threshold alone fails with β at most (Laurent and Massart 2000, Lemma 1).
     last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
     grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
-    curves = np.array([recall_failure(grid, row)[0] for row in thresholds])
-    return Dimension(exact, *_interval(grid, curves, beta, seed))
+    rng = np.random.default_rng(seed)
+    queries, samples = (_resampled(count, rng) for count in thresholds.shape)
+    failures = (special.gammainc(0.5 * k, 0.5 * thresholds**2) for k in grid)
+    means = np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
+    return Dimension(exact, *_interval(grid, means, beta))
 
 
-def truncated(problem: Problem, r: int, most: int, seed: int = 0) -> tuple[NDArray[np.int64], Array]:
+def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
     """(k [K], lost [m, K] of 0 and 1): whether the best document leaves the first r under a truncated SVD.
 
-    D ≈ U_k Σ_k V_kᵀ: V_kᵀ maps to the k numbers that keep most of the documents' squared length. k goes up to
-    `most` or the number of documents. Queries with fewer than r competitors are left out. Randomised, with
-    one power iteration (Halko, Martinsson and Tropp 2011, §4.5).
+    D ≈ U_k Σ_k V_kᵀ: V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every k from
+    1 to `most` or the rank is measured. Queries with fewer than r competitors are left out.
     """
-    X, rng = problem.single, np.random.default_rng(seed)
-    size = min(most, *X.shape)
-    sketch = X @ rng.standard_normal((X.shape[1], min(size + OVERSAMPLED, X.shape[1])), dtype=np.float32)
-    basis = _orthonormal(X @ (X.T @ _orthonormal(sketch)))
-    right = X.T @ basis  # [v, size]: X ≈ basis · rightᵀ
-    values, rotation = np.linalg.eigh((right.T @ right).astype(np.float64))
-    rotation = rotation[:, ::-1][:, : min(size, int((values > 1e-10 * values[-1]).sum()))].astype(np.float32)
-    left, reduced = basis @ rotation, rotation.T @ (right.T @ problem.queries.astype(np.float32).T)
-    ks = np.unique(np.round(np.geomspace(1, left.shape[1], POINTS)).astype(np.int64))
-    rows: list[list[bool]] = []
+    rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
+    left = _left_vectors(problem.documents, most)
+    lost = []
     for query in range(problem.queries.shape[0]):
         best, below, _ = problem.competitors(-1, query)
-        if len(below) < r:
+        if len(below) < rank:
             continue
-        scores = np.zeros(len(left), dtype=np.float32)
-        rows.append([])
-        for start, k in zip([0, *ks], ks, strict=False):
-            scores += left[:, start:k] @ reduced[start:k, query]
-            rows[-1].append(bool((scores[below] >= scores[best]).sum() >= r))
-    return ks, np.array(rows, dtype=np.float64)
+        reduced = left.T @ problem.scores[:, query]  # D V_k V_kᵀ q = U_k U_kᵀ D q
+        highest, ahead = np.cumsum(left[best] * reduced), np.zeros(left.shape[1], dtype=np.int64)
+        for rows in np.array_split(below, -(-len(below) // _ROWS)):
+            ahead += (np.cumsum(left[rows] * reduced, axis=1) >= highest).sum(0)
+        lost.append(ahead >= rank)
+    ks = np.arange(1, left.shape[1] + 1)
+    return ks, np.array(lost, dtype=np.float64).reshape(-1, len(ks))
+
+
+def _left_vectors(documents: sparse.csr_array, most: int) -> Array:
+    """U [n, k] of the k ≤ `most` largest singular values that are not 0: exact, or converged by ARPACK."""
+    small = min(documents.shape)
+    if small <= max(_DENSE, most):
+        wide = documents.shape[1] > documents.shape[0]
+        gram = documents @ documents.T if wide else documents.T @ documents
+        values, vectors = linalg.eigh(gram.toarray(), subset_by_index=[max(0, small - most), small - 1])
+        vectors = vectors[:, values > 1e-10 * values[-1]][:, ::-1]
+        return vectors if wide else (documents @ vectors) / np.sqrt(values[values > 1e-10 * values[-1]][::-1])
+    left, values, _ = svds(documents, k=most, random_state=0)
+    return left[:, values > 1e-5 * values[-1]][:, ::-1]
 
 
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """The k from which on at most a share β of the queries is lost, from lost [m, K] at each of ks [K].
 
-    inf if the last k is not enough. Measured failure is not monotone; its last crossing counts.
+    inf if the last k is not enough, NaN without queries. Measured failure is not monotone; its last crossing
+    counts.
     """
-    ks = np.asarray(ks, dtype=np.float64)
+    ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
+    if not lost.size:
+        return Dimension(np.nan, np.nan, np.nan)
     above = np.flatnonzero(lost.mean(0) > beta)
     k = np.append(ks, np.inf)[above[-1] + 1] if above.size else ks[0]
-    return Dimension(float(k), *_interval(ks, lost, beta, seed))
+    means = _resampled(len(lost), np.random.default_rng(seed)) @ lost
+    return Dimension(float(k), *_interval(ks, means, beta))
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
     """The k at which a random projection loses a share `lost` of the queries, to compare with another map.
 
-    thresholds [queries, samples] as in `required_dimension`. Raises ValueError for a share outside (0, 1).
+    thresholds [queries, samples] as in `projected_dimension`. Raises ValueError for a share outside (0, 1).
     """
     measured = thresholds[~np.isnan(thresholds[:, 0])]
     return required_dimension_recall_exact(measured, float(checks.probability(lost, "lost")))[0]
 
 
-def _interval(grid: Array, curves: Array, beta: float, seed: int) -> tuple[float, float]:
-    """95% interval of the k at which resampled means of curves [queries, K] fall to β, log-linear in k."""
-    queries, points = curves.shape
-    drawn = np.random.default_rng(seed).multinomial(queries, np.full(queries, 1 / queries), RESAMPLES)
-    means = drawn @ curves / queries
+def _resampled(count: int, rng: np.random.Generator) -> Array:
+    """Weights of `count` things in each resample, [RESAMPLES, count], which sum to 1."""
+    return rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
+
+
+def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
+    """95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
+    points = means.shape[1]
     last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, where there is one
     never, always = ~(means > beta).any(1), means[:, -1] > beta
     after = np.minimum(last + 1, points - 1)
@@ -216,10 +250,3 @@ def _interval(grid: Array, curves: Array, beta: float, seed: int) -> tuple[float
     ks = np.where(never, grid[0], np.where(always, np.inf, ks))
     low, high = np.quantile(ks, [0.025, 0.975], method="nearest")
     return float(low), float(high)
-
-
-def _orthonormal(columns: NDArray[np.float32]) -> NDArray[np.float32]:
-    """An orthonormal basis of the columns' span, by their Gram matrix."""
-    values, vectors = np.linalg.eigh((columns.T @ columns).astype(np.float64))
-    large = values > 1e-7 * values[-1]
-    return columns @ (vectors[:, large] / np.sqrt(values[large])).astype(np.float32)

@@ -16,6 +16,7 @@ documents D [..., M, h], queries Q [..., N, h], W [..., h, h] (identity when lef
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.spatial.distance import pdist
 from scipy.special import softmax
 
 from theory import checks
@@ -82,7 +83,8 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
     """
     D, Q, W = _factors(documents, queries, weight)
     radius = np.linalg.norm(D - D.mean(-2, keepdims=True), axis=-1).max(-1)
-    diameter = np.linalg.norm(Q[..., :, None, :] - Q[..., None, :, :], axis=-1).max((-1, -2))
+    tokens = Q.reshape(-1, *Q.shape[-2:])
+    diameter = np.reshape([pdist(of).max(initial=0.0) for of in tokens], Q.shape[:-2])
     return checks.plain(radius * diameter * np.linalg.norm(W, ord=2, axis=(-2, -1)) / 2)
 
 

@@ -196,7 +196,8 @@ def level_loss(
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     gap = _finite(negative, "negative") - _finite(positive, "positive")
-    return checks.plain(np.log1p(negatives * np.exp(gap / checks.positive(temperature, "temperature"))))
+    scaled = gap / checks.positive(temperature, "temperature")
+    return checks.plain(np.logaddexp(0, np.log(negatives) + scaled))
 
 
 def scoring_cost(

@@ -81,13 +81,13 @@ def test_a_dimension_has_an_interval_over_queries():
     """Beside the root of every resample; queries without thresholds are left out."""
     rng = np.random.default_rng(0)
     thresholds = np.abs(rng.standard_normal((12, 1)) * 6 + rng.standard_normal((12, 40)))
-    k = theory_collection.required_dimension(thresholds, 0.1)
+    k = theory_collection.projected_dimension(thresholds, 0.1)
     assert k.k == required_dimension_recall_exact(thresholds, 0.1)[0]
     resampled = (thresholds[rng.integers(12, size=12)] for _ in range(80))
     draws = [required_dimension_recall_exact(rows, 0.1)[0] for rows in resampled]
     assert k[1:] == pytest.approx(np.quantile(draws, [0.025, 0.975]), rel=0.2)
-    assert theory_collection.required_dimension(np.vstack([thresholds, np.full((3, 40), np.nan)]), 0.1) == k
-    assert np.isnan(theory_collection.required_dimension(np.full((3, 40), np.nan))).all()
+    assert theory_collection.projected_dimension(np.vstack([thresholds, np.full((3, 40), np.nan)]), 0.1) == k
+    assert np.isnan(theory_collection.projected_dimension(np.full((3, 40), np.nan))).all()
 
 
 def test_run_writes_everything(folder, tmp_path, capsys):

@@ -14,6 +14,7 @@ from theory import multivector as M
 from theory import projections as P
 from theory import recall as R
 from theory import token_retrieval as xtr
+from theory.collection import Problem
 
 CASE = ((0.9, 0.5, 0.4, 0.1), 2, 0.1)
 QUERY, BETTER, WORSE = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"))
@@ -21,7 +22,18 @@ ONE, TWO, ROWS = (sparse.csr_array(np.eye(3)[rows]) for rows in ([0], [1], [2, 0
 SIMILAR, OWNERS = np.array([[0.9, 0.1, 0.7], [-0.5, -0.1, -0.8]]), np.array([0, 0, 1])
 WRONG: list[tuple[Callable[[], object], str]] = [
     *((lambda wrong=wrong: buckets.collision(wrong, 2), "angles") for wrong in (-0.1, 3.2, np.nan)),
+    (lambda: buckets.pair_shares(0.5, 0.5, 2.0, 3), "angles of no three vectors"),
+    (lambda: buckets.pair_shares(3.0, 3.0, 1.0, 3), "angles of no three vectors"),
+    (lambda: buckets.expected_recall([1, 0.5], [1, 1], 1, [0], 0), "candidates = 0"),
+    (lambda: buckets.expected_recall([1, 0.5], [1, -1], 1, [0], 1), "variances contains -1"),
     (lambda: C.moment_queries(5, [[0, 5]]), "relevant"),
+    (lambda: C.moment_queries(5, [[2, 2]]), "repeats a document"),
+    (lambda: C.gaps(np.eye(3), np.eye(3), [[0, 0], [1, 2], [0, 1]]), "repeats a document"),
+    (lambda: C.packing_gap(5, 6, 4), "k = 6; allowed: at most 4"),
+    (lambda: C.pattern_bits(3, 5, 7), "k = 7; allowed: at most 3"),
+    (lambda: C.pattern_bits(4, 7, 2, distinct=True), "queries = 7; allowed with distinct sets: at most 6"),
+    (lambda: Problem.of(np.eye(3), np.eye(2)), "do not fit"),
+    (lambda: Problem.of(np.full((2, 2), np.nan), np.eye(2)), "documents contains numbers"),
     (lambda: C.unanswerable_set(np.eye(3)), "allowed: [h + 2, h]"),
     (lambda: C.forster_bound([[0, 2]]), "other than 0 and 1"),
     (lambda: C.random_dimension(3), "documents = 3"),
@@ -79,7 +91,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: P.boolean_margin(0, 5), "query_terms = 0"),
     (lambda: P.rademacher_error_two_sparse(2.5, 0.5), "k = 2.5; allowed: a whole number"),
     (lambda: P.rademacher_required_dimension(0.5, definition="last"), "allowed: first, stable"),
-    (lambda: P.rademacher_required_dimension(1e-5), "needs a scan"),
+    (lambda: P.rademacher_required_dimension(1e-8), "needs a scan"),
     (lambda: P.simulated_error(2, [1, 0], [1, 0], [0, 1], ensemble="sparse"), "gaussian, rademacher"),
     (lambda: R.lemma2_bound(8, [0.1, 0.2], 3), "r = 3; allowed: a whole number of at least 1 and at most 2"),
     (lambda: R.lemma2_bound(8, [0.1, 0.0], 1), "margins contains 0"),

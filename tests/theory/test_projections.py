@@ -123,3 +123,18 @@ class TestRademacher:
         assert P.rademacher_error_two_sparse(1, 0.8) == 0
         assert P.rademacher_error_two_sparse(4, 1.0) == 0
         assert P.rademacher_required_dimension(0.9) == 1
+
+
+def test_smooth_bounds_leave_out_no_dimension_of_a_rademacher_pair(monkeypatch):
+    rng = np.random.default_rng(0)
+    for margin, beta in zip(rng.uniform(0.01, 0.05, 8), rng.uniform(0.001, 0.45, 8), strict=True):
+        for definition in ("first", "stable"):
+            monkeypatch.setattr(P, "_SCANNED_WHOLE", 100)
+            narrow = P.rademacher_required_dimension(margin, beta, definition)
+            monkeypatch.setattr(P, "_SCANNED_WHOLE", 10**7)
+            assert P.rademacher_required_dimension(margin, beta, definition) == narrow
+
+
+def test_gaussian_errors_keep_lemma_1_with_half_a_constant():
+    k, margin = np.geomspace(1, 5000, 60)[:, None], np.linspace(0.001, 1, 60)
+    assert np.all(P.pairwise_error(k, margin) <= P.pairwise_error_bound(k, margin, 0.5) * (1 + 1e-12))

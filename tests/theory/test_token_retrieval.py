@@ -66,3 +66,7 @@ def test_largest_temperature_inverts_the_limit(batch, probability):
         assert xtr.positive_probability_limit(batch, temperature) == pytest.approx(probability, rel=1e-9)
     else:
         assert probability <= 1 / batch + 1e-12
+
+
+def test_a_loss_far_above_one_is_finite():
+    assert xtr.level_loss(128, 0.2, 0.8, 1e-4) == pytest.approx(6000 + np.log(127))

@@ -23,7 +23,7 @@ from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
 from paradigms.io.gzipped import numbered_lines
 from paradigms.train.job import NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
-from theory.collection import Draw, Problem, exact_thresholds, required_dimension
+from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
 
 UNI, BI = "BM25-uni", "BM25-bi"
 NGRAMS = {UNI: 1, BI: 2}
@@ -133,7 +133,7 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
     test = bench.collection.split("test")
     counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
     problem = Problem.of(*weigh(counts))
-    required = required_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
+    required = projected_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
     corpus, ids, rng = bench.collection.corpus, counts.query_ids, np.random.default_rng(1)
     every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
     judged = with_judgements(test.only(ids), corpus, [every]).judgements
