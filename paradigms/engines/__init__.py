@@ -1,7 +1,7 @@
-"""Search engines that take over an index that one machine cannot hold: LanceDB, Qdrant, PostgreSQL.
+"""Search engines for indexes too large for one machine: LanceDB, Qdrant, PostgreSQL.
 
-An index is written to an engine once, its vectors as they are stored. The engine then answers Σⱼ maxᵢ dᵢᵀqⱼ,
-exactly or by its own approximate index.
+The stored vectors are written to an engine once. The engine then ranks by Σⱼ maxᵢ dᵢᵀqⱼ, exactly or with its
+own approximate index.
 
     engine = LanceEngine("s3://bucket/table", dim=store.dim)
     hand_over(store, model, engine)

@@ -1,4 +1,4 @@
-"""What an engine has to bring, and which paradigms it can answer for."""
+"""The interface of an engine, and a retriever over it for the paradigms that it can score."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,16 +19,16 @@ from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import text_of
 from paradigms.store import Store
 
-BLOCK = 1 << 16  # padded tokens that are handed over at once
+BLOCK = 1 << 16  # padded tokens written at once
 
 Vectors = Float[np.ndarray, "_ h"]
 
 
 class Engine(ABC):
-    """Documents of one or more vectors of `dim` numbers, and the best by Σⱼ maxᵢ dᵢᵀqⱼ.
+    """Stores documents of one or more vectors of `dim` numbers and ranks them by Σⱼ maxᵢ dᵢᵀqⱼ.
 
-    single: documents and queries have one vector each. place: what errors name, such as a folder. An engine
-    brings `_add` and `_top`, which get what `add` and `top` have checked.
+    single: documents and queries have one vector each. place: named in errors, such as a folder. Subclasses
+    define `_add` and `_top`, whose arguments `add` and `top` have checked.
     """
 
     dim: int
@@ -36,26 +36,26 @@ class Engine(ABC):
     place: str = "the engine"
 
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        """Store documents of at least one vector; one whose id is there takes its place.
+        """Store documents of at least one vector each; they replace stored ones with the same id.
 
-        ValueError names a document that comes twice, has no vector, or vectors that do not fit; and the place
-        where the engine fails, as on a full disk.
+        Raises ValueError for a document that is listed twice, has no vector, or vectors that do not fit; and,
+        with the place, if the engine fails, as on a full disk.
         """
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
-            raise ValueError(f"document {twice!r} comes twice")
+            raise ValueError(f"document {twice!r} is listed twice")
         for id, vectors in zip(ids, documents, strict=True):
             if not len(vectors):
-                raise ValueError(f"document {id!r} has no vector, and could not be found: leave it out")
+                raise ValueError(f"document {id!r} has no vector, so no search can find it: leave it out")
             self._check(f"document {id!r}", vectors)
         if ids:
             with naming(self.place):
                 self._add(ids, documents)
 
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
-        """The k best documents for one query and their scores, best first; none for a query without vectors.
+        """Rank the k best documents for one query, with their scores; none for a query without vectors.
 
-        among: score these documents alone, every one. ValueError where the vectors do not fit.
+        among: ids, to score these documents alone, exactly. Raises ValueError if the vectors do not fit.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -73,15 +73,15 @@ class Engine(ABC):
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise ValueError(f"{what} needs axes [vectors, {self.dim}], not {list(vectors.shape)}")
         if self.single and len(vectors) > 1:
-            raise ValueError(f"{what} has {len(vectors)} vectors, and this engine takes one")
+            raise ValueError(f"{what} has {len(vectors)} vectors, but this engine takes one")
         if not np.isfinite(vectors).all():
             raise ValueError(f"{what} has vectors that are not finite")
 
 
 def hand_over(store: Store, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
-    """Write the stored vectors of every document into an engine; how many documents have any.
+    """Write the stored vectors of all documents into an engine; return how many documents have any.
 
-    ValueError where the model's rel is no Σⱼ maxᵢ (`check_maxima`), or its vectors do not fit the engine.
+    Raises ValueError if the engine cannot score for the model (`check_maxima`).
     """
     store.check(model)
     check_maxima(model, engine)
@@ -91,11 +91,9 @@ def hand_over(store: Store, model: Paradigm, engine: Engine, *, progress: bool =
         for rows in store.blocks(BLOCK, np.flatnonzero(store.living)):
             tokens = store.tokens(rows)
             parts = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
-            named = zip(store.names(rows), parts, strict=True)
-            whole = [(id, part) for id, part in named if len(part)]
-            if whole:
-                engine.add(*map(list, zip(*whole, strict=True)))
-            count += len(whole)
+            documents = {id: part for id, part in zip(store.names(rows), parts, strict=True) if len(part)}
+            engine.add(list(documents), list(documents.values()))
+            count += len(documents)
             bar.advance(task, len(rows))
     return count
 
@@ -104,8 +102,8 @@ def hand_over(store: Store, model: Paradigm, engine: Engine, *, progress: bool =
 class EngineRetriever:
     """Search and rerank by rel over the documents of an engine.
 
-    model: made the index that was handed over. corpus: its texts, which only `explain` reads. ValueError
-    where the engine cannot answer for the model (`check_maxima`).
+    model: encoded the documents. corpus: their texts, for `explain`. Raises ValueError if the engine cannot
+    score for the model (`check_maxima`).
     """
 
     engine: Engine
@@ -120,13 +118,13 @@ class EngineRetriever:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        return self._asked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
+        return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """rel of the run's documents; −∞ for those that the engine does not hold, such as empty ones."""
+        """Score the run's documents by rel; those that the engine lacks, such as empty ones, get −∞."""
         check_queries(run, queries)
         counts = {query: len(documents) for query, documents in run.items() if documents}
-        scored = self._asked(f"rerank {self.model.name}", queries, counts, run, progress)
+        scored = self._ranked(f"rerank {self.model.name}", queries, counts, run, progress)
         return {
             query: best_first(dict.fromkeys(documents, -inf) | scored.get(query, {}))
             for query, documents in run.items()
@@ -135,18 +133,18 @@ class EngineRetriever:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         return [self.model.explain(query, text_of(self.corpus, document))]
 
-    def _asked(
+    def _ranked(
         self,
-        what: str,
+        description: str,
         queries: Mapping[str, str],
         counts: Mapping[str, int],
         among: Mapping[str, Collection[str]],
         progress: bool,
     ) -> Run:
-        """For each query the `counts` best documents, of those `among` which it asks."""
+        """Rank counts[query] documents for each query, among[query] or all."""
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
-            for name, count in bar.track(counts.items(), description=what):
+            for name, count in bar.track(counts.items(), description=description):
                 query = self.model.encode_queries([queries[name]]).to("cpu")
                 vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
                 Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # reads neither A nor a document
@@ -156,7 +154,7 @@ class EngineRetriever:
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:
-    """ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ up to a factor that the query alone sets, and vectors fit."""
+    """Raise ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ, up to a factor of the query, and vectors fit."""
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     maxsim = recipe.align.is_maxsim(1 if one else UNBOUNDED)
@@ -167,6 +165,6 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
             "model.with_alignment(QueryToDocument(), 'query_tokens') scores by that"
         )
     if engine.single and not one:
-        raise ValueError(f"{recipe.name} has several vectors a document, and this engine takes one")
+        raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")
     if model.encoder.dim != engine.dim:
         raise ValueError(f"{recipe.name} has {model.encoder.dim} dimensions, the engine {engine.dim}")

@@ -1,4 +1,4 @@
-"""LanceDB: a table on a disk or in an object store, opened by any process (extra `lancedb`)."""
+"""LanceDB: a table on disk or in an object store, which any process can open (extra `lancedb`)."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,19 +10,20 @@ from paradigms.engines.base import Engine, Vectors
 from paradigms.io.typed import naming
 
 TABLE, DOT, COSINE = "documents", "dot", "cosine"
-UNIT = 1e-2  # by which the length of a vector may differ from 1, and its cosines from inner products
-LOOKED_AT = 1000  # documents whose lengths are looked at before an index is made
+UNIT = 1e-2  # a vector's length may differ from 1 by this much
+SAMPLE = 1000  # documents whose lengths are checked before an index is made
 
 
 class LanceEngine(Engine):
-    """place: a folder, or an address such as s3://bucket/path. single: one vector a document.
+    """Documents in a LanceDB table.
 
-    storage_options: of an object store, as LanceDB takes them, such as endpoint and region. It also reads
-    AWS_ENDPOINT, AWS_ACCESS_KEY_ID and the like from the environment.
+    place: a folder, or an address such as s3://bucket/path. single: one vector per document. storage_options:
+    LanceDB's for an object store, such as endpoint and region; it also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID
+    and the like from the environment.
 
-    Search is exact until `approximate` has made an index; then LanceDB looks into `nprobes` of its lists. Its
-    indexes of many vectors a document know cosines alone, so all vectors must have length 1. ValueError where
-    a table of other columns, or with an index of another metric, is there.
+    Search is exact until `approximate` makes an index; then it reads `nprobes` of the index's lists. LanceDB
+    indexes many vectors per document by cosine alone, so these must have length 1. Raises ValueError if
+    the place has a table with other columns or an index with another metric.
     """
 
     def __init__(
@@ -46,21 +47,22 @@ class LanceEngine(Engine):
             database = lancedb.connect(place, storage_options=storage_options)
             try:
                 self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
-            except ValueError:  # LanceDB says that the schema is another, and not which
+            except ValueError:  # another schema, which LanceDB does not name
                 self.table = database.open_table(TABLE)
-            there, wanted = _columns(self.table.schema), _columns(schema)
-            if there != wanted:
+            columns, expected = _columns(self.table.schema), _columns(schema)
+            if columns != expected:
                 raise ValueError(
-                    f"{place} has a table {TABLE!r} with the columns {there}, not {wanted}: take another"
+                    f"{place} has a table {TABLE!r} with the columns {columns}, not {expected}: use another "
+                    "place"
                 )
-            self.metric, able = DOT, DOT if single else COSINE
+            self.metric, supported = DOT, DOT if single else COSINE
             for index in self.table.list_indices():
                 if "vector" in index.columns:
                     self.metric = self.table.index_stats(index.name).distance_type
-                    if self.metric != able:
+                    if self.metric != supported:
                         raise ValueError(
-                            f"{place} has an index {index.name!r} of the metric {self.metric}, not {able}: "
-                            "drop it, or take another place"
+                            f"{place} has an index {index.name!r} with the metric {self.metric}, not "
+                            f"{supported}: drop it, or use another place"
                         )
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
@@ -71,26 +73,27 @@ class LanceEngine(Engine):
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         if self.metric == COSINE:
             _check_unit("the query", query)
-        wanted = query[0] if self.single else query
-        asked = self.table.search(np.ascontiguousarray(wanted)).distance_type(self.metric)
+        vectors = query[0] if self.single else query
+        search = self.table.search(np.ascontiguousarray(vectors)).distance_type(self.metric)
         if among is None:
-            asked = asked.nprobes(self.nprobes).refine_factor(10)
+            search = search.nprobes(self.nprobes).refine_factor(10)
         else:
             names = ", ".join("'" + id.replace("'", "''") + "'" for id in among)
-            asked = asked.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
-        rows = asked.limit(k).to_list()
+            search = search.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
+        rows = search.limit(k).to_list()
         return [(row["id"], len(query) - row["_distance"]) for row in rows]  # 1 − dᵀq of each query vector
 
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
-        """Make LanceDB's index of the vectors, such as IVF_FLAT; settings: of its class in lancedb.index.
+        """Index the vectors with LanceDB.
 
-        ValueError where documents have many vectors, and not of length 1.
+        index_type: such as IVF_FLAT. settings: of its class in lancedb.index. Raises ValueError if documents
+        have many vectors that are not of length 1.
         """
         from lancedb import index
 
         metric = DOT if self.single else COSINE
         if metric == COSINE:
-            for row in self.table.head(LOOKED_AT).to_pylist():
+            for row in self.table.head(SAMPLE).to_pylist():
                 _check_unit(f"document {row['id']!r}", np.array(row["vector"]))
         name = index_type.replace("IVF_HNSW", "HNSW").title().replace("_", "")  # IVF_PQ → IvfPq
         kind = getattr(index, name, None)
@@ -105,10 +108,10 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
     if np.abs(lengths - 1).max() > UNIT:
         raise ValueError(
             f"{what} has a vector of length {lengths[np.abs(lengths - 1).argmax()]:.3g}: LanceDB's index of "
-            "many vectors a document compares by cosines, which are inner products of vectors of length 1"
+            "many vectors per document compares cosines, which equal inner products only at length 1"
         )
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """The name and type of each column, whatever LanceDB calls the items of a list."""
+    """Column → type, without the name that LanceDB gives to list items."""
     return {field.name: re.sub(r"\w+: | not null", "", str(field.type)) for field in schema}

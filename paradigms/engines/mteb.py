@@ -5,8 +5,8 @@
 
     mteb.evaluate(MTEBModel(paradigms.load("results/mine")), mteb.get_tasks(tasks=["SciFact"]))
 
-It implements mteb's `SearchProtocol`: `index` and `search`. mteb itself computes the measures, and leaves out
-identical ids where its task says so.
+It implements mteb's `SearchProtocol`: `index` and `search`. mteb computes the measures, and ignores identical
+ids in the tasks that ask for it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class MTEBModel:
-    """A model that searches and reranks in MTEB; a cross-attention reranker does its reranking tasks alone.
+    """A model that searches and reranks in MTEB; a cross-attention model only reranks.
 
-    name: "organisation/model" under which results are kept. kind: of `INDEXES`. precision: of encoding, "no",
+    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: for encoding: "no",
     "bf16" or "fp16".
     """
 
@@ -36,9 +36,9 @@ class MTEBModel:
         self._corpus = Corpus([], [])
 
     def index(self, corpus: Iterable[Mapping[str, Any]], **_: Any) -> None:
-        """Take the documents, rows with id, text and perhaps a title.
+        """Set the corpus, from rows with id, text and perhaps a title.
 
-        ValueError for a generative model, which ranks the one corpus it was built for.
+        Raises ValueError if a generative model was built for another corpus.
         """
         rows = [(str(row["id"]), joined(row.get("title") or "", _text(row))) for row in corpus]
         self._corpus = Corpus([id for id, _ in rows], [text for _, text in rows])
@@ -53,19 +53,19 @@ class MTEBModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> Run:
-        """The top_k best documents of every query, of its `top_ranked` ones in a reranking task."""
+        """Rank top_k documents for each query, among all or, in a reranking task, among top_ranked[query]."""
         texts = {str(row["id"]): _text(row) for row in queries}
         if top_ranked is not None:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}
             run = Reranking(self.model, self._corpus, precision=self.precision).rerank(texts, pool)
             return {query: best_first(scores, top_k) for query, scores in run.items()}
-        size = encode_kwargs.get("batch_size", 64)
-        given = {"precision": self.precision, "kind": self.kind, "batch_size": size}
-        return retriever_of(self.model, self._corpus, **given).search(texts, top_k)
+        settings = {"precision": self.precision, "kind": self.kind}
+        settings["batch_size"] = encode_kwargs.get("batch_size", 64)
+        return retriever_of(self.model, self._corpus, **settings).search(texts, top_k)
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """What mteb writes beside the results."""
+        """The description that mteb writes beside the results."""
         from mteb.models import ModelMeta
 
         kind = "cross-encoder" if self.model.name in RERANKERS else "late-interaction"
@@ -81,7 +81,7 @@ class MTEBModel:
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """The text of a query, with its instruction, or of a document."""
+    """The text of a document, or of a query with its instruction."""
     if not isinstance(row["text"], str):
-        raise ValueError(f"the row {row.get('id')!r} holds no text: conversations are not read")
+        raise ValueError(f"the row {row.get('id')!r} holds no text: conversations are not supported")
     return joined(row["text"], row.get("instruction") or "")

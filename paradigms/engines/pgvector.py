@@ -1,4 +1,4 @@
-"""PostgreSQL with the extension pgvector: a table of vectors on a server (extra `pgvector`)."""
+"""PostgreSQL with pgvector: a table of vectors on a server (extra `pgvector`)."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,12 +11,13 @@ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY at
 
 
 class PgvectorEngine(Engine):
-    """address: postgresql://user@host/database, as psycopg takes it. single: one vector a document.
+    """Documents in a PostgreSQL table, one row per vector.
 
-    Each vector is a row. nearest: 0 scores every document; else each query vector finds this many nearest
-    rows, up to 1,000, by the index that `approximate` makes, and their documents are scored in full. No error
-    repeats the password, which may come from PGPASSWORD or ~/.pgpass. schema: the table's, made
-    where it is missing. ValueError where a table of other columns is there.
+    address: postgresql://user@host/database, as psycopg takes it; no error repeats the password, which may
+    also come from PGPASSWORD or ~/.pgpass. single: one vector per document. nearest: 0 scores every document;
+    otherwise each query vector finds this many rows, up to 1,000, by the index that `approximate` makes, and
+    their documents are scored in full. schema: the table's, created if missing. Raises ValueError if the
+    schema has a table with other columns.
     """
 
     def __init__(
@@ -25,17 +26,17 @@ class PgvectorEngine(Engine):
         import psycopg
         from pgvector.psycopg import register_vector
 
-        if not 0 <= nearest <= 1000:  # pgvector would only warn, and take 40
+        if not 0 <= nearest <= 1000:  # pgvector would only warn, and use 40
             raise ValueError(f"nearest must be from 0 to 1,000, got {nearest}")
         self.dim, self.single, self.nearest = dim, single, nearest
         try:
             parts = psycopg.conninfo.conninfo_to_dict(address)
-        except psycopg.ProgrammingError:  # whose message repeats the address
+        except psycopg.ProgrammingError:  # its message repeats the address
             parts = {"host": "@"}
         host, name = parts.get("host", "PGHOST"), parts.get("dbname", "default database")
         if "@" in f"{host}{name}":  # a part of a password
             raise ValueError(
-                "address must be like postgresql://user@host/database, with @ and / of a password as "
+                "address must be like postgresql://user@host/database; in a password write @ and / as "
                 "%40 and %2F"
             )
         self.place = f"PostgreSQL at {host}, {name}"
@@ -46,19 +47,19 @@ class PgvectorEngine(Engine):
             self.connection = psycopg.connect(address, autocommit=True)
             run = self.connection.execute
             try:
-                own = psycopg.sql.Identifier(schema)
+                quoted = psycopg.sql.Identifier(schema)
                 run("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
-                run(psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(own))
-                run(psycopg.sql.SQL("SET search_path TO {}, public").format(own))
+                run(psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(quoted))
+                run(psycopg.sql.SQL("SET search_path TO {}, public").format(quoted))
                 register_vector(self.connection)
                 run(f"CREATE TABLE IF NOT EXISTS {TABLE} ({lines}, PRIMARY KEY ({key}))")
-                if nearest:  # rows that were deleted stay in the index, and a scan goes on beyond them
+                if nearest:  # deleted rows stay in the index: the scan continues past them
                     run(f"SET hnsw.ef_search = {nearest}")
                     run("SET hnsw.iterative_scan = strict_order")
-                there: dict[str, str] = dict(run(COLUMNS, [TABLE]).fetchall())
-                if there != self.columns:
+                columns: dict[str, str] = dict(run(COLUMNS, [TABLE]).fetchall())
+                if columns != self.columns:
                     raise ValueError(
-                        f"it has a table {TABLE!r} with the columns {there}, not {self.columns}: take "
+                        f"it has a table {TABLE!r} with the columns {columns}, not {self.columns}: use "
                         "another schema or database"
                     )
             except BaseException:
@@ -66,10 +67,10 @@ class PgvectorEngine(Engine):
                 raise
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        copied = f"COPY {TABLE} ({', '.join(self.columns)}) FROM STDIN (FORMAT BINARY)"
+        statement = f"COPY {TABLE} ({', '.join(self.columns)}) FROM STDIN (FORMAT BINARY)"
         with self.connection.transaction(), self.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {TABLE} WHERE id = ANY(%s)", [list(ids)])
-            with cursor.copy(copied) as copy:
+            with cursor.copy(statement) as copy:
                 copy.set_types([kind.partition("(")[0] for kind in self.columns.values()])
                 for id, vectors in zip(ids, documents, strict=True):
                     for n, vector in enumerate(vectors):
@@ -84,13 +85,13 @@ class PgvectorEngine(Engine):
         elif self.nearest:
             near = f"(SELECT id FROM {TABLE} ORDER BY vector <#> %s LIMIT {self.nearest})"
             where, values = f"WHERE id IN ({' UNION '.join([near] * len(query))})", [*query] * 2
-        asked = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
-        return self.connection.execute(asked, values).fetchall()
+        select = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
+        return self.connection.execute(select, values).fetchall()
 
     def approximate(self, m: int = 16, ef_construction: int = 64) -> None:
-        """Make an HNSW index of all vectors, in place of the last; its settings are pgvector's.
+        """Build pgvector's HNSW index of all vectors, replacing an earlier one.
 
-        ValueError where vectors have more dimensions than it takes, 2,000.
+        Raises ValueError if vectors have more than 2,000 dimensions.
         """
         options = f"WITH (m = {int(m)}, ef_construction = {int(ef_construction)})"
         with naming(self.place), self.connection.transaction():

@@ -1,4 +1,4 @@
-"""Paradigms in PyTerrier's pipelines: indexer, retriever and reranker (extra `pyterrier`).
+"""Paradigms in PyTerrier pipelines: indexer, retriever and reranker (extra `pyterrier`).
 
 retriever = Indexer(model, "folder").index(dataset.get_corpus_iter())
 pt.Experiment([bm25, retriever % 100, bm25 % 100 >> text >> Reranker(model)], topics, qrels, ["ndcg_cut_10"])
@@ -23,7 +23,7 @@ from paradigms.store.build import store_files
 class Retriever(pt.Transformer):
     """qid, query → qid, query, docno, score, rank: the k best documents for each query; ids become texts.
 
-    retriever: any of `paradigms.retrieve`, such as an index with its model or a BM25.
+    retriever: any of `paradigms.retrieve`, such as an `Indexed` or a `BM25`.
     """
 
     def __init__(self, retriever: retrieve.Retriever, k: int = 1000) -> None:
@@ -41,9 +41,9 @@ class Retriever(pt.Transformer):
 
 
 class Reranker(pt.Transformer):
-    """qid, query, docno, text → the same rows with score and rank by a model of any kind; ids become texts.
+    """qid, query, docno, text → the same rows with a model's score and rank; ids become texts.
 
-    A generative model scores documents of its own corpus by their docno.
+    model: of any kind; a generative model knows documents by their docno.
     """
 
     def __init__(self, model: retrieve.Model, precision: str = "no") -> None:
@@ -56,8 +56,7 @@ class Reranker(pt.Transformer):
         for query, document in zip(inp["qid"], inp["docno"], strict=True):
             run.setdefault(query, {})[document] = 0.0
         texts = _texts(inp, "docno", "text")
-        corpus = Corpus(list(texts), list(texts.values()))
-        reranking = retrieve.Reranking(self.model, corpus, precision=self.precision)
+        reranking = retrieve.Reranking(self.model, Corpus.of(texts), precision=self.precision)
         scored = reranking.rerank(_texts(inp, "qid", "query"), run)
         out = inp.drop(columns=[c for c in ("score", "rank") if c in inp])
         pairs = zip(out["qid"], out["docno"], strict=True)
@@ -65,10 +64,10 @@ class Reranker(pt.Transformer):
 
 
 class Indexer(pt.Indexer):
-    """{docno, text} → a `Retriever` over an index in `folder`, which keeps the texts in corpus.jsonl too.
+    """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts, in corpus.jsonl.
 
-    kind: a key of `INDEXES`; settings: as of `Store.build`. FileExistsError where a corpus.jsonl is there
-    and no index that was made or begun beside it.
+    kind: a key of `INDEXES`. settings: of `Store.build`. Raises FileExistsError if the folder has a
+    corpus.jsonl but no index, finished or begun.
     """
 
     def __init__(
@@ -83,14 +82,14 @@ class Indexer(pt.Indexer):
         file = self.folder / "corpus.jsonl"
         ours = store_files(self.folder / "index") or (self.folder / ".index.building").is_dir()
         if file.exists() and not ours:
-            raise FileExistsError(f"{file} would be replaced, and is no index's: choose another folder")
-        new = file.with_name(f".{file.name}")  # until the index has accepted it
+            raise FileExistsError(
+                f"{file} would be replaced, but has no index beside it: choose another folder"
+            )
+        new = file.with_name(f".{file.name}")  # until the index is built
         write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), new)
         corpus = read_corpus(new)
-        folder = self.folder / "index"
-        index = retrieve.Indexed.build(
-            self.model, corpus, folder, kind=self.kind, progress=True, **self.settings
-        )
+        settings = {"kind": self.kind, "progress": True, **self.settings}
+        index = retrieve.Indexed.build(self.model, corpus, self.folder / "index", **settings)
         replace_file(new, file)
         return Retriever(index, self.k)
 

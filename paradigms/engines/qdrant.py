@@ -10,15 +10,16 @@ from paradigms.engines.base import Engine, Vectors
 from paradigms.io.typed import naming
 
 COLLECTION = "documents"
-REQUEST = 1 << 20  # numbers in one request: about 20 MB as JSON, of which a server takes 32
+REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32
 
 
 class QdrantEngine(Engine):
-    """client: settings of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=.
+    """Documents in a Qdrant collection.
 
-    exact: score every document; else a server searches its HNSW graph (embedded searches are exact). pickled:
-    open what an earlier process left at path=, whose points are pickles, which can run any code when they are
-    read. ValueError where a collection of other vectors or of another metric is there.
+    client: arguments of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=. exact:
+    score every document; otherwise a server searches its HNSW graph (embedded searches are exact). pickled:
+    allow opening a path= of an earlier process, which holds pickles: reading them can run any code. Raises
+    ValueError if there is a collection with other vectors or another metric.
     """
 
     def __init__(
@@ -30,25 +31,25 @@ class QdrantEngine(Engine):
         if kept is not None and not pickled:
             raise ValueError(
                 f"{kept} holds points as pickles, which can run any code when they are read: if it is "
-                "your own, pass pickled=True, else take another path"
+                "your own, pass pickled=True, else use another path"
             )
         self.dim, self.single, self.models = dim, single, models
-        self.asked = models.SearchParams(exact=True) if exact else None
+        self.parameters = models.SearchParams(exact=True) if exact else None
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-        wanted = models.VectorParams(
+        expected = models.VectorParams(
             size=dim, distance=models.Distance.DOT, multivector_config=None if single else maxima
         )
         self.place = str(client.get("path") or client.get("url") or "Qdrant")
         with naming(self.place):
             self.client = QdrantClient(**client)
             if not self.client.collection_exists(COLLECTION):
-                self.client.create_collection(COLLECTION, vectors_config=wanted)
-            there = self.client.get_collection(COLLECTION).config.params.vectors
-        if _vectors(there) != _vectors(wanted):
+                self.client.create_collection(COLLECTION, vectors_config=expected)
+            stored = self.client.get_collection(COLLECTION).config.params.vectors
+        if _vectors(stored) != _vectors(expected):
             self.client.close()
             raise ValueError(
-                f"Qdrant has a collection {COLLECTION!r} of {_vectors(there)}, not of {_vectors(wanted)}: "
-                "take another path or server"
+                f"Qdrant has a collection {COLLECTION!r} with {_vectors(stored)}, not {_vectors(expected)}: "
+                "use another path or server"
             )
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
@@ -59,36 +60,31 @@ class QdrantEngine(Engine):
                 self.client.upsert(COLLECTION, points, wait=True)
                 points, held = [], 0
             held += d.size
-            points.append(
-                self.models.PointStruct(
-                    id=_uuid(id),
-                    vector=d[0].tolist() if self.single else d.tolist(),
-                    payload={"id": id},
-                )
-            )
+            vector = d[0].tolist() if self.single else d.tolist()
+            points.append(self.models.PointStruct(id=_uuid(id), vector=vector, payload={"id": id}))
         self.client.upsert(COLLECTION, points, wait=True)
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
-        wanted = query[0].tolist() if self.single else query.tolist()
-        asked: dict[str, Any] = {"search_params": self.asked}
+        vector = query[0].tolist() if self.single else query.tolist()
+        options: dict[str, Any] = {"search_params": self.parameters}
         if among is not None:
             ids = self.models.HasIdCondition(has_id=[_uuid(id) for id in among])
             exact = self.models.SearchParams(exact=True)
-            asked = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
-        points = self.client.query_points(COLLECTION, query=wanted, limit=k, **asked).points
+            options = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
+        points = self.client.query_points(COLLECTION, query=vector, limit=k, **options).points
         return [((point.payload or {})["id"], point.score) for point in points]
 
 
 def _uuid(id: str) -> str:
-    """Qdrant's ids are numbers or UUIDs: the one that an id of ours always becomes."""
+    """Convert an id to a UUID, as Qdrant's ids are numbers or UUIDs."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, id))
 
 
 def _vectors(params: Any) -> str:
-    """What a collection's vectors are, in words."""
+    """Describe a collection's vectors in words."""
     if params is None or isinstance(params, dict):
         return f"vectors with names ({', '.join(params or {}) or 'none'})"
-    kept = params.multivector_config
-    kind = "one vector a document" if kept is None else f"many vectors a document ({kept.comparator.value})"
+    many = params.multivector_config
+    kind = f"many vectors per document ({many.comparator.value})" if many else "one vector per document"
     numbers = "float32" if params.datatype is None else params.datatype.value
     return f"{kind}, {params.size} × {numbers}, {params.distance.value}"

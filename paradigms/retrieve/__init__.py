@@ -5,8 +5,8 @@
     index.rerank({"q": "a query"}, run)  # new scores for the run's documents
     Fused([index, BM25(corpus)]).search({"q": "a query"}, 10)
 
-`BM25` and `GenerativeRetriever` are retrievers too. `retriever_of` makes one of any model; the wrappers
-change the searches of another retriever.
+`BM25` and `GenerativeRetriever` are retrievers too. `retriever_of` makes one from a model of any kind;
+`AllProcesses`, `Passages` and `WithoutOwn` wrap another one.
 """
 
 from paradigms.retrieve.fusion import Fused, fuse, union
@@ -14,17 +14,3 @@ from paradigms.retrieve.indexed import Indexed
 from paradigms.retrieve.reranking import Model, Reranking, retriever_of
 from paradigms.retrieve.retriever import Retriever
 from paradigms.retrieve.wrappers import AllProcesses, Passages, WithoutOwn
-
-__all__ = [
-    "AllProcesses",
-    "Fused",
-    "Indexed",
-    "Model",
-    "Passages",
-    "Reranking",
-    "Retriever",
-    "WithoutOwn",
-    "fuse",
-    "retriever_of",
-    "union",
-]

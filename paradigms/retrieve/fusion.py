@@ -1,4 +1,4 @@
-"""score(d, q) = Σ_s w_s · part_s(d, q) over several retrievers, of which each may lack documents.
+"""score(d, q) = Σ_s w_s · part_s(d, q) over several retrievers, each of which may lack some documents.
 
 - rrf: part_s = 1 / (60 + rank of d in run s) (Cormack et al., "Reciprocal Rank Fusion Outperforms Condorcet
   and Individual Rank Learning Methods", SIGIR 2009): scores of any scale;
@@ -6,8 +6,8 @@
 - raw: part_s = the score itself, such as rel or BM25's sum of weights: a dense + λ · sparse hybrid (Luan et
   al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1).
 
-With rrf and sum, part_s is 0 where run s lacks d. With raw, every run has a score of every document: each
-retriever reranks what any of them has found.
+With rrf and sum, part_s is 0 if run s lacks d. With raw, each retriever scores every document that any of
+them retrieves.
 
     hybrid = Fused([index, BM25(corpus)], weights=(1.0, 0.5), method="raw")
     hybrid.search({"q": "a query"}, 10)
@@ -31,7 +31,7 @@ RANK = 60  # of Cormack et al.
 class Fused:
     """One ranking from several retrievers of the same documents.
 
-    weights, method: as in `fuse`. depth: documents of each retriever that are fused, or k where that is more.
+    weights, method: as in `fuse`. depth: how many documents of each retriever are fused, at least k.
     """
 
     retrievers: Sequence[Retriever]
@@ -56,7 +56,7 @@ class Fused:
         return [part for retriever in self.retrievers for part in retriever.explain(query, document, others)]
 
     def runs(self, queries: Mapping[str, str], k: int = 1, *, progress: bool = False) -> list[Run]:
-        """One run for each retriever: what `search` fuses, and what weights are chosen by."""
+        """One run for each retriever: the input of `fuse`, and of `evaluate.tuning`."""
         depth = max(k, self.depth) if k > 0 else k
         runs = [retriever.search(queries, depth, progress=progress) for retriever in self.retrievers]
         if self.method != "raw":
@@ -68,11 +68,11 @@ class Fused:
 def fuse(
     runs: Sequence[Run], weights: Sequence[float] = (), method: str = "rrf", k: int | None = None
 ) -> Run:
-    """Rank the weighted sum for each query, equal scores by id: the first k documents, or all.
+    """Rank each query's documents by the weighted sum, equal sums by id: the first k documents, or all.
 
-    weights: one for each run, finite and at least 0; by default all 1. A run of weight 0 adds 0, whatever its
-    scores. ValueError for other weights or methods, a sum that is NaN, and with raw scores for a document
-    that a run lacks.
+    weights: one for each run, finite and at least 0; by default all 1. A run with weight 0 adds 0, whatever
+    its scores. Raises ValueError for other weights or methods, for a sum that is NaN, and, with raw scores,
+    if a run lacks a document.
 
     >>> fuse([{"q": {"x": 9.0, "y": 7.0}}, {"q": {"y": 0.2, "z": 0.1}}], method="sum")
     {'q': {'x': 1.0, 'y': 1.0, 'z': 0.0}}
@@ -90,7 +90,7 @@ def fuse(
 
 
 def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence[float]:
-    """The weights of `count` runs, all 1 where there are none. ValueError for other weights or methods."""
+    """Return the weights of `count` runs, all 1 by default. Raises ValueError as `fuse` does."""
     if method not in METHODS:
         raise ValueError(f"fusion must be one of {', '.join(METHODS)}, got {method!r}")
     weights = tuple(weights) or (1.0,) * count
@@ -100,7 +100,7 @@ def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """ValueError names a query or document that only some of the runs have."""
+    """Raise ValueError if only some of the runs have a query or document."""
     for query, documents in union(*runs).items():
         for run in runs:
             lacking = documents.keys() - run.get(query, {}).keys()
@@ -112,7 +112,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def union(*runs: Run) -> Run:
-    """query → every document that one of the runs has for it, without scores (all 0): what to rerank."""
+    """query → all documents that any run has for it, with score 0: candidates to rerank."""
     queries = dict.fromkeys(query for run in runs for query in run)
     return {
         query: dict.fromkeys((document for run in runs for document in run.get(query, {})), 0.0)
@@ -125,7 +125,7 @@ def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _scaled(scores: Mapping[str, float]) -> dict[str, float]:
-    """Scores between 0 and 1, all 1 where they are equal; −inf, of documents without tokens, is 0."""
+    """Scale scores to [0, 1], equal ones to 1; −inf, the score of a document without tokens, becomes 0."""
     finite = [score for score in scores.values() if isfinite(score)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = high - low

@@ -21,15 +21,15 @@ from paradigms.recipe import Recipe
 from paradigms.store import Kind, Store
 from paradigms.store.pruning import most_salient
 
-QUERIES = 64  # encoded at once, texts of like length together
+QUERIES = 64  # encoded at once
 
 
 @dataclass(frozen=True, eq=False)
 class Indexed:
     """Search and rerank by rel over an index (`paradigms.find`).
 
-    model: made the index, perhaps with another alignment. corpus: the texts of the index.
-    keep: β^q, the share of each query's tokens that search, the most salient ones.
+    model: made the index; its alignment may differ since. corpus: the documents' texts, for `explain`. keep:
+    β^q, the share of each query's tokens that are searched with, the most salient ones.
     """
 
     index: Index
@@ -49,9 +49,9 @@ class Indexed:
     ) -> Indexed:
         """Encode texts into an index.
 
-        texts: a corpus, or document id → text. folder: where the index stays; None keeps it in memory.
-        kind: such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. settings: as of `Store.build`,
-        such as precision and progress.
+        texts: a corpus, or document id → text. folder: holds the index; None keeps it in memory. kind: such
+        as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. settings: of `Store.build`, such as
+        precision and progress.
         """
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
         return cls(Index(Store.build(made, model, corpus.ids, corpus, folder, **settings)), model, corpus)
@@ -67,7 +67,7 @@ class Indexed:
         return round(self.index.store.bytes_per_document * len(self.index))
 
     def only(self, ids: Iterable[str]) -> Indexed:
-        """Restrict searches to these documents. Raises KeyError that names an unknown one."""
+        """Restrict searches to these documents. Raises KeyError for an unknown id."""
         return replace(self, index=self.index.only(ids))
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -86,14 +86,9 @@ class Indexed:
         return self.rankings(queries, run, [self.model.recipe], progress=progress)[0]
 
     def rankings(
-        self,
-        queries: Mapping[str, str],
-        run: Run,
-        recipes: Sequence[Recipe],
-        *,
-        progress: bool = False,
+        self, queries: Mapping[str, str], run: Run, recipes: Sequence[Recipe], *, progress: bool = False
     ) -> list[Run]:
-        """`rerank` with each of several recipes for one encoder; queries are encoded once."""
+        """Rerank with each of several recipes; queries are encoded once."""
         self.index.store.check(self.model)
         check_queries(run, queries)
         for candidates in run.values():
@@ -116,10 +111,7 @@ class Indexed:
         return [self.model.explain(query, text, pool)]
 
     def part(self, n: int, count: int) -> Indexed | None:
-        """The n-th of `count` parts of the documents.
-
-        None unless every search of all documents is the merged search of the parts.
-        """
+        """The n-th of `count` parts of the documents; None if the parts cannot be searched apart."""
         if not isinstance(self.index.finder, Exact) or self.model.recipe.search != "gather":
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
@@ -129,7 +121,7 @@ class Indexed:
 def _encoded(
     paradigm: Paradigm, queries: Mapping[str, str], keep: float = 1.0
 ) -> Iterator[tuple[list[str], Tokens]]:
-    """The names and Q of QUERIES queries of like length at a time; of each, the kept tokens."""
+    """Yield ids and Q of QUERIES queries of similar length. keep: the share of tokens, as in `Indexed`."""
     names = list(queries)
     for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
         some = [names[n] for n in places]
@@ -137,7 +129,7 @@ def _encoded(
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:
-    """The text of a document, by id. ValueError where a retriever was made without its corpus."""
+    """Look up a document's text by its id. Raises ValueError if a retriever has no corpus."""
     if corpus is None:
-        raise ValueError("explaining a score takes the texts of the documents: give the retriever its corpus")
+        raise ValueError("explaining a score needs the documents' texts: give the retriever its corpus")
     return corpus[corpus.position(document)]

@@ -1,4 +1,4 @@
-"""A retriever of any model, from the texts of a corpus."""
+"""Make a retriever from a model of any kind and the texts of a corpus."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def retriever_of(
     progress: bool = False,
     **settings: Any,
 ) -> Retriever:
-    """Retrieve from texts by a model of any kind.
+    """Make a retriever from a model of any kind.
 
-    A paradigm encodes the texts into an index, in the folder or, where that is None, for as long as the
-    retriever lives; settings, progress: as in `Indexed.build`. A generative model ranks the corpus that it
-    was built for, computing as the caller's autocast says. Cross-attention reranks what
-    `first` finds, and cannot search without it. precision: "no", "bf16", or "fp16" on a GPU.
+    A paradigm encodes the texts (`Indexed.build`, whose folder, progress and settings these are). A
+    generative model ranks the corpus that it was built for, under the caller's autocast. A cross-attention
+    model reranks what `first` retrieves, and cannot search without it. precision: "no", "bf16", or "fp16" on
+    a GPU.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model)
@@ -46,9 +46,9 @@ def retriever_of(
 
 @dataclass(frozen=True, eq=False)
 class Reranking:
-    """Rerank by a model of any kind; encode only the candidates, and keep nothing.
+    """Rerank with a model of any kind; encodes only the candidates, and keeps nothing.
 
-    first: finds the candidates of `search`, k of each query. precision: as in `retriever_of`.
+    first: retrieves the candidates of `search`, k for each query. precision: as in `retriever_of`.
     """
 
     model: Model
@@ -60,9 +60,9 @@ class Reranking:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rerank the k documents that `first` finds. ValueError without it."""
+        """Rerank the k best documents of `first`. Raises ValueError if it is None."""
         if self.first is None:
-            raise ValueError(f"{self.model.name} reranks here: give `first`, which finds its candidates")
+            raise ValueError(f"{self.model.name} only reranks: give `first`, which retrieves its candidates")
         return self.rerank(queries, self.first.search(queries, k, progress=progress), progress=progress)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
@@ -78,7 +78,7 @@ class Reranking:
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """Rerank by a model that reads query and document together, for which A is not defined."""
+    """Rerank with a model that reads query and document together; it has no A to explain."""
 
     model: CrossAttention
     corpus: Corpus
@@ -88,8 +88,8 @@ class TextPairs:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """ValueError: every document would have to be read with every query."""
-        raise ValueError(f"{self.model.name} scores given pairs and searches no corpus: rerank a run with it")
+        """Raise ValueError: every document would have to be read with every query."""
+        raise ValueError(f"{self.model.name} cannot search, it only scores pairs: rerank a run with it")
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         check_queries(run, queries)

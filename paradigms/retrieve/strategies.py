@@ -1,7 +1,7 @@
-"""A run reranked with every alignment strategy: what few-shot alignment adaptation chooses among.
+"""Alignment strategies, among which few-shot alignment adaptation chooses.
 
 Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a task by choosing the number of
-document tokens that each query token aligns with, k or a share p of the document's real length.
+document tokens that each query token aligns with, k or a share p of the document's length.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from paradigms.data import Run
 from paradigms.retrieve.indexed import Indexed
 
 Strategies = Mapping[str, Alignment]
-# What the paper chooses among, in the order of its Table 7.
+# The paper's choices, in the order of its Table 7.
 STRATEGIES: Strategies = {f"k={k}": TopK(k) for k in (1, 2, 4, 6, 8)} | {
     f"p={p:g}%": TopP(p / 100) for p in (0.5, 1.0, 1.5, 2.0)
 }
-# And all others that it measures or trains with: Table 3, Figure 4, Table 13.
+# These, and all others that it measures or trains with: Table 3, Figure 4, Table 13.
 MEASURED: Strategies = {
     **STRATEGIES,
     "k=16": TopK(16),
@@ -33,9 +33,6 @@ def rerank_strategies(
     *,
     progress: bool = False,
 ) -> dict[str, Run]:
-    """Strategy → the run's queries and documents with rel under that strategy, best first.
-
-    Each equals a rerank by the model with that alignment; texts are encoded once.
-    """
+    """Rerank a run with each strategy: strategy → run. Queries are encoded once."""
     recipes = [indexed.model.with_alignment(align).recipe for align in strategies.values()]
     return dict(zip(strategies, indexed.rankings(queries, run, recipes, progress=progress), strict=True))

@@ -16,7 +16,7 @@ from paradigms.retrieve.indexed import Indexed
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
-WIDER = 4  # times as many passages are searched where too few documents are found
+WIDER = 4  # times as many passages, for queries with too few documents
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,10 @@ class Wrapper:
 
 @dataclass(frozen=True, eq=False)
 class Passages(Wrapper):
-    """Documents by their passages: score(d) = sum of the `best` largest scores of d's passages.
+    """Rank documents by their passages: score(d) = sum of the `best` largest scores of d's passages.
 
     best = 1 is MaxP (Dai and Callan, "Deeper Text Understanding for IR with Contextual Neural Language
-    Modeling", SIGIR 2019). retriever: over `pieces.corpus`.
+    Modeling", SIGIR 2019). retriever: searches `pieces.corpus`.
     """
 
     pieces: Pieces
@@ -45,10 +45,10 @@ class Passages(Wrapper):
 
     def __post_init__(self) -> None:
         if self.best < 1:
-            raise ValueError(f"best of passages must be at least 1, got {self.best}")
+            raise ValueError(f"best must be at least 1 passage, got {self.best}")
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rank the k best documents. With best > 1 they are the best of the 2k with the best passages."""
+        """Rank the k best documents; with best > 1, those among the 2k with the best single passages."""
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
         wanted = 2 * k if summed else k
@@ -78,34 +78,34 @@ class Passages(Wrapper):
         return self.retriever.explain(query, next(iter(passages)), list(self._of(others)))
 
     def _of(self, documents: Iterable[str]) -> dict[str, float]:
-        """All passages of some documents, without scores (all 0)."""
+        """All passages of some documents, with score 0."""
         return dict.fromkeys((passage for id in documents for passage in self.pieces.of(id)), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class WithoutOwn(Wrapper):
-    """Leave out documents that are the query itself: those with the query's id.
+    """Leave out each query's own document, which has the query's id.
 
-    own: the ids of such queries (`data.identical.own_documents`).
+    ids: of the queries that are documents (`data.identical.own_documents`).
     """
 
-    own: Set[str]
+    ids: Set[str]
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        depth = k + 1 if self.own and k > 0 else k
-        return without_own(self.retriever.search(queries, depth, progress=progress), self.own, k)
+        depth = k + 1 if self.ids and k > 0 else k
+        return without_own(self.retriever.search(queries, depth, progress=progress), self.ids, k)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        return self.retriever.rerank(queries, without_own(run, self.own), progress=progress)
+        return self.retriever.rerank(queries, without_own(run, self.ids), progress=progress)
 
 
 @dataclass(frozen=True, eq=False)
 class AllProcesses(Wrapper):
-    """Share each search among the processes of a launch, with the answers of one process.
+    """Divide each search among the processes of a launch; results equal those of a single process.
 
-    Every process calls the methods with the same arguments and receives all results. Where the retriever can
-    be divided (`Indexed.part`), each process searches its part of the documents, and the best are merged.
-    Otherwise the queries are divided, as for reranking.
+    Every process calls the methods with the same arguments and receives all results. If the retriever can be
+    divided (`Indexed.part`), each process searches its part of the documents, and the best are merged.
+    Otherwise, and for reranking, the queries are divided.
 
     launch: such as accelerate's `Accelerator` or `PartialState`.
     """
@@ -113,12 +113,11 @@ class AllProcesses(Wrapper):
     launch: Launch
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        rank, count = self.launch.process_index, self.launch.num_processes
-        whole = self.retriever
+        rank, count, whole = self.launch.process_index, self.launch.num_processes, self.retriever
         if count > 1 and isinstance(whole, Indexed) and (part := whole.part(rank, count)):
             return self._merged(queries, part.search(queries, k, progress=progress), k)
         mine = {query: queries[query] for query in list(queries)[rank::count]}
-        return self._merged(queries, self.retriever.search(mine, k, progress=progress))
+        return self._merged(queries, whole.search(mine, k, progress=progress))
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         rank, count = self.launch.process_index, self.launch.num_processes
@@ -126,7 +125,7 @@ class AllProcesses(Wrapper):
         return self._merged(run, self.retriever.rerank(queries, mine, progress=progress))
 
     def _merged(self, queries: Mapping[str, Any], run: Run, k: int | None = None) -> Run:
-        """The runs of all processes as one, of each query its first k documents, or all."""
+        """Merge the runs of all processes and keep each query's first k documents, or all."""
         runs: list[Run] = [run] * self.launch.num_processes
         if len(runs) > 1:
             distributed.all_gather_object(runs, run)

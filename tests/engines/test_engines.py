@@ -180,14 +180,14 @@ def test_what_an_engine_cannot_take_is_named(engine_of, name):
     one, two, wide = np.ones((1, 4), np.float32), np.ones((2, 4), np.float32), np.ones((1, 5), np.float32)
     for vectors, message in (
         (one[:0], "'b' has no vector"),
-        (two, "'b' has 2 vectors, and this engine takes one"),
+        (two, "'b' has 2 vectors, but this engine takes one"),
         (np.full((1, 4), np.nan, np.float32), "'b' has vectors that are not finite"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.add(["a", "b"], [one, vectors])
     with pytest.raises(ValueError, match=r"'b' needs axes \[vectors, 4\], not \[1, 5\]"):
         engine.add(["b"], [wide])
-    with pytest.raises(ValueError, match="document 'a' comes twice"):
+    with pytest.raises(ValueError, match="document 'a' is listed twice"):
         engine.add(["a", "a"], [one, one])
     assert engine.top(one, 3) == []  # nothing of these was stored
     engine.add([], [])
@@ -206,13 +206,13 @@ def test_an_engine_of_another_width_is_refused(indexed):
     with pytest.raises(ValueError, match=f"has {dim} dimensions, the engine 7"):
         hand_over(store, model, Exhaustive(7))
     if model.name != "dpr":
-        with pytest.raises(ValueError, match="several vectors a document, and this engine takes one"):
+        with pytest.raises(ValueError, match="several vectors per document, but this engine takes one"):
             hand_over(store, model, Exhaustive(dim, single=True))
 
 
 THERE = {
     "lancedb": r"'fixed_size_list<float>\[4\]'",
-    "qdrant": "one vector a document, 4 × float32, Dot",
+    "qdrant": "one vector per document, 4 × float32, Dot",
     "pgvector": r"'vector\(4\)'",
 }
 OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is said
@@ -226,7 +226,7 @@ OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is
         False,
         {
             "lancedb": r"list<fixed_size_list<float>\[4\]>",
-            "qdrant": r"many vectors a document \(max_sim\), 4 ×",
+            "qdrant": r"many vectors per document \(max_sim\), 4 ×",
             "pgvector": "'n': 'integer'",
         },
     ),
@@ -258,7 +258,7 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     vectors = draw.standard_normal((300, 1, 4)).astype(np.float32)
     engine.add([str(n) for n in range(300)], list(vectors))
     engine.table.create_index("vector", config=lancedb.index.IvfFlat(distance_type="l2"))
-    with pytest.raises(ValueError, match="of the metric l2, not dot"):
+    with pytest.raises(ValueError, match="with the metric l2, not dot"):
         LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     engine.approximate(index_type="IVF_FLAT")  # in its place
     again = LanceEngine(str(tmp_path / "indexed"), 4, single=True, nprobes=100)
@@ -303,7 +303,7 @@ def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path
         client = QdrantClient(path=str(tmp_path / str(n)))
         client.create_collection("documents", vectors_config=params)
         client.close()
-        with pytest.raises(ValueError, match=f"{said}.*, not of one vector a document, 4 × float32, Dot"):
+        with pytest.raises(ValueError, match=f"{said}.*, not one vector per document, 4 × float32, Dot"):
             QdrantEngine(4, single=True, path=str(tmp_path / str(n)), pickled=True)
 
 
@@ -354,8 +354,8 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
     ("address", "said"),
     {
         "postgresql://me:secret@[h": "address must be like postgresql://user@host/database",
-        "postgresql://me:p@secret@127.0.0.1:1/mine": "with @ and / of a password as %40 and %2F",
-        "postgresql://me:pa/secret@127.0.0.1:1/mine": "with @ and / of a password as %40 and %2F",
+        "postgresql://me:p@secret@127.0.0.1:1/mine": "in a password write @ and / as %40 and %2F",
+        "postgresql://me:pa/secret@127.0.0.1:1/mine": "in a password write @ and / as %40 and %2F",
         "postgresql://me:secret@127.0.0.1:1/mine": "PostgreSQL at 127.0.0.1, mine: .*refused",
         "host=/nowhere password=secret": "PostgreSQL at /nowhere, default database: .*No such file",
     }.items(),

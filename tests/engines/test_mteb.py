@@ -72,5 +72,5 @@ def test_a_reranker_orders_the_candidates_alone(tiny_bert: Path):
     model = MTEBModel(RERANKERS["cross_attention"](str(tiny_bert)), name="mine")
     found = evaluated(model, task(top_ranked={"q1": ["d1"], "q2": ["d1", "q2"]}))
     assert found["recall_at_10"] == 0.5
-    with pytest.raises(ValueError, match="scores given pairs and searches no corpus"):
+    with pytest.raises(ValueError, match="cannot search, it only scores pairs"):
         model.search([{"id": "q", "text": "cat"}], top_k=1, encode_kwargs={})

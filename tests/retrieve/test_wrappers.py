@@ -57,7 +57,7 @@ def test_the_best_passage_is_explained():
 
 
 def test_the_number_of_passages_is_at_least_1():
-    with pytest.raises(ValueError, match="best of passages must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="best must be at least 1 passage, got 0"):
         Passages(BM25(CORPUS), Pieces(CORPUS, 5), 0)
 
 

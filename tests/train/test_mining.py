@@ -51,7 +51,7 @@ def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> No
 
 
 def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
-    with pytest.raises(ValueError, match="cross_attention scores given pairs and searches no corpus"):
+    with pytest.raises(ValueError, match="cross_attention cannot search, it only scores pairs"):
         mine(cross_attention(tiny_bert), CORPUS, SPLIT)
 
 
