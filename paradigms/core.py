@@ -76,6 +76,12 @@ class Interaction:
         matched = (self.similarity * self.alignment).sum((-2, -1)) / self.normaliser
         return matched if self.rest is None else matched + self.rest
 
+    def _repr_html_(self) -> str:
+        """Cards of the first pairs, for a notebook."""
+        from paradigms import view  # which draws, and nothing else in this file needs
+
+        return view.framed(view.page(view.explanations_of(self)))
+
 
 def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:
     """S = DᵀQ and which of its entries are pairs of real tokens; padded entries of S are 0."""

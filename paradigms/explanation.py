@@ -21,3 +21,9 @@ class Explanation:
     query_salience: list[float] | None = None
     document_salience: list[float] | None = None
     rest: float = 0.0  # the part of rel that belongs to no pair
+
+    def _repr_html_(self) -> str:
+        """The card of the explanation, for a notebook."""
+        from paradigms import view
+
+        return view.framed(view.page([self]))

@@ -69,7 +69,7 @@ def test_a_wheel_holds_all_that_the_command_needs(tmp_path: Path):
         str(file.relative_to(ROOT))
         for folder in ("paradigms", "theory")
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".j2", ".typed")
+        if file.suffix in (".py", ".j2", ".html", ".js", ".css", ".typed")
     }
     assert sources <= names
     assert not [name for name in names if name.startswith(("experiments", "tests"))]

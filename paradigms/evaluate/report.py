@@ -6,18 +6,16 @@ The page's content security policy forbids all requests.
 
 import base64
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
-
 from paradigms.evaluate.table import ResultTable
 from paradigms.explanation import Explanation
 from paradigms.io.files import write_text
+from paradigms.view import card_data, environment, framed, page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,12 +27,18 @@ DASHES = ("-", "--", ":", "-.")
 
 @dataclass
 class AlignmentExample:
+    """A query and a document, explained by several systems."""
+
     query_id: str
     document_id: str
     query: str
     document: str
     relevant: bool
     systems: list[Explanation]
+
+    def _repr_html_(self) -> str:
+        """The cards of all systems, for a notebook."""
+        return framed(page(self.systems, self.query, self.document))
 
 
 @dataclass
@@ -62,28 +66,20 @@ def write_report(path: str | Path, report: Report) -> None:
 
     ValueError for a number that is not finite; it names query, document and system.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = format_number
-    compact = {"separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
-    environment.policies["json.dumps_kwargs"] = compact
+    templates = environment(Path(__file__).parent)
+    templates.filters["number"] = format_number
     chart = io.BytesIO()
     if any(report.curves.values()):
         recall_picture(report.curves, report.curve).savefig(chart, format="png")
-    page = environment.get_template("report.html.j2").render(
+    html = templates.get_template("report.html.j2").render(
         report=report,
         chart=base64.b64encode(chart.getvalue()).decode(),
         cutoffs=sorted({k for curve in report.curves.values() for k in curve}),
         cost_columns=list(dict.fromkeys(key for row in report.costs for key in row)),
-        examples=[vars(e) | {"systems": [_system_data(e, s) for s in e.systems]} for e in report.alignments],
+        examples=[_example_data(example) for example in report.alignments],
         has_rest=any(system.rest for example in report.alignments for system in example.systems),
     )
-    write_text(path, page, errors="replace")
+    write_text(path, html, errors="replace")
 
 
 def format_number(value: object) -> str:
@@ -138,30 +134,7 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _system_data(example: AlignmentExample, system: Explanation) -> dict:
-    """A system as the page's JSON block holds it; links flattened, numbers to 4 digits."""
-    where = f"query {example.query_id!r}, document {example.document_id!r}, system {system.system!r}"
-
-    def rounded(values: Iterable[float]) -> list[float]:
-        digits = [float(f"{value:.4g}") for value in values]
-        if not all(map(isfinite, digits)):
-            raise ValueError(f"{where}: a number is not finite")
-        return digits
-
-    z, rel, rest = rounded([system.Z, system.rel, system.rest])
-    query, document = system.query_salience, system.document_salience
-    return {
-        "query_salience": None if query is None else rounded(query),
-        "document_salience": None if document is None else rounded(document),
-        "system": system.system,
-        "reads": system.reads,
-        "query": system.query_tokens,
-        "document": system.document_tokens,
-        "i": [int(i) for i, _, _, _ in system.links],
-        "j": [int(j) for _, j, _, _ in system.links],
-        "s": rounded(s for _, _, s, _ in system.links),
-        "a": rounded(a for _, _, _, a in system.links),
-        "Z": z,
-        "rel": rel,
-        "rest": rest,
-    }
+def _example_data(example: AlignmentExample) -> dict:
+    """An example as the page's JSON block holds it."""
+    where = f"query {example.query_id!r}, document {example.document_id!r}"
+    return vars(example) | {"systems": [card_data(system, where) for system in example.systems]}

@@ -1,9 +1,5 @@
 """The report's alignment view in a real browser: links to a state, the keyboard, and what it looks like."""
 
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from urllib.parse import parse_qs, quote
 
@@ -13,10 +9,9 @@ from matplotlib.image import imread
 
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
+from tests import browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(BROWSERS)}")
+pytestmark = browser.needed
 
 
 def system(name: str, links: list[tuple[int, int, float, float]], salience: list[float] | None = None):
@@ -25,7 +20,7 @@ def system(name: str, links: list[tuple[int, int, float, float]], salience: list
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def report(tmp_path_factory):
     """Two documents of one query, two systems."""
     systems = [
         system("colbert", [(1, 0, 0.9, 1.0), (3, 1, 0.1, 1.0)]),
@@ -40,81 +35,87 @@ def page(tmp_path_factory):
     return file
 
 
-def browse(page: Path, state: str = "", script: str = "", picture: Path | None = None) -> str:
-    """The page as the browser has it once `script` has run at its end."""
-    if script:
-        text = page.read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
-        page = page.with_name("scripted.html")
-        page.write_text(text, encoding="utf-8")
-    what = ["--dump-dom"] if picture is None else [f"--screenshot={picture}", "--window-size=1000,1600"]
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--timeout=20000"]
-    done = subprocess.run(
-        [str(BROWSER), *flags, *what, f"{page.as_uri()}{state}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout
+@pytest.fixture(scope="module")
+def tab():
+    page = browser.Page()
+    yield page
+    page.close()
 
 
-def state_of(dom: str) -> dict[str, list[str]]:
-    link = re.search(r'id="state" href="#alignment\?([^"]*)"', dom)
-    return parse_qs(link[1].replace("&amp;", "&"))
+def show(tab: browser.Page, report: Path, state: str = "") -> None:
+    tab.open(f"{report.as_uri()}{state}")
+    tab.wait("document.querySelectorAll('#systems .card').length")
 
 
-def test_a_page_without_a_state_makes_one(page):
+def state_of(tab: browser.Page) -> dict[str, list[str]]:
+    link = tab.script("document.querySelector('#state').hash")
+    assert link == tab.script("location.hash")
+    return parse_qs(link.partition("?")[2])
+
+
+def test_a_page_without_a_state_makes_one(tab, report):
     """And shows salience as the ink of a token."""
-    dom = browse(page)
-    assert state_of(dom) == {"query": ["q 1"], "document": ["one"]}
-    assert dom.count('<article class="card">') == 3  # two, and their template
-    found = re.findall(r'style="[^"]*--salience: ([\d.]+)', dom)
-    assert [float(value) for value in found] == [0.0, 1.0, 0.25, 0.5]
+    show(tab, report)
+    assert state_of(tab) == {"query": ["q 1"], "document": ["one"]}
+    assert tab.texts("#systems .card h3") == ["colbert", "aligner"]
+    ink = tab.script(
+        "[...document.querySelectorAll('.document .token')]"
+        ".map((token) => token.style.getPropertyValue('--salience'))"
+    )
+    assert [float(value) for value in ink if value] == [0.0, 1.0, 0.25, 0.5]
+    assert tab.errors == []
 
 
-def test_a_link_restores_what_was_chosen_shown_and_held(page):
-    given = {"query": "q 1", "document": "two & three", "without": "colbert", "hold": "query sea 0"}
-    state = "&".join(f"{name}={quote(value)}" for name, value in given.items())
-    dom = browse(page, f"#alignment?{state}")
-    assert state_of(dom) == {name: [value] for name, value in given.items()}
-    shown = dom[dom.index('<div id="systems">') : dom.index("<template")]
-    assert "<h3>aligner</h3>" in shown
-    assert "<h3>colbert</h3>" not in shown
-    assert "text of two &amp; three" in dom
-    assert re.search(r'<p class="linked"[^>]*><b>sea</b> ↔ <b>seas</b> 100%', shown)
+def test_a_link_restores_what_was_chosen_shown_and_held(tab, report):
+    chosen = {"query": "q 1", "document": "two & three", "without": "colbert", "hold": "query sea 0"}
+    show(tab, report, "#alignment?" + "&".join(f"{name}={quote(value)}" for name, value in chosen.items()))
+    assert state_of(tab) == {name: [value] for name, value in chosen.items()}
+    assert tab.texts("#systems .card h3") == ["aligner"]
+    assert tab.text("#document-text") == "text of two & three"
+    assert tab.text("#systems .linked").startswith("sea ↔ seas 100%")
 
 
-def test_an_address_of_nothing_shows_the_first(page):
-    dom = browse(page, "#alignment?query=none&document=one")
-    assert state_of(dom) == {"query": ["q 1"], "document": ["one"]}
+def test_an_address_of_nothing_shows_the_first(tab, report):
+    show(tab, report, "#alignment?query=none&document=one")
+    assert state_of(tab) == {"query": ["q 1"], "document": ["one"]}
 
 
-def test_the_keyboard_reaches_holds_and_lets_go(page):
-    script = """
-      const pressed = (key) => new KeyboardEvent("keydown", {key, bubbles: true});
-      const press = (key) => document.activeElement.dispatchEvent(pressed(key));
-      const said = () => document.querySelector("#systems .linked").textContent;
-      const found = [];
-      document.querySelector("#systems .tokens.document .token").focus();
-      press("ArrowRight"); found.push(document.activeElement.textContent, said());
-      press("End"); found.push(document.activeElement.textContent, said());
-      press("Enter"); found.push(location.hash);
-      press("Escape"); found.push(location.hash);
-      document.title = JSON.stringify(found);
-    """
-    dom = browse(page, script=script)
-    found = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    first, first_said, last, last_said, held, free = json.loads(found[1].replace("&amp;", "&"))
-    assert (first, last) == ("fish", "seas")
-    assert first_said.startswith("fish ↔ fish 100%")
-    assert last_said.startswith("seas ↔ sea 100%")
-    assert "hold=document+seas+0" in held
-    assert "hold" not in free
+def test_a_system_is_hidden_and_shown(tab, report):
+    show(tab, report)
+    tab.click("#choose-systems input")
+    assert tab.texts("#systems .card h3") == ["aligner"]
+    tab.click("#choose-systems input")
+    assert tab.texts("#systems .card h3") == ["colbert", "aligner"]
 
 
-def test_the_view_is_drawn(page, tmp_path):
+def test_the_keyboard_reaches_holds_and_lets_go(tab, report):
+    show(tab, report)
+    tab.script("document.querySelector('#systems .tokens.document .token').focus()")
+    for key, token, linked in (
+        ("ArrowRight", "fish", "fish ↔ fish 100%"),
+        ("End", "seas", "seas ↔ sea 100%"),
+    ):
+        tab.press(key)
+        assert tab.script("document.activeElement.textContent") == token
+        assert tab.text("#systems .linked").startswith(linked)
+    tab.press("Enter")
+    assert state_of(tab)["hold"] == ["document seas 0"]
+    tab.press("Escape")
+    assert "hold" not in state_of(tab)
+
+
+def test_the_pointer_shows_a_token_in_every_card(tab, report):
+    show(tab, report)
+    tab.point("#systems .tokens.query .token")
+    assert [said[:13] for said in tab.texts("#systems .linked")] == ["fish ↔ fish 1"] * 2
+    tab.point("h1")
+    assert tab.text("#systems .linked").startswith("fish ↔ fish 90%")
+
+
+def test_the_view_is_drawn(tab, report, tmp_path):
     """Blue for links, on a page that is not blank."""
-    browse(page, picture=tmp_path / "view.png")
+    show(tab, report, "#alignment")
+    tab.picture(tmp_path / "view.png", whole=True)
     pixels = imread(tmp_path / "view.png")[..., :3]
     assert pixels.std() > 0.02
     blue = (pixels[..., 2] > pixels[..., 0] + 0.2) & (pixels[..., 2] > 0.4)

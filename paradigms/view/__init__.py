@@ -1,0 +1,106 @@
+"""A between tokens, as HTML: the script and style that the report, the live page and notebooks share.
+
+    Path("pair.html").write_text(page([colbert.explain(query, document)], query, document))
+
+cards.js draws a card for each explanation from `card_data`: its numbers, its matrix, tokens in shades and the
+links between them. Texts reach a page as JSON and the document as text nodes, never as HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paradigms.explanation import Explanation
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from paradigms.core import Interaction
+
+FOLDER = Path(__file__).parent
+PAIRS = 8  # of an interaction, drawn in a notebook
+HEIGHT = 30  # of a notebook's frame, in rem
+
+
+def environment(*folders: Path) -> jinja2.Environment:
+    """Templates of some folders and of this one, where every value is escaped."""
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    compact = {"separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
+    made.policies["json.dumps_kwargs"] = compact
+    return made
+
+
+def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
+    """An explanation as cards.js takes it: links flattened, numbers to 4 digits.
+
+    Raises ValueError, which begins with `where`, for a number that is not finite.
+    """
+
+    def rounded(values: Iterable[float]) -> list[float]:
+        digits = [float(f"{value:.4g}") for value in values]
+        if not all(map(isfinite, digits)):
+            raise ValueError(f"{where}, system {explanation.system!r}: a number is not finite")
+        return digits
+
+    z, rel, rest = rounded([explanation.Z, explanation.rel, explanation.rest])
+    query, document = explanation.query_salience, explanation.document_salience
+    return {
+        "query_salience": None if query is None else rounded(query),
+        "document_salience": None if document is None else rounded(document),
+        "system": explanation.system,
+        "reads": explanation.reads,
+        "query": explanation.query_tokens,
+        "document": explanation.document_tokens,
+        "i": [int(i) for i, _, _, _ in explanation.links],
+        "j": [int(j) for _, j, _, _ in explanation.links],
+        "s": rounded(s for _, _, s, _ in explanation.links),
+        "a": rounded(a for _, _, _, a in explanation.links),
+        "Z": z,
+        "rel": rel,
+        "rest": rest,
+    }
+
+
+def page(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
+    """A self-contained HTML page of cards, one for each explanation of a pair of texts."""
+    cards = [card_data(one, f"query {query!r:.80}") for one in explanations]
+    return environment().get_template("cards.html.j2").render(cards=cards, query=query, document=document)
+
+
+def framed(html: str) -> str:
+    """A page for a notebook's output: in a frame that runs its script and can reach nothing around it."""
+    return (
+        f'<iframe sandbox="allow-scripts" title="A between tokens" srcdoc="{escape(html)}" '
+        f'style="width: 100%; height: {HEIGHT}rem; border: 0; resize: vertical; overflow: auto"></iframe>'
+    )
+
+
+def explanations_of(interaction: Interaction) -> list[Explanation]:
+    """The first `PAIRS` pairs of an interaction; tokens have numbers in place of names."""
+    S, A, Z, rel = (
+        t.detach().cpu()
+        for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
+    )
+    made = []
+    for b, n in [(b, n) for b in range(A.shape[0]) for n in range(A.shape[1])][:PAIRS]:
+        sides = ([f"{side}{x}" for x in range(size)] for side, size in (("q", A.shape[3]), ("d", A.shape[2])))
+        links = [(i, j, float(S[b, n, i, j]), float(A[b, n, i, j])) for i, j in A[b, n].nonzero().tolist()]
+        rest = 0.0 if interaction.rest is None else float(interaction.rest[b, n])
+        made.append(
+            Explanation(
+                f"query {b}, document {n}", "", *sides, links, float(Z[b, n]), float(rel[b, n]), rest=rest
+            )
+        )
+    return made

@@ -1,0 +1,250 @@
+"use strict";
+
+// alignmentCards(grid, changed) draws a card for each system into an element: rel and Z, the matrix S·A, tokens
+// in shades of their share, and the links between them. A link l joins document token i[l] to query token j[l]
+// with similarity s[l] and weight a[l]; its contribution to Z rel is s[l] a[l]. Pointer and keyboard show what
+// one token is aligned to, in every card; `changed` is called when a token is held or let go.
+function alignmentCards(grid, changed = () => {}) {
+  const LINKS_DRAWN = 250; // at rest only the strongest are drawn: more would hide the text
+  let cards = [];
+  let pointed = null; // the token whose links are shown: {side, key}
+  let held = null; // the token that a click or Enter holds
+
+  const element = (name, className, text) => {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const number = (value) => String(+value.toPrecision(4));
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const same = (a, b) => a?.side === b?.side && a?.key === b?.key;
+  const largest = (values) => values.reduce((most, value) => Math.max(most, value), 0);
+
+  // The same token in another system is the one with the same text and the same number of earlier equals.
+  function keys(words) {
+    const seen = new Map();
+    return words.map(({ text }) => {
+      const count = seen.get(text) || 0;
+      seen.set(text, count + 1);
+      return `${text} ${count}`;
+    });
+  }
+
+  function makeCard(data) {
+    const card = element("article", "card");
+    const header = element("header");
+    const facts = element("p", "facts");
+    const canvas = element("canvas");
+    canvas.setAttribute("role", "img");
+    const linked = element("p", "linked");
+    linked.setAttribute("aria-live", "polite");
+    const drawing = element("div", "drawing");
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    svg.setAttribute("aria-hidden", "true");
+    drawing.append(svg);
+    const links = `${data.a.length} link${data.a.length === 1 ? "" : "s"}`;
+    facts.append("rel ", element("b", "", number(data.rel)), ` · Z ${number(data.Z)}${data.rest ? ` · rest ${number(data.rest)}` : ""} · ${links}`);
+    if (data.rank) facts.append(" · ", element("b", "rank", data.rank));
+    header.append(element("h3", "", data.system), facts);
+    card.append(header);
+    if (data.reads) card.append(element("p", "reads", `A may read: ${data.reads}`));
+    card.append(canvas, linked, drawing);
+    const sides = {};
+    for (const side of ["query", "document"]) {
+      const box = element("div", `tokens ${side}`);
+      box.setAttribute("role", "listbox");
+      box.setAttribute("aria-orientation", "horizontal");
+      box.dir = "auto";
+      drawing.append(box);
+      const words = spelled(data[side]);
+      const salience = data[`${side}_salience`];
+      const most = Math.max(1, largest(salience || []));
+      const tokens = words.map(({ text, joined }, x) => {
+        const token = element("span", joined ? "token joined" : "token", text);
+        token.setAttribute("role", "option");
+        token.tabIndex = x ? -1 : 0;
+        token.dataset.side = side;
+        token.dataset.x = x;
+        if (salience) {
+          token.style.setProperty("--salience", Math.max(0, salience[x] / most));
+          token.title = `salience ${number(salience[x])}`;
+        }
+        if (x && !joined) box.append(" ");
+        box.append(token);
+        return token;
+      });
+      if (!tokens.length) box.append(element("span", "empty", "(no tokens)"));
+      box.setAttribute("aria-label", `${side} tokens, ${data.system}`);
+      sides[side] = { tokens, words, keys: keys(words), of: side === "query" ? data.j : data.i };
+    }
+    const share = data.s.map((s, l) => s * data.a[l]);
+    return { card, data, sides, share, canvas, svg, linked };
+  }
+
+  // The matrix, one pixel an entry: query tokens down, document tokens across.
+  function drawMatrix({ data, share, canvas }) {
+    canvas.width = Math.max(1, data.document.length);
+    canvas.height = Math.max(1, data.query.length);
+    canvas.style.height = `${Math.min(150, Math.max(14, 5 * canvas.height))}px`;
+    canvas.setAttribute("aria-label", `S·A of ${data.system}: ${data.query.length} query by ${data.document.length} document tokens`);
+    const context = canvas.getContext("2d");
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => `rgb(${style.getPropertyValue(name).trim().split(/\s+/).join(",")})`;
+    const [positive, negative] = [color("--accent"), color("--negative")];
+    const most = largest(share.map(Math.abs)) || 1;
+    share.forEach((value, l) => {
+      context.globalAlpha = Math.sqrt(Math.abs(value) / most); // the root keeps weak links visible
+      context.fillStyle = value < 0 ? negative : positive;
+      context.fillRect(data.i[l], data.j[l], 1, 1);
+    });
+  }
+
+  // Shades of a card and what they say: at rest of all links, else of the links of token x on `side`.
+  function shade(made, side, x) {
+    const { data, sides, share, linked } = made;
+    const active = x >= 0;
+    let links = share.map((_, l) => l);
+    if (active) links = links.filter((l) => sides[side].of[l] === x);
+    links.sort((a, b) => Math.abs(share[b]) - Math.abs(share[a]));
+    const total = sum(links.map((l) => Math.abs(share[l]))) || 1;
+    for (const name of ["query", "document"]) {
+      const weights = new Float64Array(sides[name].tokens.length);
+      for (const l of links) weights[sides[name].of[l]] += share[l];
+      const most = active ? total : largest([...weights].map(Math.abs)) || 1;
+      sides[name].tokens.forEach((token, y) => {
+        const self = active && name === side && y === x;
+        token.style.setProperty("--weight", self ? 0 : Math.min(1, Math.abs(weights[y]) / most));
+        token.classList.toggle("negative", weights[y] < 0);
+        token.classList.toggle("active", self);
+        token.setAttribute("aria-selected", self);
+      });
+    }
+    const token = (name, y) => element("b", "", sides[name].words[y].text);
+    linked.replaceChildren(links.length ? "" : active ? "nothing is aligned to " : "nothing is aligned");
+    if (active) linked.append(token(side, x), links.length ? " ↔ " : "");
+    links.slice(0, active ? 12 : 5).forEach((l, n) => {
+      linked.append(n ? " · " : "");
+      if (!active) linked.append(token("query", data.j[l]), " ↔ ", token("document", data.i[l]));
+      else linked.append(side === "query" ? token("document", data.i[l]) : token("query", data.j[l]));
+      linked.append(` ${Math.round((100 * Math.abs(share[l])) / total)}%`);
+      if (active) linked.append(` (S ${number(data.s[l])}, A ${number(data.a[l])})`);
+    });
+    return { made, links: links.slice(0, LINKS_DRAWN), active };
+  }
+
+  // The paths of a card's links, measured before any card draws its own: the page is laid out once.
+  function measure({ made: { data, sides, share, svg }, links, active }) {
+    const origin = svg.getBoundingClientRect();
+    const most = links.length ? Math.abs(share[links[0]]) || 1 : 1;
+    const boxes = new Map();
+    const box = (token) => boxes.get(token) || boxes.set(token, token.getClientRects()[0]).get(token);
+    const paths = links.flatMap((l) => {
+      const from = box(sides.query.tokens[data.j[l]]);
+      const to = box(sides.document.tokens[data.i[l]]);
+      if (!from || !to) return [];
+      const [x1, y1] = [from.x + from.width / 2 - origin.x, from.bottom - origin.y];
+      const [x2, y2] = [to.x + to.width / 2 - origin.x, to.top - origin.y];
+      const bend = (y2 - y1) * 0.5;
+      const opacity = (active ? 0.3 : 0.05) + (active ? 0.6 : 0.22) * (Math.abs(share[l]) / most);
+      return [{ d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}`, opacity, negative: share[l] < 0 }];
+    });
+    return { svg, paths };
+  }
+
+  function drawLines({ svg, paths }) {
+    svg.replaceChildren(...paths.map(({ d, opacity, negative }) => {
+      const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      path.setAttribute("d", d);
+      path.style.opacity = opacity;
+      if (negative) path.classList.add("negative");
+      return path;
+    }));
+  }
+
+  // The same token in every card, or all at rest.
+  function point(target) {
+    pointed = target;
+    const shaded = cards.map((made) => shade(made, target?.side ?? "query", target ? made.sides[target.side].keys.indexOf(target.key) : -1));
+    shaded.map(measure).forEach(drawLines);
+  }
+
+  function targetOf(event) {
+    const token = event.target.closest(".token");
+    const made = cards.find(({ card }) => card.contains(event.target));
+    if (!made) return null;
+    if (token) return { side: token.dataset.side, key: made.sides[token.dataset.side].keys[token.dataset.x], token, made };
+    if (event.target === made.canvas && made.data.query.length) {
+      const j = Math.floor((event.offsetY / made.canvas.clientHeight) * made.data.query.length);
+      return { side: "query", key: made.sides.query.keys[Math.min(Math.max(j, 0), made.data.query.length - 1)] };
+    }
+    return null;
+  }
+
+  function hold(target) {
+    held = held && target && same(held, target) ? null : target && { side: target.side, key: target.key };
+    point(held || target);
+    changed();
+  }
+
+  function follow(event) {
+    if (held || event.pointerType !== "mouse") return;
+    const target = targetOf(event);
+    if (!same(target, pointed)) point(target);
+  }
+
+  // One stop of the Tab key per list of tokens; arrows move inside it.
+  function move(event) {
+    const target = targetOf(event);
+    if (event.key === "Escape") return hold(null);
+    if (!target || !target.token) return undefined;
+    const { tokens } = target.made.sides[target.side];
+    const x = tokens.indexOf(target.token);
+    const next = { ArrowRight: x + 1, ArrowDown: x + 1, ArrowLeft: x - 1, ArrowUp: x - 1, Home: 0, End: tokens.length - 1 }[event.key];
+    if (event.key === "Enter" || event.key === " ") hold(target);
+    else if (next === undefined) return undefined;
+    else if (tokens[next]) {
+      target.token.tabIndex = -1;
+      tokens[next].tabIndex = 0;
+      tokens[next].focus();
+    }
+    return event.preventDefault();
+  }
+
+  // Cards for these systems, in place of those before. keep: hold the token that is held, where it is there.
+  function draw(systems, keep = false) {
+    cards = systems.map(makeCard);
+    grid.replaceChildren(...cards.map(({ card }) => card));
+    cards.forEach(drawMatrix);
+    if (!keep || !(held && cards.some(({ sides }) => sides[held.side].keys.includes(held.key)))) held = null;
+    point(held);
+  }
+
+  // Hold a token by its text and number, such as "fish 0"; false where no card has it.
+  function holdKey(side, key) {
+    if (!cards.some(({ sides }) => sides[side]?.keys.includes(key))) return false;
+    held = null;
+    hold({ side, key });
+    return true;
+  }
+
+  grid.addEventListener("pointermove", follow);
+  grid.addEventListener("pointerleave", () => held || point(null));
+  grid.addEventListener("focusin", (event) => held || point(targetOf(event)));
+  grid.addEventListener("click", (event) => hold(targetOf(event)));
+  grid.addEventListener("keydown", move);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => cards.forEach(drawMatrix));
+  new ResizeObserver(() => point(pointed)).observe(grid);
+  return { draw, holdKey, held: () => held };
+}
+
+// Token as shown, and whether it continues the word before: "##ing" (WordPiece), or no "▁" or "Ġ" where the
+// tokenizer marks the beginnings of words (SentencePiece, byte-level BPE).
+function spelled(tokens) {
+  const marked = tokens.some((token) => /^[▁Ġ]/.test(token));
+  return tokens.map((token, x) => {
+    if (/^##./.test(token)) return { text: token.slice(2), joined: x > 0 };
+    if (/^[▁Ġ]./.test(token)) return { text: token.slice(1), joined: false };
+    return { text: token, joined: marked && x > 0 && !/^[[<▁Ġ]/.test(token) && !/^[[<].*[\]>]$/.test(tokens[x - 1]) };
+  });
+}

@@ -1,0 +1,71 @@
+"""A between tokens as HTML: what notebooks show is the report's card, in a frame that reaches nothing."""
+
+import html
+import json
+import re
+
+import pytest
+import torch
+
+from paradigms.core import Interaction
+from paradigms.evaluate import AlignmentExample
+from paradigms.explanation import Explanation
+from paradigms.view import page
+from tests import browser
+
+PAIR = Explanation("colbert", "S", ["fish", "sea"], ["a", "fish"], [(1, 0, 0.5, 1.0)], 2.0, 0.25)
+
+
+def shown(of: object) -> str:
+    """The page in the frame that a notebook shows."""
+    frame = of._repr_html_()
+    assert re.match(r'<iframe sandbox="allow-scripts" ', frame)
+    return html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1])
+
+
+def cards(text: str) -> list[dict]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_an_explained_pair_and_a_comparison_show_their_cards():
+    (card,) = cards(shown(PAIR))
+    assert (card["system"], card["rel"], card["i"], card["j"]) == ("colbert", 0.25, [1], [0])
+    example = AlignmentExample("q", "d", "fish <sea>", "a fish", True, [PAIR, PAIR])
+    assert len(cards(shown(example))) == 2
+    assert "fish &lt;sea&gt;" in shown(example)
+
+
+def test_an_interaction_shows_what_rel_sums():
+    torch.manual_seed(0)
+    S, A = torch.randn(2, 1, 3, 2), torch.zeros(2, 1, 3, 2)
+    A[:, :, 1] = 1
+    interaction = Interaction(S, A, torch.full((2, 1), 2.0))
+    drawn = cards(shown(interaction))
+    assert [card["system"] for card in drawn] == ["query 0, document 0", "query 1, document 0"]
+    for card, rel in zip(drawn, interaction.rel[:, 0].tolist(), strict=True):
+        total = sum(s * a for s, a in zip(card["s"], card["a"], strict=True)) / card["Z"]
+        assert total == pytest.approx(rel, abs=1e-3)  # drawn with four digits
+        assert card["i"] == [1, 1]
+
+
+@browser.needed
+def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
+    """In a page as a notebook's: the script of the frame runs, and a token that looks like one does not."""
+    hostile = "</script><img src=x onerror=parent.broken=1>\"'&<"
+    pair = Explanation(hostile, hostile, [hostile], [hostile], [(0, 0, 1.0, 1.0)], 1.0, 1.0)
+    example = AlignmentExample("q", "d", hostile, hostile, True, [pair])
+    (tmp_path / "pair.html").write_text(page([pair], hostile, hostile), encoding="utf-8")
+    (tmp_path / "notebook.html").write_text(f"<body>{example._repr_html_()}</body>", encoding="utf-8")
+    tab = browser.Page()
+    try:
+        tab.open((tmp_path / "pair.html").as_uri())
+        assert tab.text(".card h3") == hostile
+        assert tab.texts(".token") == [hostile, hostile]
+        assert tab.count("img") == 0
+        assert tab.errors == []
+        tab.open((tmp_path / "notebook.html").as_uri())
+        tab.wait("document.querySelector('iframe').clientHeight > 100")
+        assert tab.script("window.broken") is None
+        assert tab.errors == []
+    finally:
+        tab.close()
