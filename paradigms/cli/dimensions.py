@@ -97,8 +97,8 @@ def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem
         )
     if copies := len(counts.corpus) - len(set(counts.corpus)):
         lines.append(
-            f"{copies:,} document{'s have' if copies > 1 else ' has'} the text of another: a copy of the best "
-            "document ties with it and is not counted."
+            f"{copies:,} document{'s have' if copies > 1 else ' has'} the text of another: a copy of the "
+            "best document ties with it and is not counted."
         )
     if not given:
         lines.append(

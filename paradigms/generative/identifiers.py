@@ -171,9 +171,9 @@ class Identifiers:
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of its title, at most `length` with the end token (GENRE).
 
-    A document without a title, or with one of unknown tokens only, is named by the first words of its text, or
-    else by its id. Long titles are truncated; documents with equal titles share their identifier. tokenizer: a
-    fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
+    A document without a title, or with one of unknown tokens only, is named by the first words of its text,
+    or else by its id. Long titles are truncated; documents with equal titles share their identifier.
+    tokenizer: a fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
     """
     if tokenizer.eos_token is None:
         raise ValueError("titles need a tokenizer with an eos_token, such as T5's; this tokenizer has none")
