@@ -321,8 +321,16 @@ def quiet() -> Iterator[None]:
 
 
 def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
+    """A linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
+
+    As `nn.init.orthogonal_`, but factorised in float64: a seed gives the same bits with any number of threads.
+    """
     linear = nn.Linear(width, dim, bias)
-    nn.init.orthogonal_(linear.weight)
+    with torch.no_grad():
+        drawn = linear.weight.normal_().double()
+        Q, R = torch.linalg.qr(drawn.T if dim < width else drawn)
+        Q *= R.diagonal().sign()
+        linear.weight.copy_(Q.T if dim < width else Q)
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
