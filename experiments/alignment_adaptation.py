@@ -81,8 +81,8 @@ def main(settings: Settings) -> None:
         bound = {"fingerprint": bench.collection.fingerprint, "measured": list(MEASURED)}
         by_main(lambda place=place, bound=bound: keep_settings(bound, place, ()), accelerator)
         jobs = [
-            job(own, seed, place / own / f"seed-{seed}", bench, settings, accelerator)
-            for own in settings.trained_with
+            job(align, seed, place / align / f"seed-{seed}", bench, settings, accelerator)
+            for align in settings.trained_with
             for seed in settings.seeds
         ]
         run_jobs(jobs, accelerator, console)
@@ -112,25 +112,27 @@ def alignment_of(checkpoint: str) -> str:
     )
 
 
-def job(own: str, seed: int, folder: Path, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
-    """How the ALIGNER with the alignment `own` is trained, or taken, and measured."""
+def job(
+    align: str, seed: int, folder: Path, bench: Bench, settings: Settings, accelerator: Accelerator
+) -> Job:
+    """How the ALIGNER with this alignment is trained, or taken, and measured."""
 
     def make() -> Paradigm:
         if not bench.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
-        return aligner(settings.backbone, align=MEASURED[own], salience="none", **lengths_of(settings))
+        return aligner(settings.backbone, align=MEASURED[align], salience="none", **lengths_of(settings))
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
-        keys = {"collection": bench.collection.name, "trained_with": own, "seed": seed}
+        keys = {"collection": bench.collection.name, "trained_with": align, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
         # entropic alignments are measured where the model was trained with one
-        strategies = {name: of for name, of in MEASURED.items() if own in SOFT or name not in SOFT}
+        strategies = {name: MEASURED[name] for name in MEASURED if align in SOFT or name not in SOFT}
         return keys | measure(paradigm, index, bench, settings.depth, strategies)
 
     saved = Path(settings.checkpoint) if settings.checkpoint else None
     read = partial(with_document_length, length=settings.indexed_length)
     how: Any = (make, measured, bench, settings, accelerator)
-    return encoder_job(f"trained with {own}, seed {seed}", folder, seed, *how, read=read, checkpoint=saved)
+    return encoder_job(f"trained with {align}, seed {seed}", folder, seed, *how, read=read, checkpoint=saved)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
@@ -146,8 +148,8 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
     """nDCG@10 of each query under each strategy, over candidates from the model's search with k = 1."""
     test = bench.test
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
-    found = first.search(test.queries, depth, progress=True)
-    runs = rerank_strategies(first, test.queries, found, strategies, progress=True)
+    candidates = first.search(test.queries, depth, progress=True)
+    runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
     several = {
@@ -159,7 +161,7 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
         "fingerprint": bench.collection.fingerprint,
         "queries": measured["k=1"].queries,
         "bm25": bench.lexical((MEASURE,)).values[MEASURE].tolist(),
-        "values": {name: of.values[MEASURE].tolist() for name, of in measured.items()},
+        "values": {name: table.values[MEASURE].tolist() for name, table in measured.items()},
         "several": {name: float(share) for name, share in several.items()},
     }
 

@@ -22,7 +22,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from papers.wu2024.trained_pairs import Found, sample, study
+from papers.wu2024.trained_pairs import TaskResults, sample, study
 from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned, values_of
 from studies.pages import Measured, Rows, Section, verdicts
@@ -85,15 +85,15 @@ def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
     """measure -> its expectation for each query's candidates in random order."""
-    found: dict[str, list[float]] = {measure: [] for measure in MEASURES}
+    means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
         # C(n − r, relevant − 1) of the C(n, relevant) orders have the first relevant document at rank r.
         ranks = range(1, min(10, n) + 1)
         reciprocal = sum(comb(n - r, relevant - 1) / r for r in ranks) / comb(n, relevant)
         for measure, value in zip(MEASURES, (1 / n, min(10, n) / n, reciprocal), strict=True):
-            found[measure].append(value)
-    return found
+            means[measure].append(value)
+    return means
 
 
 def claims(values: Values) -> list[Claim]:
@@ -102,7 +102,7 @@ def claims(values: Values) -> list[Claim]:
     A system has not learned enough to be compared where its RR@10 is not above that of a random order, or
     its model, by the score that it is trained for, has less than `LEARNED` of BM25's R@10.
     """
-    primary = {system: of[PRIMARY] for system, of in values.items()}
+    primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}
 
     def claim(statement: str, system: str, other: str, printed: str) -> Claim:
@@ -125,18 +125,18 @@ def claims(values: Values) -> list[Claim]:
     ]
 
 
-def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """What was measured on, and the sections of the page by the name of their files."""
-    seeds = found[TASK]
+    seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]
     }
     chance = by_chance(bench.pool(settings.depth), bench.test.judgements, seeds[0]["queries"])
-    values[CHANCE] = {m: np.array([of] * len(seeds)) for m, of in chance.items()}
+    values[CHANCE] = {m: np.array([of_system] * len(seeds)) for m, of_system in chance.items()}
     table: Rows = []
-    for system, of in values.items():
+    for system, of_system in values.items():
         nq, msmarco = TABLE_5.get(system, ("–", "–"))
-        table.append({"system": system} | of | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
+        table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
     return summary + sample(bench, settings), {
         "claims": verdicts(

@@ -69,15 +69,15 @@ def main(settings: Settings) -> None:
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
     """(stage, system) → measure → query → value. ValueError names the line of what is no value."""
-    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
             try:
-                values = found.setdefault((row["stage"], row["system"]), {}).setdefault(row["measure"], {})
+                values = tables.setdefault((row["stage"], row["system"]), {}).setdefault(row["measure"], {})
                 values[row["query"]] = float(row["value"])
             except (KeyError, ValueError, TypeError) as error:
                 raise ValueError(f"{file}, line {number}: {error!r}") from error
-    return found
+    return tables
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
@@ -89,8 +89,10 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
             if part.get((stage, system), {}).keys() != measures.keys():
                 raise ValueError(f"{folder} has other measures of {system}, {stage}, than {first_name}")
         queries = {folder: list(next(iter(part[stage, system].values()))) for folder, part in parts.items()}
-        rows = [(folder, query) for folder, of in queries.items() for query in of]
-        values = {m: np.array([parts[of][stage, system][m][query] for of, query in rows]) for m in measures}
+        rows = [(folder, query) for folder, asked in queries.items() for query in asked]
+        values = {
+            m: np.array([parts[part][stage, system][m][query] for part, query in rows]) for m in measures
+        }
         names, groups = [" ".join(row) for row in rows], [folder for folder, _ in rows]
         stages.setdefault(stage, {})[system] = PerQuery(queries=names, values=values, groups=groups)
     return stages

@@ -93,7 +93,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from accelerate import Accelerator
-from papers.luan2021.capacity_claims import Found, describe
+from papers.luan2021.capacity_claims import CapacityResults, describe
 from papers.luan2021.capacity_tasks import (
     BI,
     UNI,
@@ -139,12 +139,16 @@ def main(settings: Settings) -> None:
         if seed == settings.seeds[0] or name != INIT  # no seed changes it
     ]
     results = run_jobs(jobs, accelerator, console)
-    results += [of for of in results if of["system"] == INIT for _ in settings.seeds[1:]]
+    results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
     if accelerator.is_main_process:
         results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds] + results
-        sizes = {of["system"]: of["numbers"] for of in results if of["numbers"] and of["system"] != INIT}
+        sizes = {
+            result["system"]: result["numbers"]
+            for result in results
+            if result["numbers"] and result["system"] != INIT
+        }
         predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
-        found = Found(settings.task, settings.lengths, results, predictions, sizes)
+        study = CapacityResults(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
         passages = (f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches)
         summary = (
@@ -155,7 +159,7 @@ def main(settings: Settings) -> None:
             "seeds and queries."
         )
         title = f"Passage length and capacity: {TITLES[settings.task]}"
-        publish(settings, title, summary, describe(found), accelerator)
+        publish(settings, title, summary, describe(study), accelerator)
     accelerator.end_training()
 
 
@@ -189,8 +193,8 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
-        given = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
-        how = TrainingSettings(**given, temperature=1.0 if name == CROSS else temperature(model, bench))
+        options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
+        how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, bench))
         splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
         return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)
 
@@ -201,16 +205,16 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
         return trained_once(folder, seed, make, train, accelerator)
 
     def measured(model: Any) -> Measured:
-        found = {
+        measurements = {
             "system": name,
             "length": bench.length,
             "seed": seed,
             "numbers": 0 if name == CROSS else numbers_of(model),
         }
-        found |= measure(model, name, bench, settings, accelerator.mixed_precision)
+        measurements |= measure(model, name, bench, settings, accelerator.mixed_precision)
         if not settings.keep_models:
             remove_folder(folder, TRAINED)
-        return found
+        return measurements
 
     title = f"{bench.collection.name}, seed {seed}, {name}"
     return Job(title, folder.with_name(f"{name}.json"), prepare, measured)
@@ -291,8 +295,8 @@ def lexical(bench: Bench, depth: int) -> dict[str, Any]:
 def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
     """`predict` for every size, kept in the results folder for the sizes that it was asked for."""
     file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
-    dimensions, found = sorted(set(sizes.values())), json_or_empty(file)
-    if not found or {str(k) for k in dimensions} - found["values"].keys():
-        found = predict(bench, dimensions, settings.theory_queries, settings.samples)
-        write_json(file, found)
-    return found
+    dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
+    if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():
+        predictions = predict(bench, dimensions, settings.theory_queries, settings.samples)
+        write_json(file, predictions)
+    return predictions

@@ -53,7 +53,7 @@ class Settings(PairSettings):
         super().__post_init__()
         known(self, "systems", SYSTEMS)
         absent = ["second"] * (self.second == self.backbone) + ["np-async"] * self.frozen
-        self.systems = [name for name in self.systems if not any(of in SYSTEMS[name] for of in absent)]
+        self.systems = [name for name in self.systems if not any(part in SYSTEMS[name] for part in absent)]
         if not self.systems:
             raise SystemExit(
                 "DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT. "
@@ -64,7 +64,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from papers.wu2024.trained_pairs import Found, sample, study
+from papers.wu2024.trained_pairs import TaskResults, sample, study
 from studies.curves import at_path
 from studies.model_runs import LEARNED, Bench, unlearned, values_of
 from studies.pages import Measured, Section, printed, verdicts
@@ -112,11 +112,11 @@ def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[
         runs = generative_runs(models[0], bench, settings)
     else:
         runs = {"retrieve": retriever_of(models[0], corpus).search(queries, 10)}
-    found: Measured = {
+    recalls: Measured = {
         stage: values_of(run, bench.test if stage == "retrieve" else bench.test.only(run), MEASURES)
         for stage, run in runs.items()
     }
-    return found | {"queries": bench.measured}
+    return recalls | {"queries": bench.measured}
 
 
 def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict[str, Run]:
@@ -161,7 +161,7 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 
 def claims(values: Values) -> dict[str, list[Claim]]:
     """What the paper says of systems that were measured, by its table: each is a family of tests."""
-    found: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
+    tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
     def claim(
         table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
@@ -172,7 +172,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
             more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
             where = place and f"Wu et al. 2024, {place}"
-            found[table].append(Claim(where, statement, quantity, contrast, printed=printed, **more))
+            tables[table].append(Claim(where, statement, quantity, contrast, printed=printed, **more))
 
     improve = "PAWA and NP-decoding both “greatly improve” the performance"
     similar = "Recall@1 has “similar results” to T5-ColBERT's"
@@ -190,12 +190,18 @@ def claims(values: Values) -> dict[str, list[Claim]]:
         claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(a, b))
     # Where both collections agree on the order, with the smaller difference.
     for a, b in permutations(MS_MARCO, 2):
-        least = np.min([np.subtract(of[a], of[b]) for of in (NQ320K, MS_MARCO)], axis=0) / 100
+        least = (
+            np.min(
+                [np.subtract(printed_values[a], printed_values[b]) for printed_values in (NQ320K, MS_MARCO)],
+                axis=0,
+            )
+            / 100
+        )
         ordered = [measure for measure, gain in zip(RECALLS, least, strict=True) if gain > 0]
         claim("table8", "Table 8", f"{a} > {b}", a, b, ordered, printed=[f"≥ {gain:+.3f}" for gain in least])
     for a, b in CONTROLS:
         claim("controls", "", f"{a} > {b}", a, b, RECALLS)
-    return found
+    return tables
 
 
 def gains(a: str, b: str) -> list[str]:
@@ -208,25 +214,25 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     """What it costs to decode token by token (Eq. 22), against scoring every document."""
     usable = "greedy search or beam search “can be used” to approximate"
     costly = "decoding token by token “may decrease the performance”"
-    found = []
+    claims = []
     for system, best in values["exhaustive"].items():
         poor, count = unlearned_of(values["retrieve"], [system]), best["R@10"].shape[1]
         place = "Wu et al. 2024, §5.2.2"
         for way, measure in (("greedy", "R@1"), ("retrieve", "R@1"), ("retrieve", "R@10")):
             lost = values[way][system][measure][:, :count] - best[measure]
             quantity = f"{measure}, {system}, {SEARCHES[way]} − {SEARCHES['exhaustive']}"
-            found.append(Claim(place, usable, quantity, lost, MARGIN, unlearned=poor))
+            claims.append(Claim(place, usable, quantity, lost, MARGIN, unlearned=poor))
         quantity = f"R@10, {system}, {SEARCHES['exhaustive']} − {SEARCHES['retrieve']}"
-        found.append(Claim("Wu et al. 2024, §6.3", costly, quantity, -lost, unlearned=poor))
-    return found
+        claims.append(Claim("Wu et al. 2024, §6.3", costly, quantity, -lost, unlearned=poor))
+    return claims
 
 
-def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """What was measured on, and the sections of the page by the name of their files."""
     values: dict[str, Values] = {
         stage: {
             system: {m: at_path(seeds, stage, m) for m in MEASURES}
-            for system, seeds in found.items()
+            for system, seeds in results.items()
             if stage in seeds[0]
         }
         for stage in SEARCHES
@@ -274,8 +280,8 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             f"DSI and GENRE search with {settings.beams} beams, SEAL with {SEAL_BEAMS}. The paper's R@1/R@10 "
             "on NQ320K in percent, of T5-base and from several sources.",
             [
-                {"system": system} | of | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
-                for system, of in values["retrieve"].items()
+                {"system": system} | cells | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
+                for system, cells in values["retrieve"].items()
             ],
         ),
     }

@@ -99,10 +99,10 @@ def encode(
     if cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
-    given = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
-    given |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
+    options = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
+    options |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     kind = INDEXES[settings.index](**settings.options)
-    store = Store.build(kind, paradigm, corpus.ids, corpus, folder / "index", **given)
+    store = Store.build(kind, paradigm, corpus.ids, corpus, folder / "index", **options)
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
@@ -125,8 +125,8 @@ def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection,
     index.store.check(paradigm)
     kept = json.loads(file.read_text(encoding="utf-8"))
     if (words := kept.get("passages", 0)) != passages:
-        told = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
-        raise ValueError(f"{folder} holds passages of {told}")
+        other = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
+        raise ValueError(f"{folder} holds passages of {other}")
     if kept["fingerprint"] != collection.fingerprint:
         raise ValueError(
             f"{folder} holds another collection than {collection.name} as it is now: encode that"

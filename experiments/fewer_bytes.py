@@ -77,7 +77,7 @@ def main(settings: Settings) -> None:
         model = opened(settings)
     results: dict[str, Rows] = {}
     for name in settings.collections:
-        own = folder / folder_name(name)
+        place = folder / folder_name(name)
         store, split = encoded(model, name, settings, console)
         queries = model.encode_queries(list(split.queries.values()))
         parts: dict[str, Callable[[], Rows]] = {
@@ -86,7 +86,7 @@ def main(settings: Settings) -> None:
             "law": partial(law, store, queries, settings),
         }
         for part, measure in parts.items():
-            file = own / f"{part}.json"
+            file = place / f"{part}.json"
             if not file.is_file():
                 console.print(f"{folder_name(name)}: {part}")
                 write_json(file, {"rows": measure()})
@@ -108,10 +108,10 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
     for n in draw.permutation(len(test.queries)).tolist():
         query = list(test.queries)[n]
         judged = test.judgements.get(query, {})
-        own = {collection.corpus.position(d) for d, grade in judged.items() if grade > 0}
-        if own and len(rows | own) <= max(1, wanted // 2) and len(chosen) < settings.queries:
+        relevant = {collection.corpus.position(d) for d, grade in judged.items() if grade > 0}
+        if relevant and len(rows | relevant) <= max(1, wanted // 2) and len(chosen) < settings.queries:
             chosen.append(query)
-            rows |= own
+            rows |= relevant
     others = (n for n in draw.permutation(len(collection.corpus)).tolist() if n not in rows)
     rows |= {n for n, _ in zip(others, range(wanted - len(rows)), strict=False)}
     return sorted(rows), test.only(chosen)
@@ -180,13 +180,13 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     wanted: list[set[str]] = []
     for kind, name, store, size in made(exact):
         index = Index(store.certify(exact))
-        found = index.certified(recipe, queries, FIRST)
-        wanted = wanted or [set(run) for run, _ in found]
-        same = [set(run) == best for (run, _), best in zip(found, wanted, strict=True)]
-        run: Run = {query: of for query, (of, _) in zip(split.queries, found, strict=True)}
+        certificates = index.certified(recipe, queries, FIRST)
+        wanted = wanted or [set(run) for run, _ in certificates]
+        same = [set(run) == best for (run, _), best in zip(certificates, wanted, strict=True)]
+        run: Run = {query: best for query, (best, _) in zip(split.queries, certificates, strict=True)}
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
-        sure = [certified for _, certified in found]
-        row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(found)}
+        sure = [certified for _, certified in certificates]
+        row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(certificates)}
         row |= {"bytes/document": size, "nDCG@10": values.tolist()}
         row |= {"error": float(index.store.errors.mean(0)[0]), "certified": sum(sure), "unchanged": sum(same)}
         violations = sum(c and not s for c, s in zip(sure, same, strict=True))
@@ -200,8 +200,8 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
     rows: Rows = []
 
     def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
-        milliseconds, found = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS)
-        shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(found, wanted, strict=True)]
+        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS)
+        shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(runs, wanted, strict=True)]
         values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
         rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
 
@@ -217,13 +217,13 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
             settings = {"planes": 4, "inner": 32, "final": size, "factory": "SQfp16", "centre": centre}
             store = exact.copy(kinds.fixed(**settings))
             index = Index(store)
-            own = store.files.entries["tokens.faiss"]["bytes"] / len(store)
+            alone_bytes = store.files.entries["tokens.faiss"]["bytes"] / len(store)
             name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
 
             def alone(query: Tokens, store: Store = store) -> dict[str, float]:
                 return dict.fromkeys(store.names(NearDocuments().nearest(store, query, FIRST)[1][0]), 0.0)
 
-            add(f"{name}, alone", own, alone)
+            add(f"{name}, alone", alone_bytes, alone)
             add(f"{name}, 64 reranked", store.bytes_per_document, first(index))
     return rows
 
@@ -239,7 +239,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
         f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
         "alone, by the law for independent tokens."
     )
-    rows = {part: [*map(told, of)] for part, of in results.items()}
+    rows = {part: [*map(told, part_rows)] for part, part_rows in results.items()}
     drawn = {"fewer": draw_fewer, "law": draw_law}
     figures = {part: draw(results[part]) for part, draw in drawn.items()}
     return {
@@ -260,13 +260,13 @@ def draw_fewer(rows: Rows) -> Figure:
     figure = Figure(figsize=(4.2 * len(names), 4.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(names)))
     for panel, name in zip(panels, names, strict=True):
-        own = [row for row in rows if row["collection"] == name]
-        for kind in dict.fromkeys(row["kind"] for row in own):
-            some = sorted((row for row in own if row["kind"] == kind), key=lambda row: row["bytes/document"])
+        here = [row for row in rows if row["collection"] == name]
+        for kind in dict.fromkeys(row["kind"] for row in here):
+            some = sorted((row for row in here if row["kind"] == kind), key=lambda row: row["bytes/document"])
             x, y = [row["bytes/document"] for row in some], [np.mean(row["nDCG@10"]) for row in some]
             panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
-        panel.set(title=f"{name}, {own[0]['queries']} queries", xscale="log", xlabel="bytes a document")
-        ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * own[0]["bytes/document"]]
+        panel.set(title=f"{name}, {here[0]['queries']} queries", xscale="log", xlabel="bytes a document")
+        ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * here[0]["bytes/document"]]
         panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         panel.set_xticks([], minor=True)
         panel.grid(alpha=0.3)

@@ -94,9 +94,9 @@ def main(settings: Settings) -> None:
     write_folder(
         replace(collection, splits=collection.splits | {"train": as_split(good)}), folder / "collection"
     )
-    found = f" of {len(pairs):,} find their document among the first {settings.rank} of {settings.retriever}"
-    told = f"Queries: {len(good):,}{found if settings.rank else ''}. Collection: {folder / 'collection'}"
-    console.print(told, soft_wrap=True)
+    among = f" of {len(pairs):,} find their document among the first {settings.rank} of {settings.retriever}"
+    summary = f"Queries: {len(good):,}{among if settings.rank else ''}. Collection: {folder / 'collection'}"
+    console.print(summary, soft_wrap=True)
 
 
 def as_split(pairs: list[tuple[str, str]]) -> Split:

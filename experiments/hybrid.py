@@ -66,7 +66,7 @@ class Settings(OneCollection, Results):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
-from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, Found, describe, hybrid_name
+from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridResults, describe, hybrid_name
 from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once, values_of
 from studies.pages import Measured, publish
 
@@ -110,7 +110,7 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
         )
-        sections = describe(Found(results), settings.vectors)
+        sections = describe(HybridResults(results), settings.vectors)
         publish(settings, "Sparse, dense, hybrid", summary, sections, accelerator)
     accelerator.end_training()
 
@@ -158,12 +158,12 @@ def train(
     corpus, mined, count = bench.collection.corpus, bench.mined, settings.negatives
     if round == "mined":
         mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
-    given = training_fields(settings) | {"save_every": 100}
+    options = training_fields(settings) | {"save_every": 100}
     if name == RERANKER:
-        given |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
+        options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
         count = settings.rerank_negatives
     # Another order of the queries than in the round before.
-    how = TrainingSettings(**given, seed=seed if round == FIRST else seed + 1_000)
+    how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
     splits, runs = (bench.train, bench.dev), (mined, {})
     return fit(model, bench.collection, splits, runs, count, 0, how, folder, accelerator)
 
@@ -176,18 +176,20 @@ def measure(
     dev = some_queries(bench.dev, settings.dev_queries)
     sparse = dict(zip(SPARSE, (bench.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
-    found: dict[str, dict[str, Run]] = {system: {} for system in dense}
-    on_dev: dict[str, Any] = {name: rr(of.search(dev.queries, depth), dev) for name, of in sparse.items()}
+    runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}
+    on_dev: dict[str, Any] = {
+        name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()
+    }
     on_dev |= {system: {} for system in dense}
     for (name, round), model in models.items():
         if name != RERANKER:
-            of = Indexed.build(model, corpus, precision=accelerator.mixed_precision)
-            dense[DENSE[name]][round] = of
-            found[DENSE[name]][round] = of.search(test.queries, depth)
-            on_dev[DENSE[name]][round] = rr(of.search(dev.queries, depth), dev)
+            retriever = Indexed.build(model, corpus, precision=accelerator.mixed_precision)
+            dense[DENSE[name]][round] = retriever
+            runs_of_round[DENSE[name]][round] = retriever.search(test.queries, depth)
+            on_dev[DENSE[name]][round] = rr(retriever.search(dev.queries, depth), dev)
     chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
-    runs = {name: of.search(test.queries, depth) for name, of in sparse.items()}
-    runs |= {system: found[system][round] for system, round in chosen.items()}
+    runs = {name: retriever.search(test.queries, depth) for name, retriever in sparse.items()}
+    runs |= {system: runs_of_round[system][round] for system, round in chosen.items()}
     weights = {}
     for system, round in chosen.items():
         for name, lexical in sparse.items():
@@ -196,14 +198,14 @@ def measure(
             λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
             runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
             weights[hybrid] = {"round": round, "λ": λ}
-    told: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
-    told["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
-    told["rounds"] = {
-        of: {round: values_of(run, test, MEASURES) for round, run in each.items()}
-        for of, each in found.items()
+    measurements: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
+    measurements["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
+    measurements["rounds"] = {
+        retriever: {round: values_of(run, test, MEASURES) for round, run in each.items()}
+        for retriever, each in runs_of_round.items()
     }
-    of = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
-    return told | {"rerank": rerank(*of)}
+    retriever = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
+    return measurements | {"rerank": rerank(*retriever)}
 
 
 def rerank(

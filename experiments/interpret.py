@@ -63,18 +63,18 @@ def main(settings: Settings) -> None:
         judged, asked = split.judgements[query], split.queries[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
-        found = [
+        views = [
             replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}")
             for k in settings.k
         ]
-        for view in found:
+        for view in views:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)
         notes += [
             f"Most salient in query {query}: {salient(paradigm, asked, 'query')}",
             f"Most salient in document {document}: {salient(paradigm, text, 'document')}",
         ]
         console.print("\n".join(notes[-2:]), markup=False)
-        examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, found))
+        examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, views))
     title = f"What {Path(settings.checkpoint)} aligns on {collection.name}"
     summary = "Each query with its most relevant document, by the number k of tokens that a query token has. "
     summary += "; ".join(notes) + "."
@@ -88,7 +88,7 @@ def salient(paradigm: Paradigm, text: str, side: Side) -> str:
     tokens = encode([text])
     if tokens.salience is None:
         return f"nothing: this model has no salience for {'queries' if side == 'query' else 'documents'}"
-    found = words(paradigm, text, side, tokens.mask[0, 0])
-    weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
-    order = sorted(range(len(found)), key=lambda n: -weights[n])[: ceil(SHARES[side] * len(found))]
-    return ", ".join(f"{found[n][0]} {weights[n]:.3f}" for n in order if weights[n] > 0) or "nothing"
+    spans = words(paradigm, text, side, tokens.mask[0, 0])
+    weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in spans]
+    order = sorted(range(len(spans)), key=lambda n: -weights[n])[: ceil(SHARES[side] * len(spans))]
+    return ", ".join(f"{spans[n][0]} {weights[n]:.3f}" for n in order if weights[n] > 0) or "nothing"

@@ -92,9 +92,9 @@ LAWS = (
 def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
     parts = {"paradigms": compared, "free": free}
-    found = {name: measure(settings) if name in settings.parts else [] for name, measure in parts.items()}
+    rows = {name: measure(settings) if name in settings.parts else [] for name, measure in parts.items()}
     sections = {
-        "paradigms": Section("LIMIT: every paradigm", COMPARED, found["paradigms"]),
+        "paradigms": Section("LIMIT: every paradigm", COMPARED, rows["paradigms"]),
         "laws": Section("What is true of dimension", LAWS, laws(settings)),
         "free": Section(
             "Free vectors: the critical n",
@@ -102,11 +102,11 @@ def main(settings: Settings) -> None:
             f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
             "n, at most --largest, up to which some random projection of one-hot documents answers all, "
             f"by the union bound. From h = 2k = {2 * settings.relevant} on, some vectors answer every n.",
-            found["free"],
-            drawn(found["free"], settings) if found["free"] else None,
+            rows["free"],
+            drawn(rows["free"], settings) if rows["free"] else None,
         ),
         "fits": Section(
-            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(found["free"])
+            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(rows["free"])
         ),
     }
     summary = f"All sets of {settings.relevant} of {settings.documents} documents, on {DEVICE}."
@@ -151,7 +151,7 @@ def collection(settings: Settings) -> Collection:
     likes += [rng.choice(free_words, each, replace=False).tolist() for _ in range(settings.others)]
     people = rng.permutation(len(likes)) + 1
     rows = zip(people, likes, strict=True)
-    texts = [f"Person {person} likes {', '.join(rng.permutation(own))}." for person, own in rows]
+    texts = [f"Person {person} likes {', '.join(rng.permutation(likes))}." for person, likes in rows]
     ids = [f"person{person}" for person in people]
     order = rng.permutation(len(sets))
     ends = [0, len(sets) // 10, len(sets) // 2 + len(sets) // 20, len(sets)]
@@ -175,9 +175,9 @@ def compared(settings: Settings) -> Rows:
         if training == "trained" and not steps:
             continue
         output = Path(settings.output, training)
-        given = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
-        given |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        asked = compare.Settings(**given, seed=settings.seed, tracker="none")
+        options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
+        options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
+        asked = compare.Settings(**options, seed=settings.seed, tracker="none")
         compare.main(asked)
         for name in ([] if rows else ["bm25"]) + list(asked.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values

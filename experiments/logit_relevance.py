@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from papers.wu2024 import trained_pairs
-from papers.wu2024.trained_pairs import Found, sample, study
+from papers.wu2024.trained_pairs import TaskResults, sample, study
 from scipy.stats import spearmanr
 from studies.curves import Curves
 from studies.model_runs import Bench
@@ -105,19 +105,19 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
         id: max((len(model.target(n)) for n in model.identifiers.of(document)), default=0)
         for id, document in model.identifiers.positions.items()
     }
-    found: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}
+    values: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}
     for query in pool:
         named = [id for id in pool[query] if lengths[id]]
         log_p = np.array([runs["log_probability"][query][id] for id in named])
-        found["p"].append(float(np.exp(log_p / [lengths[id] for id in named]).mean()))
+        values["p"].append(float(np.exp(log_p / [lengths[id] for id in named]).mean()))
         for scorer in LOGITS:
             scores = [runs[scorer][query][id] for id in named]
-            found[scorer].append(float(np.nan_to_num(spearmanr(log_p, scores).statistic)))  # 0: all equal
+            values[scorer].append(float(np.nan_to_num(spearmanr(log_p, scores).statistic)))  # 0: all equal
     for scorer, run in runs.items():
-        of = per_query(run, judgements, [MEASURE])
-        place = {query: n for n, query in enumerate(of.queries)}
-        found[f"{MEASURE}, {scorer}"] = [float(of.values[MEASURE][place[query]]) for query in pool]
-    return found
+        table = per_query(run, judgements, [MEASURE])
+        place = {query: n for n, query in enumerate(table.queries)}
+        values[f"{MEASURE}, {scorer}"] = [float(table.values[MEASURE][place[query]]) for query in pool]
+    return values
 
 
 def claims(values: Values, unlearned: str = "") -> list[Claim]:
@@ -141,17 +141,18 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """What was measured on, and the sections of the page by the name of their files."""
-    seeds = found[settings.paradigm]
+    seeds = results[settings.paradigm]
     values = {
-        key: np.array([[of[key] for of in seed["states"]] for seed in seeds]) for key in seeds[0]["states"][0]
+        key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])
+        for key in seeds[0]["states"][0]
     }
     p, measure = f"p; correlation of {' and '.join(LOGITS)} with log p", f"{MEASURE} of the order by"
     names = {p: {key: key for key in ("p", *LOGITS)}, measure: {s: f"{MEASURE}, {s}" for s in SCORERS}}
     panels = {
-        panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in of.items()}
-        for panel, of in names.items()
+        panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in shown.items()}
+        for panel, shown in names.items()
     }
     summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
     return summary, {

@@ -25,7 +25,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 from papers.wu2024.attention import Array, Seen, best_name, seen
-from papers.wu2024.trained_pairs import Found, sample, study, unlearned_models
+from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
 from studies.curves import at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Section, verdicts
@@ -63,7 +63,7 @@ def main(settings: Settings) -> None:
 
 def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> Measured:
     """Every head's numbers for every query, and the parts of each query's rel."""
-    (model,), rng, found, norms = models, np.random.default_rng(0), [], None
+    (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
     pairs, names = relevant(bench), []
     texts = [bench.test.queries[query] for query in pairs]
@@ -74,8 +74,8 @@ def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> 
             names.append(best_name(model, text, positions[document]))
             view = seen(model, text, names[-1])
             norms = weight_norm(view) if norms is None else norms
-            found.append(head_measures(view, norms, rng))
-    heads = {key: np.stack([one[key] for one in found]).tolist() for key in found[0]}
+            measured.append(head_measures(view, norms, rng))
+    heads = {key: np.stack([one[key] for one in measured]).tolist() for key in measured[0]}
     return {"queries": list(pairs), "heads": heads, "parts": parts_of_rel(model, texts, names)}
 
 
@@ -98,17 +98,17 @@ def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generat
     D, Q = view.projected
     S = D @ Q.swapaxes(-1, -2)
     A, printed = lemma.alignment(S), lemma.rank_one_as_printed(S)
-    found = {key: np.asarray(value) for key, value in lemma.report(S).items()}
+    errors = {key: np.asarray(value) for key, value in lemma.report(S).items()}
     shuffled = rng.permuted(A, axis=-1)
     return {
-        "best_error": found["best_error"],
-        "softmax_error": found["softmax_error"],
+        "best_error": errors["best_error"],
+        "softmax_error": errors["softmax_error"],
         "shuffled_error": np.asarray(lemma.best_rank_one(shuffled)[1]),
         "unrelated_error": np.asarray(lemma.best_rank_one(same_entropy(A, rng))[1]),
         "printed_error": np.linalg.norm(A - printed, axis=(-2, -1)) / np.linalg.norm(A, axis=(-2, -1)),
         "printed_row_error": np.asarray(lemma.row_norm(A - printed)),
-        "row_error": found["row_error"],
-        "stable_rank": found["stable_rank"],
+        "row_error": errors["row_error"],
+        "stable_rank": errors["stable_rank"],
         "second": np.linalg.svd(A, compute_uv=False)[..., 1:2].sum(-1),
         "shuffled_second": np.linalg.svd(shuffled, compute_uv=False)[..., 1:2].sum(-1),
         "weight": norms[0],
@@ -154,7 +154,7 @@ def parts_of_rel(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
     """ "scorer, form" -> rel of each query and name, and the part of it that Σ(DᵀQ ⊙ A) makes."""
-    found: dict[str, list[list[float]]] = {}
+    shares: dict[str, list[list[float]]] = {}
     scorers: tuple[ScoreName, ...] = get_args(ScoreName)
     for scorer in scorers:
         for form in FORMS:
@@ -166,8 +166,8 @@ def parts_of_rel(
                 assert interaction.rest is not None
                 rel += interaction.rel[:, 0].tolist()
                 part += (interaction.rel - interaction.rest)[:, 0].tolist()
-            found[f"{scorer}, {form}"] = [rel, part]
-    return found
+            shares[f"{scorer}, {form}"] = [rel, part]
+    return shares
 
 
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
@@ -190,7 +190,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         f"share with ‖A − 1rᵀ‖_∞ ≤ 4γ‖W‖_∞, γ = 1, − {NEARLY_ALL}",
         f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}",
     )
-    found: list[tuple[str, str, str, Array]] = [
+    statements: list[tuple[str, str, str, Array]] = [
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
         ("§7.4", lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]),
         ("", evidence, apart, h["shuffled_second"] / h["weight"] - MUCH_LOWER),
@@ -204,14 +204,14 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [
-        Claim(place and f"{PAPER}, {place}", statement, quantity, of.mean((2, 3)), unlearned=unlearned)
-        for place, statement, quantity, of in found
+        Claim(place and f"{PAPER}, {place}", statement, quantity, excess.mean((2, 3)), unlearned=unlearned)
+        for place, statement, quantity, excess in statements
     ]
 
 
-def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """What was measured on, and the sections of the page by the name of their files."""
-    seeds = found[settings.paradigm]
+    seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
     columns = {"rank-one error": "best_error", "1·softmax(r)ᵀ": "softmax_error"}
@@ -240,7 +240,7 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
             "last: the last layer's cross-attention. direct: all layers', by the residual stream alone. "
             "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
-            [share_row(name, *of) for name, of in parts.items()],
+            [share_row(name, *rel_and_part) for name, rel_and_part in parts.items()],
         ),
     }
 

@@ -70,10 +70,10 @@ def main(settings: Settings) -> None:
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
     if rank > most:
         raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
-    smallest = {weighting: smallest_margins(of) for weighting, of in problems.items()}
+    smallest = {weighting: smallest_margins(value) for weighting, value in problems.items()}
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
-    ks = [projected_dimension(of, BETA) for of in thresholds]
+    ks = [projected_dimension(value, BETA) for value in thresholds]
     claims = claims_about_length(smallest, ranked, thresholds, lengths)
     rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
@@ -115,12 +115,12 @@ def smallest_margins(problem: Problem) -> np.ndarray:
 
 def ranked_margins(problem: Problem) -> np.ndarray:
     """The r-th smallest margin, r of MARGIN_RANKS, by length bin and query: [ranks, bins, m]; NaN = none."""
-    found = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
-    for group, query in np.ndindex(*found.shape[1:]):
+    ranked = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
+    for group, query in np.ndindex(*ranked.shape[1:]):
         margins = np.sort(problem.margins(group, query)[2])
         known = [margins[rank - 1] for rank in MARGIN_RANKS if rank <= len(margins)]
-        found[: len(known), group, query] = known
-    return found
+        ranked[: len(known), group, query] = known
+    return ranked
 
 
 def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) -> Rows:
@@ -139,14 +139,14 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
     """k of a published bound over the exact k, for recall@r of single queries over all documents: medians."""
-    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
         exact, _ = required_dimension_recall_exact(thresholds[query], BETA)
         for name, bound in BOUNDS.items():
             k = required_dimension_recall(margins, rank, BETA, bound)
-            found[name].append(k / exact)
-    return {name: float(np.median(ratios)) for name, ratios in found.items() if ratios}
+            ratios_of_bound[name].append(k / exact)
+    return {name: float(np.median(ratios)) for name, ratios in ratios_of_bound.items() if ratios}
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
@@ -155,8 +155,8 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
-            found = exact_thresholds(problem, [settings.rank], settings.samples, 0)
-            k = projected_dimension(found[0, 0], BETA)
+            law = exact_thresholds(problem, [settings.rank], settings.samples, 0)
+            k = projected_dimension(law[0, 0], BETA)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 
@@ -179,10 +179,13 @@ def claims_about_length(
         ks = np.full(thresholds.shape[:2], np.nan)
         for cell in np.argwhere(~np.isnan(thresholds[:-1, :, 0])):
             ks[*cell] = required_dimension_recall_exact(thresholds[*cell], BETA)[0]
-        values = {f"the {rank}th smallest margin": of for rank, of in zip(MARGIN_RANKS, ranked, strict=True)}
-        for name, of in (values | {"the required dimension": ks[:-1]}).items():
+        values = {
+            f"the {rank}th smallest margin": per_query
+            for rank, per_query in zip(MARGIN_RANKS, ranked, strict=True)
+        }
+        for name, per_query in (values | {"the required dimension": ks[:-1]}).items():
             x = np.log(lengths[:-1]) - np.log(lengths[:-1]).mean()
-            exponents = (x @ np.log(of[:, ~np.isnan(of).any(axis=0)]) / (x @ x))[None]
+            exponents = (x @ np.log(per_query[:, ~np.isnan(per_query).any(axis=0)]) / (x @ x))[None]
             if not exponents.size:
                 continue
             statement, figure, sign = "the required dimension increases with document length", "3b", ""
@@ -193,8 +196,8 @@ def claims_about_length(
     statement = (
         "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product"
     )
-    found = np.log10(smallest["boolean"] / smallest["bm25"])[None]
+    difference = np.log10(smallest["boolean"] / smallest["bm25"])[None]
     least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
     quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
     printed = "log10(.0169 / 6.8e-06) = 3.4, of all"
-    return [*claims, Claim(LUAN, statement, quantity, found, printed=printed)]
+    return [*claims, Claim(LUAN, statement, quantity, difference, printed=printed)]

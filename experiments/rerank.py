@@ -94,35 +94,35 @@ def main(settings: Settings) -> None:
 
 def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
-    asked = [(of, read_run(of.run)) for of in (settings, *dev)]
+    asked = [(part, read_run(part.run)) for part in (settings, *dev)]
     model = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{model.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
         held(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    pools = [candidates_of(run, collection, of, console) for of, run in asked]
+    pools = [candidates_of(run, collection, part, console) for part, run in asked]
     if settings.passages and model.document_length is None:
         raise ValueError(f"passages: {model.name} names whole documents, and reads no passages")
     where = Pieces(collection.corpus, settings.passages), collection, state, console
-    scored = [rescored(model, pool, of, *where) for pool, (of, _) in zip(pools, asked, strict=True)]
+    scored = [rescored(model, pool, part, *where) for pool, (part, _) in zip(pools, asked, strict=True)]
     if not state.is_main_process:
         return
-    for run, wanted, (of, _) in zip(scored, pools, asked, strict=True):
-        check_answered(run, [query for query, documents in wanted.items() if documents], of.run)
+    for run, wanted, (part, _) in zip(scored, pools, asked, strict=True):
+        check_answered(run, [query for query, documents in wanted.items() if documents], part.run)
     pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
     if settings.dev_run:
         judged = collection.split("dev").only(pools[1])
-        given = with_judgements(judged, collection.corpus, [pools[1]])
-        weights = tune_weights([pools[1], scored[1]], given)
+        judgements = with_judgements(judged, collection.corpus, [pools[1]])
+        weights = tune_weights([pools[1], scored[1]], judgements)
     name, before = model.name, f"run {Path(settings.run).name}"
     split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
     if settings.fuse:
-        told = f" of {weights[0]:g} and {weights[1]:g}" if settings.dev_run else ""
-        fused = runs[f"fused ({settings.fuse}{told})"] = fuse([pool, reranked], weights, settings.fuse)
+        shares = f" of {weights[0]:g} and {weights[1]:g}" if settings.dev_run else ""
+        fused = runs[f"fused ({settings.fuse}{shares})"] = fuse([pool, reranked], weights, settings.fuse)
         write_run(output / "fused.run", fused, tag="fused")
-    measured = {of: on_split(run, split, measures) for of, run in runs.items()}
+    measured = {part: on_split(run, split, measures) for part, run in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
     table = result_table(title, measured, baseline=before, primary=measures[:1])
     write_run(output / "reranked.run", reranked, tag=name)
@@ -160,8 +160,8 @@ def rescored(
                 console.print(cut.summary)
             folder = None
             if state.num_processes > 1:  # which encode together, and see one folder
-                own = stack.enter_context(tempfile.TemporaryDirectory())
-                [folder] = broadcast_object_list([f"{own}/index"])
+                temporary = stack.enter_context(tempfile.TemporaryDirectory())
+                [folder] = broadcast_object_list([f"{temporary}/index"])
             how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
             retriever = retriever_of(model, part, folder, **how)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
@@ -178,11 +178,11 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
         raise ValueError(f"{settings.run}: none of its {len(run)} queries is in {settings.split}")
     if len(known) < len(run):
         console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
-    own = own_documents(collection.corpus, split, settings.identical_ids)
-    if own:
-        console.print(told(own))
+    excluded = own_documents(collection.corpus, split, settings.identical_ids)
+    if excluded:
+        console.print(told(excluded))
     pool: Run = {}
-    for query, scores in without_own(known, own).items():
+    for query, scores in without_own(known, excluded).items():
         pool[query] = best_first(scores, settings.depth)
         for document in pool[query]:
             try:

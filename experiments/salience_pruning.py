@@ -39,7 +39,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 import numpy as np
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
-from papers.qian2022.pruning_claims import SALIENT_IN, Found, describe
+from papers.qian2022.pruning_claims import SALIENT_IN, PruningResults, describe
 from scipy.stats import rankdata
 from studies.alignment_view import words
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs, values_of
@@ -90,14 +90,14 @@ def main(settings: Settings) -> None:
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         query, document = RATIOS.values()
-        found = Found(results, (query, document), bench.lexical(MEASURES))
+        pruning = PruningResults(results, (query, document), bench.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
             "seeds and test queries."
         )
         title = f"Pruning by salience on {bench.collection.name}"
-        publish(settings, title, summary, describe(found), accelerator)
+        publish(settings, title, summary, describe(pruning), accelerator)
     accelerator.end_training()
 
 
@@ -120,7 +120,7 @@ def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Token
     """Of each measured query and of its first relevant document: how much higher the tokens of content words
     rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
     assert queries.salience is not None
-    found: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
+    advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
     test, corpus = bench.test, bench.collection.corpus
     places = {query: n for n, query in enumerate(test.queries)}
     for name, judged in test.judgements.items():
@@ -131,9 +131,9 @@ def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Token
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
         of_document = index.store.columns["salience"][slice(*index.store.offsets[row : row + 2])]
         text = corpus[corpus.position(relevant[0])]
-        found["queries"].append(advantage(of_query, word_kinds(paradigm, test.queries[name], "query")))
-        found["documents"].append(advantage(of_document, word_kinds(paradigm, text, "document")))
-    return found
+        advantages["queries"].append(advantage(of_query, word_kinds(paradigm, test.queries[name], "query")))
+        advantages["documents"].append(advantage(of_document, word_kinds(paradigm, text, "document")))
+    return advantages
 
 
 def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
@@ -181,7 +181,7 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
     runs: list[Run] = []
     for q, d in PAIRS:
         began = time.perf_counter()
-        found = pruned[d].search_tokens(paradigm.recipe, searching[q], depth)
+        ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
@@ -191,7 +191,7 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
             "search multiply-adds/query": tokens / asked * int(pruned[d].store.offsets[-1]) * dim,
         }
         points.append(cost)
-        runs.append(dict(zip(test.queries, found, strict=True)))
+        runs.append(dict(zip(test.queries, ranked, strict=True)))
     # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
     scores = Indexed(index, paradigm).rerank(test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
@@ -199,8 +199,8 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     adapted = {}
     if strategies:
-        found = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
-        adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in found.items()}
+        reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
+        adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in reranked.items()}
     if "salience" in index.store.columns:
         more: Measured = {"content words": content_words(paradigm, index, bench, queries)}
     else:

@@ -184,9 +184,9 @@ def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) ->
     return 1000 * seconds, answers
 
 
-def recall(found: Answers, wanted: Answers) -> float:
+def recall(answers: Answers, wanted: Answers) -> float:
     """The mean share of the documents wanted that were found, over queries that want any."""
-    shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(found, wanted, strict=True) if w]
+    shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
 
@@ -246,12 +246,12 @@ def measure_engine(
             engine.approximate()
         seconds = time.perf_counter() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        found = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds)
+        timings = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds)
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:
             size = folder_bytes(folder)
-    return size, seconds, *found
+    return size, seconds, *timings
 
 
 def folder_bytes(folder: Path) -> int:

@@ -35,7 +35,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from papers.wu2024 import attention
 from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
-from papers.wu2024.trained_pairs import Found, sample, study, unlearned_models
+from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
 from studies.curves import Curves, at_path
 from studies.model_runs import Bench
 from studies.pages import Measured, Rows, Section, cell, verdicts
@@ -69,12 +69,12 @@ def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]
     idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
     bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
-    found: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
+    totals_of: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
     with progress_bar(True) as bar:
         for query in bar.track(pool, description="term matching"):
             documents, text = [positions[id] for id in pool[query]], bench.test.queries[query]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
-            sums = {key: np.zeros((2, len(BINS) - 1)) for key in found}
+            sums = {key: np.zeros((2, len(BINS) - 1)) for key in totals_of}
             for direction, series, part in (
                 *attention.multivector_rates(mvdr, text, texts),
                 *attention.generative_rates(generative, text, documents, named),
@@ -83,9 +83,9 @@ def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]
                     rates = attention.averaged(part, direction == "q→d", kind == KINDS[1])
                     sums[direction, series, kind] += attention.binned(*rates, bins)
             for key, total in sums.items():
-                found[key].append(total.tolist())
-    told = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in found.items()]
-    return {"queries": list(pool), "rates": told}
+                totals_of[key].append(total.tolist())
+    listed = [{"direction": d, "series": s, "kind": k, "totals": t} for (d, s, k), t in totals_of.items()]
+    return {"queries": list(pool), "rates": listed}
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,23 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
     quantity = f"hard rate − {PAPER_HARD}, {KINDS[0]}"
     unlearned = blind(hard, results["q→d", "uniform", KINDS[0]], "MVDR hard", poor)
     contrast = hard.rate() - PAPER_HARD
-    found = [Claim(PAPER, chooses, quantity, contrast, MARGIN, True, "0, NQ320K", unlearned)]
+    made = [Claim(PAPER, chooses, quantity, contrast, MARGIN, True, "0, NQ320K", unlearned)]
     rare = "rare query tokens have “not received much attention” in the alignment"
     rises = "the rate of exact matches “tends to rise” with the importance of the tokens"
     series = [(rare, -1, "q→d", "MVDR hard"), (rare, -1, "q→d", "MVDR soft")]
     series += [(rises, 1, "d→q", name) for name in BACKWARD[:-1]]
     for (statement, sign, direction, name), kind in product(series, KINDS):
-        of, uniform = results[direction, name, kind], results[direction, "uniform", kind]
-        enough = np.flatnonzero(of.tokens >= fewest)
+        sums, uniform = results[direction, name, kind], results[direction, "uniform", kind]
+        enough = np.flatnonzero(sums.tokens >= fewest)
         if len(enough) < 2:
             continue
         first, last = int(enough[0]), int(enough[-1])
-        change = sign * (of.rate([last]) - of.rate([first]))
-        unlearned = blind(of, uniform, f"{name}, {kind},", poor)
+        change = sign * (sums.rate([last]) - sums.rate([first]))
+        unlearned = blind(sums, uniform, f"{name}, {kind},", poor)
         high, low = (last, first) if sign > 0 else (first, last)
         quantity = f"{name}, {kind}: IDF {limits(high)} − {limits(low)}"
-        found.append(Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned))
-    possible, own = KINDS[1], results["d→q", HARD, KINDS[1]]
+        made.append(Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned))
+    possible, hardest = KINDS[1], results["d→q", HARD, KINDS[1]]
     fewer = "exact matches are “less obvious” in Figure 5(b)"
     names = "document tokens have “more attention” on the names of the person and the song"
     for name, on_names in NAMES.items():
@@ -152,30 +152,30 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
         unlearned = blind(rate, results["d→q", "uniform", possible], name, poor)
         either = "colbert" if "colbert" in poor else unlearned  # hard is ColBERT's
         quantity = f"{HARD} − {name}, {possible}"
-        found += [
-            Claim(CASE, fewer, quantity, own.rate() - rate.rate(), printed="> 0", unlearned=either),
+        made += [
+            Claim(CASE, fewer, quantity, hardest.rate() - rate.rate(), printed="> 0", unlearned=either),
             Claim(CASE, names, f"{on_names} − share", gain.rate(), printed="> 0", unlearned=unlearned),
         ]
-    return found
+    return made
 
 
-def blind(of: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
+def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
     """The name's model if it is `poor`; the name if its rate is not above that of looking at nothing."""
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model
-    return name if seeds_interval(of.rate() - uniform.rate()).low <= 0 else ""
+    return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""
 
 
 def limits(n: int) -> str:
     return f"{BINS[n]}–{BINS[n + 1]}"
 
 
-def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, bench: Bench, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
     """What was measured on, and the sections of the page by the name of their files."""
     results: Results = {}
-    for n, of in enumerate(found[TASK][0]["rates"]):
-        totals = at_path(found[TASK], "rates", n, "totals")
-        results[of["direction"], of["series"], of["kind"]] = Sums(
+    for n, entry in enumerate(by_task[TASK][0]["rates"]):
+        totals = at_path(by_task[TASK], "rates", n, "totals")
+        results[entry["direction"], entry["series"], entry["kind"]] = Sums(
             totals[:, :, 0], totals[:, :, 1].astype(int)
         )
 
@@ -187,10 +187,10 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
         for name, kind in product([*drawn, *more], KINDS):
-            of = results[direction, name, kind]
-            rates = [of.rate([n]) if tokens else None for n, tokens in enumerate(of.tokens)]
-            row = {"rate": name, "over": kind, "all": of.rate() if of.tokens.any() else "–"}
-            for n, (rate, tokens) in enumerate(zip(rates, of.tokens, strict=True)):
+            sums = results[direction, name, kind]
+            rates = [sums.rate([n]) if tokens else None for n, tokens in enumerate(sums.tokens)]
+            row = {"rate": name, "over": kind, "all": sums.rate() if sums.tokens.any() else "–"}
+            for n, (rate, tokens) in enumerate(zip(rates, sums.tokens, strict=True)):
                 row[f"IDF {limits(n)}"] = "–" if rate is None else f"{cell(rate)} ({tokens:,})"
             rows.append(row)
             if name in drawn:
@@ -201,7 +201,7 @@ def report(settings: Settings, bench: Bench, found: Found) -> tuple[str, dict[st
     summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
     return summary, {
         "claims": verdicts(
-            claims(results, settings.fewest, unlearned_models(found[TASK])),
+            claims(results, settings.fewest, unlearned_models(by_task[TASK])),
             f"One family of tests. The average counts as the paper's within ±{MARGIN}. Trends: the rate in "
             f"the last bin of IDF less that in the first, of the bins with at least {settings.fewest} "
             "tokens. The paper does not say whether its rates are over all tokens or over those for which a "

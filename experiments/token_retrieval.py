@@ -51,7 +51,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import torch
 from accelerate import Accelerator
-from papers.lee2023.token_claims import Found, Model, describe
+from papers.lee2023.token_claims import Model, TokenResults, describe
 from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
 from studies.pages import Measured, publish
@@ -75,14 +75,14 @@ def main(settings: Settings) -> None:
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         name, lexical = bench.collection.name, bench.lexical(MEASURES)
-        found = Found(name, results, settings.searched(), settings.table_tokens, lexical)
+        study = TokenResults(name, results, settings.searched(), settings.table_tokens, lexical)
         summary = (
-            f"{len(found.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
+            f"{len(study.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
             "Intervals (95%) resample seeds and queries."
         )
-        publish(settings, "Token retrieval", summary, describe(found), accelerator)
+        publish(settings, "Token retrieval", summary, describe(study), accelerator)
     accelerator.end_training()
 
 
@@ -103,8 +103,8 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         ids = stored_ids(paradigm, index, bench.collection.corpus)
         dev = {  # what k_train is chosen by: RR@10 of f_XTR'
-            found.query: best_documents(index, *imputed(found, index, k))
-            for found in token_search(paradigm, index, bench.dev.queries, k)
+            retrieved.query: best_documents(index, *imputed(retrieved, index, k))
+            for retrieved in token_search(paradigm, index, bench.dev.queries, k)
         }
         chosen_by = per_query(dev, bench.dev.judgements, ("RR@10",)).values["RR@10"].tolist()
         keys = asdict(model) | {"dev": chosen_by}

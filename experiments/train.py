@@ -163,11 +163,11 @@ def trained(
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
-    given = training_fields(settings)
+    values = training_fields(settings)
     if settings.distil != "none":
         how = settings.distil, settings.distil_weight, settings.distil_temperature
-        given["distillation"] = Distillation(*how)
-    training = TrainingSettings(**given)
+        values["distillation"] = Distillation(*how)
+    training = TrainingSettings(**values)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
         backbone = t5_folder(settings.backbone, collection, small, settings.seed, accelerator)
@@ -211,11 +211,11 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     def search() -> None:
         if not file.is_file():
             model, precision = load(run).to(accelerator.device), accelerator.mixed_precision
-            found = mine(model, collection.corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
-            write_run(file, found, tag=model.name)
+            mined = mine(model, collection.corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
+            write_run(file, mined, tag=model.name)
 
     by_main(search, accelerator)
-    found = read_run(file)
-    if split.queries and not found:
+    mined = read_run(file)
+    if split.queries and not mined:
         raise ValueError(f"{file} is damaged: it holds no query. Delete it, and it is made again")
-    return found
+    return mined

@@ -118,18 +118,18 @@ class FixedEncoding:
         inner, slots, signs = _projections(self, dim)
         if tokens.salience is not None:
             values = values * tokens.salience.where(tokens.mask, 0)[..., None]
-        found = values.new_zeros((x, n, self.width(dim)))
+        encoded = values.new_zeros((x, n, self.width(dim)))
         size = (1 << self.planes) * (self.inner or dim)
         for r in range(self.repetitions):
             short = values @ inner[r].to(values) if self.inner else values
             weight = weights(buckets_of(where, normals[r])).to(values)
             block = (weight.transpose(-1, -2) @ short).flatten(2)
-            own = slice(r * size, (r + 1) * size)
+            part = slice(r * size, (r + 1) * size)
             if self.final:
-                found.index_add_(2, slots[own].to(values.device), block * signs[own].to(values))
+                encoded.index_add_(2, slots[part].to(values.device), block * signs[part].to(values))
             else:
-                found[..., own] = block
-        return found
+                encoded[..., part] = block
+        return encoded
 
 
 @lru_cache(maxsize=16)

@@ -95,7 +95,7 @@ def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Floa
     pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
     best = pool.topk(min(k, pool.shape[-1])).values
     tokens = valid.any(-1).flatten(1).sum(1).tolist()
-    missing = torch.stack([IMPUTATIONS[imputation](*of) for of in zip(best, tokens, strict=True)])
+    missing = torch.stack([IMPUTATIONS[imputation](*pool) for pool in zip(best, tokens, strict=True)])
     return filled_mean(S.masked_fill(~retrieved, -torch.inf).amax(-2), missing[:, None])
 
 
@@ -110,8 +110,8 @@ def retrieved_rel(
     documents, places = owners.unique(return_inverse=True)
     best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
     best.scatter_reduce_(1, places, similarities, "amax")
-    missing, found = IMPUTATIONS[imputation](similarities, corpus_tokens), documents >= 0
-    return documents[found], filled_mean(best.T[found], missing)
+    missing, retrieved = IMPUTATIONS[imputation](similarities, corpus_tokens), documents >= 0
+    return documents[retrieved], filled_mean(best.T[retrieved], missing)
 
 
 def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:

@@ -226,8 +226,8 @@ class Paradigm(Trainable):
         settle(folder)
         for needed, file in json_or_empty(folder / "plugins.json").items():
             part, _, name = needed.partition(" ")
-            found = REGISTERED[part].get(name) if part in REGISTERED else None
-            if found is None or not plugin_of(found):
+            registered = REGISTERED[part].get(name) if part in REGISTERED else None
+            if registered is None or not plugin_of(registered):
                 raise ValueError(
                     f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
                     f"in Python load(..., plugin={file!r})"
@@ -238,8 +238,8 @@ class Paradigm(Trainable):
 
     def _plugins(self) -> dict[str, str]:
         """What of this paradigm is not built in -> the file that registered it: plugins.json."""
-        r, own = self.recipe, described(self.encoder)
-        encoders = {own["encoder"], own.get("query_tower", own)["encoder"]}
+        r, encoder = self.recipe, described(self.encoder)
+        encoders = {encoder["encoder"], encoder.get("query_tower", encoder)["encoder"]}
         parts = [
             ("alignment", type(r.align).__name__),
             ("normaliser", r.normalise),

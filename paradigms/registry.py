@@ -65,7 +65,7 @@ def load(
     folder = _folder(name, pickled)
     if documents is not None:
         pair = folder, _folder(documents, pickled)
-        return _joined(*(_open(of, layout, pickled) for of in pair))
+        return _joined(*(_open(folder, layout, pickled) for folder in pair))
     with naming(folder):
         half = is_dpr(folder)
     if half:

@@ -113,9 +113,9 @@ class Splade(TextEncoder):
         weights = None if asked == "ones" else self._weights(batch)
         if asked != "all":
             row, place = batch.counts.nonzero(as_tuple=True)
-            own = torch.zeros(len(batch), len(self._embeddings), device=row.device)
-            own[row, batch.input_ids[row, place]] = 1.0
-            weights = own if weights is None else weights * own
+            counts = torch.zeros(len(batch), len(self._embeddings), device=row.device)
+            counts[row, batch.input_ids[row, place]] = 1.0
+            weights = counts if weights is None else weights * counts
         assert weights is not None
         weights = weights * batch.counts.any(-1, keepdim=True)
         if self.settings.most_terms is not None and self.settings.most_terms < weights.shape[-1]:

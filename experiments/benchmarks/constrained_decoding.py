@@ -48,7 +48,7 @@ class Settings:
 
 
 if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+    arguments = command_line(Settings, __doc__ or "")
 
 import numpy as np
 import torch
@@ -78,8 +78,8 @@ def main(settings: Settings) -> None:
     console = Terminal()
     rows = next_token_sets(settings, console) + beam_searches(settings, console)
     names = ("work", "method", "seconds", "ratio", "meaning")
-    told = [dict(zip(names, row, strict=True)) for row in rows]
-    write_json(settings.output, {"settings": asdict(settings), "rows": told})
+    named = [dict(zip(names, row, strict=True)) for row in rows]
+    write_json(settings.output, {"settings": asdict(settings), "rows": named})
     table = Table("work", "method")
     for name in ("ms", "times"):
         table.add_column(name, justify="right")
@@ -97,8 +97,8 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     index = NGramIndex.build(*documents)
     built = time.perf_counter() - start
     states = index.find(prefixes)
-    found = index.branches(states)
-    tokens, successors = documents[0], len(found.tokens) / len(states)
+    branches = index.branches(states)
+    tokens, successors = documents[0], len(branches.tokens) / len(states)
     console.print(
         f"{len(tokens):,} words and marks of {settings.collection}, {tokens.max() + 1:,} of them different, "
         f"in {len(index.starts) - 1:,} documents, indexed in {built:.2f} s; {len(states):,} prefixes of 1 to "
@@ -110,7 +110,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
         return [np.unique(index.text[index.rows[lo:hi] + depth]) for lo, hi, depth in states]
 
     plain = [row[row != SEPARATOR] for row in unique()]
-    if not all(map(np.array_equal, plain, np.split(found.tokens, found.offsets[1:-1]))):
+    if not all(map(np.array_equal, plain, np.split(branches.tokens, branches.offsets[1:-1]))):
         raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
     methods = (
         lambda: index.branches(states),
@@ -146,7 +146,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
         return generated(model, sources, settings)
 
     free, valid, best = search(None), search(index), peer()
-    written = np.divide(*((of.tokens != NOTHING).sum() for of in (valid, free)))
+    written = np.divide(*((hypotheses.tokens != NOTHING).sum() for hypotheses in (valid, free)))
     console.print(
         f"{len(sources.input_ids)} queries, {settings.beams} beams, {settings.span} of "
         f"{model.backbone.config.vocab_size:,} tokens: every search finds {len(free):,} sequences, and that "
@@ -169,12 +169,12 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
     """The best sequence of each query as transformers finds it; no token ends it."""
-    given = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
-    given |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
-    given |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
+    arguments = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
+    arguments |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
+    arguments |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
     with torch.inference_mode():
-        found = model.backbone.generate(**given)
-    return found[:: settings.beams, 1:]
+        sequences = model.backbone.generate(**arguments)
+    return sequences[:: settings.beams, 1:]
 
 
 def words(settings: Settings) -> Sequences:
@@ -204,4 +204,4 @@ def draw_prefixes(
 
 
 if __name__ == "__main__":
-    main(Settings(**given))
+    main(Settings(**arguments))

@@ -42,7 +42,7 @@ class Settings:
 
 
 if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+    arguments = command_line(Settings, __doc__ or "")
 
 import torch
 from parts.shared import MiB, memory
@@ -79,8 +79,8 @@ def main(settings: Settings) -> None:
                 plain = rows[-1 - ways.index(way)]
                 for figure in ("seconds", "peak_mib") if way != "plain" else ():
                     row[f"{figure}_ratio"] = plain[figure] / row[figure]
-    found = {"settings": asdict(settings), "torch": torch.__version__, "machine": machine(settings)}
-    write_json(settings.output, found | {"rows": rows})
+    results = {"settings": asdict(settings), "torch": torch.__version__, "machine": machine(settings)}
+    write_json(settings.output, results | {"rows": rows})
     Terminal().print(as_table(rows, settings))
 
 
@@ -164,4 +164,4 @@ def as_table(rows: list[dict], settings: Settings) -> Table:
 
 
 if __name__ == "__main__":
-    main(Settings(**given))
+    main(Settings(**arguments))

@@ -41,7 +41,7 @@ class Settings:
 
 
 if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+    arguments = command_line(Settings, __doc__ or "")
 
 import bm25s
 import numpy as np
@@ -92,10 +92,10 @@ def main(settings: Settings) -> None:
     }
     for bits in (8, 16):
         index = built(documents, bits)
-        for told, of in (("", queries), (", query weights 1", ones)):
-            search, stored = inverted(index, of, k), held_by(index, settings.terms)
-            methods[f"inverted, {bits} bits{told}"] = Method(
-                search, index.store.bytes_per_document, stored, of
+        for weighting, weighted in (("", queries), (", query weights 1", ones)):
+            search, stored = inverted(index, weighted, k), held_by(index, settings.terms)
+            methods[f"inverted, {bits} bits{weighting}"] = Method(
+                search, index.store.bytes_per_document, stored, weighted
             )
     for name, method in methods.items():
         check(name, method, k)
@@ -118,13 +118,13 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
         gaps = random.geometric(share, int(wanted + 8 * wanted**0.5 + 20))
         places = np.cumsum(gaps) - 1
         owners.append(places[places < settings.documents])
-    counts = [len(of) for of in owners]
+    counts = [len(rows) for rows in owners]
     columns = np.repeat(np.arange(settings.terms), counts)
     shape = (settings.documents, settings.terms)
     values = drawn_weights(len(columns), settings, random)
-    found = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
-    found.sort_indices()
-    return found
+    matrix = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
+    matrix.sort_indices()
+    return matrix
 
 
 def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
@@ -177,7 +177,7 @@ def held(documents: Sparse) -> int:
 
 def inverted(index: Index, queries: Sparse, k: int) -> Callable[[], Answers]:
     tokens = tokens_of(queries).map(lambda t: t.transpose(0, 1))
-    return lambda: np.array([list(of.values()) for of in index.search_tokens(RECIPE, tokens, k)])
+    return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, k)])
 
 
 def dense_product(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
@@ -198,7 +198,7 @@ def lexical(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]
     model.unique_token_ids_set = set(range(documents.shape[1]))
     model.nonoccurrence_array = None  # of other variants than Lucene's
     asked = np.split(queries.indices, queries.indptr[1:-1])
-    return lambda: model.retrieve([of.tolist() for of in asked], k=k, show_progress=False).scores
+    return lambda: model.retrieve([terms.tolist() for terms in asked], k=k, show_progress=False).scores
 
 
 def largest(scores: np.ndarray, k: int) -> np.ndarray:
@@ -214,4 +214,4 @@ def check(name: str, method: Method, k: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Settings(**given))
+    main(Settings(**arguments))

@@ -52,7 +52,7 @@ class Settings:
 
 
 if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+    arguments = command_line(Settings, __doc__ or "")
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class Row:
 def rows() -> list[Row]:
     """All systems."""
     exact: dict[str, Any] = {"kind": "exact"}
-    found = [
+    listed = [
         Row("exact", "exact", "ours", exact, "exact"),
         Row("torch GEMM + scatter-max", "exact", "gemm_scatter", {}),
         Row("maxsim-cpu", "exact", "maxsim_cpu", {}),
@@ -109,20 +109,20 @@ def rows() -> list[Row]:
             knobs = {"probes": probes, "candidates": candidates}
             name = f"gather, {bits} bits, {probes} lists, {candidates} candidates"
             settings = built | {"knobs": knobs, "search_tokens": k}
-            found.append(Row(name, "gather", "ours", settings, f"compressed-{bits}"))
+            listed.append(Row(name, "gather", "ours", settings, f"compressed-{bits}"))
         for probes, k in ((2, 1000), (3, 2000), (4, 2000), (8, 4000), (16, 6000), (32, 10000)):
             settings = built | {"knobs": {"probes": probes}, "search_tokens": k, "impute": True}
             name = f"impute, {bits} bits, {probes} lists, k' = {k}"
-            found.append(Row(name, "impute", "ours", settings, f"compressed-{bits}"))
+            listed.append(Row(name, "impute", "ours", settings, f"compressed-{bits}"))
     for bits, full, probes in ((4, 1024, 8), (4, 512, 4), (4, 256, 4), (2, 256, 4)):
         settings = {"build": {"nbits": bits}, "search": {"n_full_scores": full, "n_ivf_probe": probes}}
         name = f"fast-plaid, {bits} bits, n_full {full}, nprobe {probes}"
-        found.append(Row(name, "gather", "fast_plaid", settings, f"plaid-{bits}"))
+        listed.append(Row(name, "gather", "fast_plaid", settings, f"plaid-{bits}"))
     for bits, probes in ((4, 8), (4, 16), (4, 32), (2, 32)):
         settings = {"build": {"nbits": bits}, "search": {"nprobe": probes}}
         name = f"xtr-warp, {bits} bits, nprobe {probes}"
-        found.append(Row(name, "impute", "warp", settings, f"warp-{bits}"))
-    return found
+        listed.append(Row(name, "impute", "warp", settings, f"warp-{bits}"))
+    return listed
 
 
 def main(settings: Settings) -> None:
@@ -218,15 +218,17 @@ def summary(
 ) -> list[dict[str, Any]]:
     """What is printed of each row: times in milliseconds, memory in MiB."""
     tokens = read_json(vectors / "vectors.json")["tokens"]
-    truth, relevant = (json.loads((vectors / f"{of}.json").read_text()) for of in ("candidates", "relevant"))
+    truth, relevant = (
+        json.loads((vectors / f"{name}.json").read_text()) for name in ("candidates", "relevant")
+    )
     table = []
     for row in chosen:
         rounds, index = searched[row.name], built.get(row.index)
-        found, work = [of[:K] for of in rounds[-1]["found"]], rounds[-1]["work"]
-        hits = [len({*f} & {*t[:K]}) / K for f, t in zip(found, truth, strict=True)]
+        ranked, work = [name[:K] for name in rounds[-1]["found"]], rounds[-1]["work"]
+        hits = [len({*f} & {*t[:K]}) / K for f, t in zip(ranked, truth, strict=True)]
         ranks = [
             next((1 / n for n, id in enumerate(f, 1) if id in r), 0.0)
-            for f, r in zip(found, relevant, strict=True)
+            for f, r in zip(ranked, relevant, strict=True)
         ]
         gemm = work and work["flops"] / speed["flops_per_s"]
         table.append(
@@ -241,7 +243,7 @@ def summary(
                 "search_mib": max(r["memory"] for r in rounds) / MiB,
                 "single_ms": 1e3 * statistics.median(s for r in rounds for s in r["single"]),
                 "single_limit_ms": work and 1e3 * max(work["bytes"] / speed["bytes_per_s"], gemm),
-                "batch_ms": 1e3 * statistics.median(r["batch"] for r in rounds) / len(found),
+                "batch_ms": 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked),
                 "batch_limit_ms": work and 1e3 * gemm,
                 "recall": float(np.mean(hits)),
                 "mrr": float(np.mean(ranks)),
@@ -294,4 +296,4 @@ def show(
 
 
 if __name__ == "__main__":
-    main(Settings(**given))
+    main(Settings(**arguments))

@@ -84,7 +84,7 @@ class Settings:
 
 
 if __name__ == "__main__":  # before the imports that take seconds
-    given = command_line(Settings, __doc__ or "")
+    arguments = command_line(Settings, __doc__ or "")
 
 import torch
 from parts.shared import GiB, last_line, memory, run_worker
@@ -142,7 +142,7 @@ def main(settings: Settings) -> None:
         raise SystemExit(shown(error)) from error
     pythons["ours"] = sys.executable
     measured: dict[Row, list[dict[str, Any]]] = {row: [] for row in rows(settings)}
-    found: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     with progress_bar() as bar:
         task = bar.add_task("training", total=settings.rounds * len(measured))
         for _ in range(settings.rounds):
@@ -150,10 +150,10 @@ def main(settings: Settings) -> None:
                 bar.update(task, description=f"{row.name}, batch {row.batch}")
                 if not failure(answers):
                     answers.append(run_job(settings, row, work, pythons[row.system]))
-                    found = report(measured)
-                    write_json(folder / "training.json", {"settings": asdict(settings), "rows": found})
+                    table = report(measured)
+                    write_json(folder / "training.json", {"settings": asdict(settings), "rows": table})
                 bar.advance(task)
-    show(console, settings, found)
+    show(console, settings, table)
     console.print(f"Written to {folder / 'training.json'}.")
 
 
@@ -219,8 +219,8 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
     """What a process is told to do."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
-    own = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
-    return Job(**shared | asdict(row) | own | {"steps": settings.steps(row.batch)})
+    limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
+    return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
@@ -250,15 +250,15 @@ def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, A
 
 def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A row's pairs per second, of the clock and of CPU time, and its largest peak memory."""
-    found: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
-    found["rounds"] = list(answers)
-    if found["failed"]:
-        return found
+    measured: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
+    measured["rounds"] = list(answers)
+    if measured["failed"]:
+        return measured
     rates, of_cpu = (
         [row.batch * len(answer[name]) / sum(answer[name]) for answer in answers]
         for name in ("seconds", "cpu_seconds")
     )
-    return found | {
+    return measured | {
         "pairs_per_s": statistics.mean(rates),
         "slowest": min(rates),
         "fastest": max(rates),
@@ -268,18 +268,18 @@ def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def show(console: Terminal, settings: Settings, found: Sequence[Mapping[str, Any]]) -> None:
+def show(console: Terminal, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> None:
     where = f"{settings.threads} threads" if settings.device == "cpu" else torch.cuda.get_device_name()
-    good, table = [row for row in found if not row["failed"]], Table(title=f"Training, {where}")
+    good, table = [row for row in rows if not row["failed"]], Table(title=f"Training, {where}")
     for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):
         table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
-    for row in found:
+    for row in rows:
         names = ("pairs_per_s", "pairs_per_cpu_s", "memory_gib", "ratio")
         cells = [f"{row[name]:.2f}" if row.get(name) else "" for name in names]
         style = "bold" if row["system"] == "ours" else None
         table.add_row(str(row["batch"]), row["name"], *(["failed"] if row["failed"] else cells), style=style)
     console.print(table)
-    for row in found:
+    for row in rows:
         if row["failed"]:
             console.print(f"{row['name']}, batch {row['batch']}: {row['failed']}")
     console.print(
@@ -298,4 +298,4 @@ def show(console: Terminal, settings: Settings, found: Sequence[Mapping[str, Any
 
 
 if __name__ == "__main__":
-    main(Settings(**given))
+    main(Settings(**arguments))

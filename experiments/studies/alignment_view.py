@@ -53,7 +53,7 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
     those that begin one (▁, Ġ).
     """
     begins, special = _pieces(paradigm.encoder.tokenizer)
-    found: list[tuple[str, list[int]]] = []
+    spans: list[tuple[str, list[int]]] = []
     for place, (label, counts) in enumerate(
         zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
     ):
@@ -61,12 +61,12 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
             continue
         continues = not label.startswith(("▁", "Ġ")) if begins else label.startswith("##")
         bare = label.lstrip("▁Ġ") if begins else label.removeprefix("##")
-        if continues and found and found[-1][1][-1] == place - 1:
-            word, places = found.pop()
-            found.append((word + bare, [*places, place]))
+        if continues and spans and spans[-1][1][-1] == place - 1:
+            word, places = spans.pop()
+            spans.append((word + bare, [*places, place]))
         else:
-            found.append((bare, [place]))
-    return found
+            spans.append((bare, [place]))
+    return spans
 
 
 @lru_cache(maxsize=1)

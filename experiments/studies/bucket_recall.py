@@ -42,15 +42,15 @@ def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
             for repetitions in (1, 4, 16):
                 each = zip(means, variances, best, strict=True)
                 expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in each]
-                found = []
+                recalls = []
                 for seed in range(16 // repetitions):
                     encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
                     scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
                     top = scores.topk(min(CANDIDATES, count)).indices.numpy()
-                    found.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                    recalls.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
                 row = {"vectors": case, "planes": planes, "repetitions": repetitions, "documents": count}
                 row |= {"queries": len(best), "predicted": float(np.mean(expected))}
-                rows.append(row | {"measured": np.mean(found, 0).tolist()})
+                rows.append(row | {"measured": np.mean(recalls, 0).tolist()})
     return rows
 
 

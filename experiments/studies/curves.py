@@ -57,9 +57,9 @@ class Curves:
         """A row for each measure and system, a column for each x."""
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
-            {"measure": measure, "system": system} | dict(zip(columns, map(shown, found), strict=True))
+            {"measure": measure, "system": system} | dict(zip(columns, map(shown, intervals), strict=True))
             for measure, series in self.intervals.items()
-            for system, found in series.items()
+            for system, intervals in series.items()
         ]
 
     def section(self, heading: str, text: str = "") -> Section:
@@ -77,8 +77,8 @@ class Curves:
         panels = figure.subplots(1, len(self.panels), squeeze=False)[0]
         labelled = {}
         for axes, (measure, series) in zip(panels, self.intervals.items(), strict=True):
-            for system, found in series.items():
-                means, low, high = np.array(found).T
+            for system, intervals in series.items():
+                means, low, high = np.array(intervals).T
                 (line,) = axes.plot(places, means, marker="o", markersize=4, color=colours[system])
                 axes.fill_between(places, low, high, color=colours[system], alpha=0.1, linewidth=0)
                 labelled.setdefault(system, line)

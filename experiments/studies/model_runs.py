@@ -99,8 +99,8 @@ def open_bench(
     test = some_queries(opened.splits.get("test", Split({}, {})), settings.queries)
     for kind, split in (("training", train), ("dev", dev), ("test", test)):
         if kind in needs and not split.queries:
-            of = f"{name}, cut to {settings.documents} documents," if cut else name
-            raise SystemExit(f"{of} has no {kind} queries; its splits: {', '.join(opened.splits)}")
+            which = f"{name}, cut to {settings.documents} documents," if cut else name
+            raise SystemExit(f"{which} has no {kind} queries; its splits: {', '.join(opened.splits)}")
     return Bench(opened, train, dev, test, BM25(opened.corpus))
 
 
@@ -191,7 +191,10 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
             console.print(f"{job.name} ({n} of {len(missing)})")
             with refusing(f"{job.name}: "):
                 prepared = job.prepare()
-                by_main(lambda job=job, of=prepared: write_json(job.file, job.measure(of)), accelerator)
+                by_main(
+                    lambda job=job, prepared_work=prepared: write_json(job.file, job.measure(prepared_work)),
+                    accelerator,
+                )
             accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 
@@ -222,8 +225,8 @@ def encoder_job(
         runs = bench.mined if settings.negatives else {}, bench.dev_run
         splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
         how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        given = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
-        return fit(*given, states=states)
+        arguments = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
+        return fit(*arguments, states=states)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:
@@ -245,7 +248,9 @@ def encoder_job(
 
 def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:
     """Each measure, one value for every judged query with a relevant document."""
-    return {name: of.tolist() for name, of in per_query(run, split.judgements, measures).values.items()}
+    return {
+        name: scores.tolist() for name, scores in per_query(run, split.judgements, measures).values.items()
+    }
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:

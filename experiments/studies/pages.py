@@ -138,8 +138,8 @@ def write_page(
 
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
-    told = {"title": title, "summary": summary, "sections": list(sections), "settings": settings}
-    write_text(path, page.render(**told, shown=format_number))
+    content = {"title": title, "summary": summary, "sections": list(sections), "settings": settings}
+    write_text(path, page.render(**content, shown=format_number))
 
 
 def publish(

@@ -27,9 +27,9 @@ def launch(module: str, settings: type, description: str | None) -> None:
     """
     if module == "__main__":
         with interruptible():
-            given = command_line(settings, description or "", device=True)
+            arguments = command_line(settings, description or "", device=True)
             script = import_module(Path(sys.argv[0]).resolve().stem)
-            raise SystemExit(script.main(script.Settings(**given)))
+            raise SystemExit(script.main(script.Settings(**arguments)))
 
 
 @contextmanager
@@ -39,10 +39,10 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
     options: also for options that a builder does not have, or that need another package. Elsewhere such an
     error is one of the program, whose traceback is shown.
     """
-    given = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
+    kinds = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
     try:
         yield
-    except given as error:
+    except kinds as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise SystemExit(f"{before}{kind}{shown(error)}{after}") from error
 
@@ -99,8 +99,8 @@ class Results:
 
     def __post_init__(self) -> None:
         collection = getattr(self, "collection", "")
-        of = f"-{folder_name(collection)}" if collection else ""
-        self.output = self.output or f"results/{self.experiment}{of}"
+        suffix = f"-{folder_name(collection)}" if collection else ""
+        self.output = self.output or f"results/{self.experiment}{suffix}"
 
     @property
     def experiment(self) -> str:
@@ -117,9 +117,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
     """The settings that `TrainingSettings` has too."""
     from paradigms.train.loop import TrainingSettings
 
-    return {
-        of.name: getattr(settings, of.name) for of in fields(TrainingSettings) if hasattr(settings, of.name)
-    }
+    return {f.name: getattr(settings, f.name) for f in fields(TrainingSettings) if hasattr(settings, f.name)}
 
 
 @dataclass
@@ -217,9 +215,9 @@ class PairSettings(Results, OneCollection):
         )
         at_least(self, decoder_layers=1, documents=0, trained_layers=0)
         different(self, "seeds")
-        of = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
-        self.models = self.models or f"results/pairs-{of}"
-        self.output = self.output or f"results/{self.experiment}-{of}"
+        suffix = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
+        self.models = self.models or f"results/pairs-{suffix}"
+        self.output = self.output or f"results/{self.experiment}-{suffix}"
 
 
 @dataclass(frozen=True)
@@ -239,12 +237,12 @@ class System:
     weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
 
 
-def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
+def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
     """name -> system, of a list of paradigms or of a mapping to a system's fields; SystemExit names what is
     wrong with which system."""
     systems = {}
-    named = given if isinstance(given, dict) else {name: {} for name in given}
-    for name, told in named.items():
+    named = listed if isinstance(listed, dict) else {name: {} for name in listed}
+    for name, options in named.items():
         if name == "bm25":
             raise SystemExit("system bm25: every comparison has BM25 already: leave it out of the list")
         if name in TAKEN:
@@ -252,24 +250,24 @@ def read_systems(given: list[str] | dict[str, Any]) -> dict[str, System]:
         if not re.fullmatch(r"[\w+-][\w.+-]*", name):
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
         with refusing(f"system {name}: ", options=True):
-            check_type("its settings", told, dict)
-            check_known(System, told)
-            unnamed = "checkpoint" in told or "fuse" in told
-            systems[name] = System(**{"paradigm": "" if unnamed else name} | told)
+            check_type("its settings", options, dict)
+            check_known(System, options)
+            unnamed = "checkpoint" in options or "fuse" in options
+            systems[name] = System(**{"paradigm": "" if unnamed else name} | options)
             check_types(systems[name])
-            fused = {of for of, fields in named.items() if isinstance(fields, dict) and fields.get("fuse")}
-            _check(systems[name], told, ["bm25", *(of for of in named if of not in fused | {name})])
+            fused = {of for of, f in named.items() if isinstance(f, dict) and f.get("fuse")}
+            _check(systems[name], options, ["bm25", *(of for of in named if of not in fused | {name})])
     return systems
 
 
-def _check(system: System, told: dict[str, Any], others: list[str]) -> None:
+def _check(system: System, fields: dict[str, Any], others: list[str]) -> None:
     """Raises ValueError for fields that do not go together. others: what can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 
     known, fused = PARADIGMS | GENERATIVE, system.fuse
     if fused:
-        more = told.keys() - {"fuse", "fusion", "weights"}
+        more = fields.keys() - {"fuse", "fusion", "weights"}
         if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):
             what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {fused}"
             raise ValueError(f"{what}; it fuses two or more of {', '.join(others)}")

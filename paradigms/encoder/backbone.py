@@ -323,7 +323,7 @@ def quiet() -> Iterator[None]:
 def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
     """A linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
 
-    As `nn.init.orthogonal_`, but factorised in float64: a seed gives the same bits with any number of threads.
+    As `nn.init.orthogonal_`, in float64: a seed gives the same bits with any number of threads.
     """
     linear = nn.Linear(width, dim, bias)
     with torch.no_grad():

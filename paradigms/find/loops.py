@@ -41,8 +41,8 @@ def select(similarities, sizes, probes, wanted, chosen, missing):
 @njit(inline="always")
 def _place(histogram, wanted):
     """The highest bin with at least `wanted` in it and above; 0 if there is none."""
-    bin, found = histogram.shape[0] - 1, histogram[-1]
-    while bin > 0 and found < wanted:
+    bin, counted = histogram.shape[0] - 1, histogram[-1]
+    while bin > 0 and counted < wanted:
         bin -= 1
-        found += histogram[bin]
+        counted += histogram[bin]
     return bin

@@ -109,7 +109,7 @@ def best(postings, table, terms, weights, k, rows, scores):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
             cells[postings.blocks[cell], m] = cell
-    heap, found = np.zeros(k, np.float32), 0  # the k best scores, the smallest first
+    heap, count = np.zeros(k, np.float32), 0  # the k best scores, the smallest first
     sums = np.empty(BLOCK, np.float32)
     start = np.argmax(bounds)
     for n in range(-1, postings.number):
@@ -129,8 +129,8 @@ def best(postings, table, terms, weights, k, rows, scores):
         for place in range(BLOCK):
             score = sums[place]
             if score > 0 and score >= heap[0]:
-                rows[found], scores[found] = block * BLOCK + place, score
-                found += 1
+                rows[count], scores[count] = block * BLOCK + place, score
+                count += 1
                 if score > heap[0]:
                     replace_least(heap, score)
-    return found
+    return count

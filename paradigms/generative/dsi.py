@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from paradigms.data import Corpus, Problems
 from paradigms.dpr import dpr
 from paradigms.encoder.batches import by_length
-from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, Identifiers, atomic, make
 from paradigms.generative.model import Generative
 from paradigms.generative.settings import GenerativeSettings
@@ -127,6 +127,5 @@ def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " 
         0, dtype=np.float64
     )  # deep in the hierarchy, vectors are close together and far from 0
     scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
-    groups = Groups.of(np.zeros(len(X), dtype=np.int64))
-    labels = grouped_kmeans(scaled, groups, np.array([k]), None, seed)[1]
+    labels = grouped_kmeans(scaled, np.array([0, len(X)]), np.array([k]), None, seed)[1]
     return np.unique(labels, return_inverse=True)[1]

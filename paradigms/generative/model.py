@@ -197,10 +197,10 @@ class Generative(Trainable):
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder: what it gives changes")
-        found = hashlib.sha256(precision(self.device).encode())
+        digest = hashlib.sha256(precision(self.device).encode())
         for name, weight in sorted(self.encoder.state_dict().items()):
-            found.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
-        self.states = LowerStates(folder / found.hexdigest()[:16])
+            digest.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
+        self.states = LowerStates(folder / digest.hexdigest()[:16])
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:

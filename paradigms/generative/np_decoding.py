@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
 from paradigms.generative.ngrams import Branches, ranges
 from paradigms.generative.settings import GenerativeSettings
@@ -102,25 +102,28 @@ def cluster_tokens(
     belong to another corpus.
     """
     _check(identifiers, corpus)
-    tokens, group = np.unique(identifiers.tokens, return_inverse=True)
-    groups, reference = Groups.of(group), embeddings.detach().cpu()
+    tokens, group, counts = np.unique(identifiers.tokens, return_inverse=True, return_counts=True)
+    reference, order = embeddings.detach().cpu(), np.argsort(group, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
     if old is None:
         wanted, warm = np.full(len(tokens), settings.clusters), None
     else:
         offsets, members = old.expand(tokens)
-        wanted, warm = np.diff(offsets), old.labels - members[offsets[:-1]][group]
+        wanted, warm = np.diff(offsets), (old.labels - members[offsets[:-1]][group])[order]
     with tempfile.TemporaryFile() as file:
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
         around = _around(tokenizer)
         step = settings.document_length - sum(map(len, around))
         rows = _windows(tokenizer, corpus, identifiers, step)
-        end = _embed(encoder, rows, around, groups.place, vectors, old is None)
-        centroids, labels = grouped_kmeans(vectors, groups, wanted, warm, 0, old is None)
-    numbers = group * centroids.shape[1] + labels
+        end = _embed(encoder, rows, around, place, vectors, old is None)
+        starts = np.append(0, counts.cumsum())
+        centroids, labels = grouped_kmeans(vectors, starts, wanted, warm, 0, old is None)
+    numbers = group * centroids.shape[1] + labels[place]
     used = np.arange(centroids.shape[1]) < wanted[:, None]
     if old is None:
         used &= (np.bincount(numbers, minlength=used.size) > 0).reshape(used.shape)
-    table = torch.cat([reference[:1], end[None], centroids[torch.from_numpy(used)]])
+    table = torch.cat([reference[:1], end[None], torch.from_numpy(centroids[used])])
     table[END:] *= _rms(reference if old is None else reference[END:]) / _rms(table[END:])
     surface = np.concatenate([[START, END], np.repeat(tokens, used.sum(1))])
     return Clusters(table, surface, (FIRST - 1 + used.ravel().cumsum())[numbers])

@@ -45,8 +45,8 @@ class GenerativeRetriever:
             frozen = {id(part) for part in (*model.encoder.parameters(), *model.encoder.buffers())}
             frozen -= {id(part) for part in model.decoder.parameters()}
             parts = [part for part in parts if id(part) not in frozen]
-        held = [vars(of) for of in (model.identifiers, self.valid, model.clusters) if of is not None]
-        parts += [part for of in held for part in of.values() if isinstance(part, np.ndarray)]
+        held = [vars(part) for part in (model.identifiers, self.valid, model.clusters) if part is not None]
+        parts += [part for part in held for part in part.values() if isinstance(part, np.ndarray)]
         return sum(part.nbytes for part in parts)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -57,15 +57,15 @@ class GenerativeRetriever:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        settings, found = self.model.settings, Run()
+        settings, ranked = self.model.settings, Run()
         wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, wanted), QUERIES)
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
                 texts = [queries[query] for query in batch]
                 for query, scores in zip(batch, self._search(texts), strict=True):
-                    found[query] = self._ranked(scores, k)
-        return {query: found[query] for query in queries}
+                    ranked[query] = self._ranked(scores, k)
+        return {query: ranked[query] for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """rel of the run's queries and documents under `settings.score`, best first.
@@ -93,22 +93,27 @@ class GenerativeRetriever:
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {model.name}")
-        found: list[Run] = [{} for _ in scorers]
+        runs: list[Run] = [{} for _ in scorers]
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {model.name}"):
                 named = [
                     {id: [*map(tuple, model.names(positions[id], whole=whole))] for id in run[query]}
                     for query in batch
                 ]
-                sequences = [sorted({t for names in of.values() for t in names}) for of in named]
+                sequences = [
+                    sorted({t for names in names_by_id.values() for t in names}) for names_by_id in named
+                ]
                 sources = model.tokenize([queries[query] for query in batch])
                 scores = model.sequence_scores(sources, sequences, *scorers)
-                for query, of, own, rows in zip(batch, named, sequences, scores, strict=True):
+                for query, names_by_id, sequence, rows in zip(batch, named, sequences, scores, strict=True):
                     for place, values in enumerate(rows):
-                        rel = dict(zip(own, values.tolist(), strict=True))
-                        best = {id: max((rel[t] for t in names), default=-np.inf) for id, names in of.items()}
-                        found[place][query] = best_first(best)
-        return [{query: of[query] for query in run} for of in found]
+                        rel = dict(zip(sequence, values.tolist(), strict=True))
+                        best = {
+                            id: max((rel[t] for t in names), default=-np.inf)
+                            for id, names in names_by_id.items()
+                        }
+                        runs[place][query] = best_first(best)
+        return [{query: ranked[query] for query in run} for ranked in runs]
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; [] without a name.
@@ -150,16 +155,16 @@ class GenerativeRetriever:
         sources, by_grams = model.tokenize(texts), identifiers.end is None
         length = settings.span if by_grams else identifiers.longest
         width = {"beams": settings.beams, "length": length}
-        found = beam_search(model, sources, self.valid, **width, keep=by_grams)
-        parts = [found.of(query) for query in range(len(texts))]
+        hypotheses = beam_search(model, sources, self.valid, **width, keep=by_grams)
+        parts = [hypotheses.of(query) for query in range(len(texts))]
         if not by_grams:
             for part in parts:
                 offsets, numbers, _ = self.valid.locate(part.states)
                 yield zip(numbers.tolist(), np.repeat(part.scores, np.diff(offsets)).tolist(), strict=True)
             return
         # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
-        own, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
-        for part, (states, log_p), first in zip(parts, own, unigrams, strict=True):
+        query_keys, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
+        for part, (states, log_p), first in zip(parts, query_keys, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
             yield seal_scores(self.valid, *keys, first).items()
 

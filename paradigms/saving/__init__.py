@@ -59,12 +59,12 @@ def read_checkpoint(
             f"{folder} may be XTR, whose vectors are those of tokens, or a model of one vector a text: say "
             "which with layout='xtr' or layout='sentence-transformers' (at the terminal --model-layout)"
         )
-    told = [FORMATS[layout]] if layout else [form for form in FORMATS.values() if form.recognises(folder)]
-    if not told:
+    formats = [FORMATS[layout]] if layout else [form for form in FORMATS.values() if form.recognises(folder)]
+    if not formats:
         known = "; ".join(form.title for form in FORMATS.values())
         raise ValueError(f"{folder} is no checkpoint of {known}: it holds {described(folder)}")
     with safe_weights(folder, pickled) as safe:
         try:
-            return told[0].read(safe)
+            return formats[0].read(safe)
         except (ValueError, FileNotFoundError) as error:
-            raise ValueError(f"{folder}, in the format of {told[0].title}: {error}") from error
+            raise ValueError(f"{folder}, in the format of {formats[0].title}: {error}") from error

@@ -83,10 +83,10 @@ def read_coil(folder: Path) -> Paradigm:
     ValueError for other projections.
     """
     with naming(folder / HEADS):
-        found = {name: t.float() for name, t in load_file(folder / HEADS).items()}
-    if found.keys() != COIL_HEADS:
-        raise ValueError(f"{HEADS} or model.pt holds {sorted(found)}, where {sorted(COIL_HEADS)} belong")
-    tokens, pooled = (Head(found[f"{n}.weight"], found[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
+        weights = {name: t.float() for name, t in load_file(folder / HEADS).items()}
+    if weights.keys() != COIL_HEADS:
+        raise ValueError(f"{HEADS} or model.pt holds {sorted(weights)}, where {sorted(COIL_HEADS)} belong")
+    tokens, pooled = (Head(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
     lengths: dict[str, Any] = {"query_length": 16, "document_length": 128}
     model: Any = coil(folder, pooled_dim=len(pooled.weight), **lengths, **tokens.settings())
     tokens.put_into(model.encoder.projection)
@@ -108,8 +108,8 @@ def read_stanford(folder: Path) -> Paradigm:
     markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, a sum of maxima.
     ValueError where the linear layer is missing, or similarities are no cosines.
     """
-    found = read_weights(folder, "linear.weight")
-    if not found:
+    weights = read_weights(folder, "linear.weight")
+    if not weights:
         raise ValueError("no linear.weight among the weights")
     settings = json_or_empty(folder / METADATA)
     if settings.get("similarity", "cosine") != "cosine":
@@ -118,7 +118,7 @@ def read_stanford(folder: Path) -> Paradigm:
     return late_interaction(
         encoder_with(
             folder,
-            Head(found["linear.weight"], None),
+            Head(weights["linear.weight"], None),
             query_length=settings.get("query_maxlen") or 32,
             document_length=settings.get("doc_maxlen") or 220,
             query_marker=settings.get("query_token_id") or "[unused0]",

@@ -50,8 +50,8 @@ def model_card(
         *_table("Settings", described),
     ]
     if settings:
-        told = {name: value for name, value in settings.items() if name not in UNTOLD}
-        lines += _table("Settings of the training script", told)
+        shown = {name: value for name, value in settings.items() if name not in UNTOLD}
+        lines += _table("Settings of the training script", shown)
     if environment:
         lines += _table("Where it was trained", environment)
     return "\n".join([*lines, "## Measures", "", measured])

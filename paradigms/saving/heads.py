@@ -71,15 +71,15 @@ def dense(folder: Path) -> Head:
     activation = ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if activation is None:
         raise ValueError(f"{folder.name} has the activation {config['activation_function']}")
-    found = read_weights(folder, "linear.weight", "linear.bias", "residual.weight")
-    if "linear.weight" not in found or (config.get("bias", True) and "linear.bias" not in found):
+    weights = read_weights(folder, "linear.weight", "linear.bias", "residual.weight")
+    if "linear.weight" not in weights or (config.get("bias", True) and "linear.bias" not in weights):
         raise ValueError(f"{folder.name} lacks the weights of its linear layer")
-    weight = found["linear.weight"]
+    weight = weights["linear.weight"]
     if config.get("use_residual"):
         if activation != "identity":
             raise ValueError(f"{folder.name} has a residual beside {activation}, which is not one projection")
-        weight = weight + found.get("residual.weight", torch.eye(len(weight)))
-    return Head(weight, found.get("linear.bias"), activation)
+        weight = weight + weights.get("residual.weight", torch.eye(len(weight)))
+    return Head(weight, weights.get("linear.bias"), activation)
 
 
 def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:

@@ -41,79 +41,79 @@ def is_sentence_transformers(folder: Path) -> bool:
 def read_sentence_transformers(folder: Path) -> Paradigm:
     """ValueError names a module, or a setting of one, that no paradigm here has."""
     config = json_or_empty(folder / MODEL)
-    found = chain(folder)
+    parts = chain(folder)
     multi = config.get("model_type") in MULTI
     pylate = multi and config["model_type"] == MULTI[0]
-    settings = json_or_empty(found.backbone / "sentence_bert_config.json")
-    lowers(settings, found.backbone)
-    if found.sparse:
-        return read_sparse(found, config, settings)
-    if multi == bool(found.pooling):
-        raise ValueError(f"model_type is {config.get('model_type')}, and pooling {found.pooling or 'none'}")
-    shared = prompts(config) | {"normalize": found.normalize or pylate}
+    settings = json_or_empty(parts.backbone / "sentence_bert_config.json")
+    lowers(settings, parts.backbone)
+    if parts.sparse:
+        return read_sparse(parts, config, settings)
+    if multi == bool(parts.pooling):
+        raise ValueError(f"model_type is {config.get('model_type')}, and pooling {parts.pooling or 'none'}")
+    shared = prompts(config) | {"normalize": parts.normalize or pylate}
     if not multi:
         similarity = config.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
             raise ValueError(f"similarity is {similarity}")
-        shared |= {"normalize": found.normalize or similarity == "cosine", "pooling": found.pooling}
-        lengths = both_lengths(settings, found.backbone)
-        return one_vector(encoder_with(found.backbone, found.head, **shared, **POOLED, **lengths))
+        shared |= {"normalize": parts.normalize or similarity == "cosine", "pooling": parts.pooling}
+        lengths = both_lengths(settings, parts.backbone)
+        return one_vector(encoder_with(parts.backbone, parts.head, **shared, **POOLED, **lengths))
     similarity = str(config.get("similarity_fn_name") or "maxsim").lower()
     if similarity not in ("maxsim", "meanmaxsim"):
         raise ValueError(f"similarity is {similarity}")
-    shared |= lengths_of(settings | config, found.backbone, pylate)
-    mask = config if pylate else found.mask
-    encoder = encoder_with(found.backbone, found.head, **shared, **skipped(mask))
+    shared |= lengths_of(settings | config, parts.backbone, pylate)
+    mask = config if pylate else parts.mask
+    encoder = encoder_with(parts.backbone, parts.head, **shared, **skipped(mask))
     if not encoder.settings.skip_exact and set(mask.get("skiplist_words") or []) != set(encoder.skipped):
         raise ValueError("the skip list has only some of the tokens that are one character")
     return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
-def read_sparse(found: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
+def read_sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
     """SPLADE. ValueError for another similarity than the inner product, and for modules beside it."""
     similarity = config.get("similarity_fn_name") or "dot"
-    if similarity != "dot" or found.head is not None or found.normalize or found.pooling:
+    if similarity != "dot" or parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
-    given = prompts(config) | both_lengths(settings, found.backbone)
-    return splade(found.backbone, most_terms=config.get("max_active_dims"), **given)
+    options = prompts(config) | both_lengths(settings, parts.backbone)
+    return splade(parts.backbone, most_terms=config.get("max_active_dims"), **options)
 
 
 def chain(folder: Path) -> Chain:
     steps = modules(folder)
     if not steps or steps[0][0] not in ("Transformer", "MLMTransformer"):
         raise ValueError(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
-    found = Chain(steps[0][1])
+    parts = Chain(steps[0][1])
     for kind, place in steps[1:]:
         if kind == "Pooling":
-            found.pooling = pooling(place)
-            head = found.head
-            if head is not None and (head.activation != "identity" or found.pooling not in COMMUTES):
-                raise ValueError(f"{found.pooling} pooling of projected tokens")
+            parts.pooling = pooling(place)
+            head = parts.head
+            if head is not None and (head.activation != "identity" or parts.pooling not in COMMUTES):
+                raise ValueError(f"{parts.pooling} pooling of projected tokens")
         elif kind == "Dense":
-            if found.normalize:
+            if parts.normalize:
                 raise ValueError("a Dense after Normalize")
-            found.head = dense(place) if found.head is None else found.head.then(dense(place))
+            parts.head = dense(place) if parts.head is None else parts.head.then(dense(place))
         elif kind == "Normalize":
-            found.normalize = True
+            parts.normalize = True
         elif kind == "MultiVectorMask":
-            found.mask = read_json(place / "config.json")
+            parts.mask = read_json(place / "config.json")
         elif kind == "SpladePooling":
             config = read_json(place / "config.json")
             ways = [config.get("pooling_strategy", "max"), config.get("activation_function", "relu")]
             if ways != ["max", "relu"]:
                 raise ValueError(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
-            found.sparse = True
+            parts.sparse = True
         elif kind != "Dropout":
             raise ValueError(f"{kind} is a module that no paradigm here has")
-    return found
+    return parts
 
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:
     """Tokens of a text at most: of the module, of the tokenizer, or of the encoder."""
     limit = longest(backbone)
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
-    given = [settings.get("max_seq_length"), of_tokenizer]
-    return min([limit, *(int(length) for length in given if length and length < 1e6)])
+    limits = [settings.get("max_seq_length"), of_tokenizer]
+    return min([limit, *(int(length) for length in limits if length and length < 1e6)])
 
 
 def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:

@@ -33,11 +33,11 @@ def described(folder: Path) -> str:
 
 def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
     """Those of these tensors that are in a folder's safetensors files, in float32."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with naming(file):
-            found |= {name: t.float() for name, t in load_file(file).items() if name in names}
-    return found
+            tensors |= {name: t.float() for name, t in load_file(file).items() if name in names}
+    return tensors
 
 
 def pickles(
@@ -47,7 +47,7 @@ def pickles(
 
     Of a folder, its backbones and modules, such as 2_Dense; others, as of a step in training, are not read.
     """
-    found: dict[PurePath, list[PurePath]] = {}
+    unsafe: dict[PurePath, list[PurePath]] = {}
     for file in sorted(there):
         if file.parent.name and not MODULE.fullmatch(str(file.parent)) and file.parent not in modules:
             continue
@@ -55,14 +55,14 @@ def pickles(
             target = file.with_name(name)
             parts = f"{target.stem}*{target.suffix}"
             if file.match(pattern) and not any(o.parent == file.parent and o.match(parts) for o in there):
-                found.setdefault(target, []).append(file)
-    return found
+                unsafe.setdefault(target, []).append(file)
+    return unsafe
 
 
-def refuse_pickles(name: str, found: dict[PurePath, list[PurePath]]) -> NoReturn:
+def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoReturn:
     """ValueError: the caller has not said that `pickles` may be read."""
     raise ValueError(
-        f"{name} holds pickled weights, {next(iter(found.values()))[0]}: convert them to safetensors, or, "
+        f"{name} holds pickled weights, {next(iter(unsafe.values()))[0]}: convert them to safetensors, or, "
         "where you trust who made them, ask for them with pickled=True (at the terminal --pickled)"
     )
 
@@ -75,13 +75,13 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
     """
     there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     named = modules(folder) if (folder / MODULES).is_file() else []
-    found = pickles(there, [place.relative_to(folder) for _, place in named])
-    if not found:
+    unsafe = pickles(there, [place.relative_to(folder) for _, place in named])
+    if not unsafe:
         yield folder
         return
     if not pickled:
-        refuse_pickles(str(folder), found)
-    files = [folder / file for of in found.values() for file in of]
+        refuse_pickles(str(folder), unsafe)
+    files = [folder / file for parts in unsafe.values() for file in parts]
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / (folder.resolve().name or "model")
         for file in folder.rglob("*"):
@@ -89,7 +89,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
                 link = copy / file.relative_to(folder)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.symlink(file.resolve(), link)
-        for target, parts in found.items():
+        for target, parts in unsafe.items():
             written = copy / target
             written.parent.mkdir(parents=True, exist_ok=True)
             tensors = {name: t for part in parts for name, t in _unpickled(folder / part).items()}
@@ -103,8 +103,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{file} cannot be read as weights alone: {error}") from error
-    found = state.items() if isinstance(state, dict) else ()
-    tensors = {name: t.clone().contiguous() for name, t in found if isinstance(t, Tensor)}
+    entries = state.items() if isinstance(state, dict) else ()
+    tensors = {name: t.clone().contiguous() for name, t in entries if isinstance(t, Tensor)}
     if not tensors:
         raise ValueError(f"{file} is no state dict")
     return tensors
@@ -123,9 +123,9 @@ def download(name: str, pickled: bool) -> Path:
         there = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
         held = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
         raise FileNotFoundError(f"{name}: no such folder; {there} has {', '.join(held[:12]) or 'none'}")
-    found = {} if pickled else pickles(listed(name))
-    if found:
-        refuse_pickles(name, found)
+    unsafe = {} if pickled else pickles(listed(name))
+    if unsafe:
+        refuse_pickles(name, unsafe)
     wanted = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))

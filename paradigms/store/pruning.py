@@ -86,10 +86,10 @@ def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
     cluster = torch.zeros_like(tokens.mask[0], dtype=torch.long)
     lengths = tokens.mask[0].sum(-1)
     for n, length in enumerate(lengths.tolist()):
-        own = tokens.mask[0, n]
-        vectors = tokens.vectors[0, n][own].float()
+        used = tokens.mask[0, n]
+        vectors = tokens.vectors[0, n][used].float()
         groups = _ward(vectors, -(-length // pool)) if pooling == "ward" else np.arange(length) // pool
-        cluster[n, own] = torch.from_numpy(groups).to(cluster)
+        cluster[n, used] = torch.from_numpy(groups).to(cluster)
     count = int(cluster.max()) + 1 if cluster.numel() else 1
     member = torch.nn.functional.one_hot(cluster, count) * tokens.mask[0][..., None]  # [n, i, clusters]
     size = member.sum(1)
@@ -110,8 +110,8 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
         return np.arange(len(vectors))
     unit = torch.nn.functional.normalize(vectors, dim=-1).cpu().double().numpy()
     labels = fcluster(linkage(unit, "ward"), clusters, "maxclust")
-    _, first, own = np.unique(labels, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[own]
+    _, first, cluster = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[cluster]
 
 
 def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:

@@ -139,15 +139,20 @@ class Codec:
     def fit(
         cls, sample: Float[Tensor, "s h"], count: int, bits: int, *, seed: int, rounds: int = 5
     ) -> "Codec":
-        """Train on a sample: `rounds` of Lloyd's algorithm for `count` centroids, then σ.
+        """Train on a sample: `rounds` of Lloyd's algorithm (FAISS) for `count` centroids, then σ.
 
         Deterministic for one seed, sample and number of threads.
         """
+        import faiss  # takes a while, and only builds need it
+
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
         width = sample.shape[1]
         sample = padded(sample, bits)
-        centres = _lloyd(sample, min(count, len(sample)), rounds, seed).cpu()
+        limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(sample)}
+        kmeans = faiss.Kmeans(sample.shape[1], min(count, len(sample)), niter=rounds, seed=seed, **limits)
+        kmeans.train(sample.numpy())
+        centres = torch.from_numpy(kmeans.centroids)
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         packed = (centres / units[:, None]).round().to(torch.int8).numpy()
         codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), bits, width)
@@ -161,7 +166,9 @@ class Codec:
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
         """The centroid of each vector: argmin_c ‖x − c‖²."""
-        return _nearest(vectors, self.centroids.to(vectors.device)).cpu()
+        halves = self.centroids.square().sum(1) / 2
+        parts = vectors.split(max(1, CELLS // len(halves)))
+        return torch.cat([(part @ self.centroids.T).sub_(halves).argmax(1) for part in parts])
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         width = padded_width(dim, self.bits) * self.bits // 8
@@ -245,22 +252,3 @@ def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
     """Vectors with zeros up to the `padded_width`, which changes no inner product."""
     more = padded_width(vectors.shape[-1], bits) - vectors.shape[-1]
     return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()
-
-
-def _lloyd(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "K h"]:
-    """k-means from random vectors of the sample; a centroid without vectors moves to another one."""
-    draw = torch.Generator().manual_seed(seed)
-    centres = sample[torch.randperm(len(sample), generator=draw)[:count]].clone()
-    for _ in range(rounds):
-        nearest = _nearest(sample, centres)
-        total = torch.zeros_like(centres).index_add_(0, nearest, sample)
-        members = nearest.bincount(minlength=count)[:, None]
-        others = sample[torch.randint(len(sample), (count,), generator=draw)]
-        centres = torch.where(members > 0, total / members.clamp(min=1), others)
-    return centres
-
-
-def _nearest(vectors: Float[Tensor, "t h"], centres: Float[Tensor, "K h"]) -> Int[Tensor, " t"]:
-    halves = centres.square().sum(1) / 2
-    step = max(1, CELLS // len(centres))
-    return torch.cat([(part @ centres.T).sub_(halves).argmax(1) for part in vectors.split(step)])

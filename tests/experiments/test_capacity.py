@@ -9,7 +9,7 @@ import capacity
 import numpy as np
 import pytest
 import torch
-from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, Found
+from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityResults
 from papers.luan2021.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 from scipy import sparse
 
@@ -203,7 +203,7 @@ def test_a_ranks_worth_is_the_measure() -> None:
 SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
 
 
-def planted(task: str = "containing", **changes: dict[int, float]) -> Found:
+def planted(task: str = "containing", **changes: dict[int, float]) -> CapacityResults:
     """The paper's own Table A.1 as if measured, give or take little, with changes of what is retrieved."""
     predictions: dict[int, dict[str, Any]] = {
         n: {"k*": [100, 90, 120], "values": {str(k): [0.2, 0.3] for k in SIZES.values()}}
@@ -216,7 +216,7 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> Found:
             for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
                 for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 60)):
                     results.append({"length": length, "stages": {system: {stage: values.tolist()}}})
-    return Found(task, [*PAPER_LENGTHS], results, predictions, SIZES)
+    return CapacityResults(task, [*PAPER_LENGTHS], results, predictions, SIZES)
 
 
 @pytest.mark.parametrize("task", ["containing", "answers"])

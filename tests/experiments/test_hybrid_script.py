@@ -8,7 +8,7 @@ import hybrid
 import numpy as np
 import pytest
 from hybrid import Settings
-from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, Found, claims, hybrid_name
+from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, HybridResults, claims, hybrid_name
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -149,7 +149,7 @@ def planted(seed: int, systems: dict = SYSTEMS, added: dict = RERANKED) -> dict[
 
 
 def verdicts(*seeds: dict[str, Any]) -> dict[str, str]:
-    return {verdict.claim.quantity: verdict.word for verdict in judge(claims(Found(seeds)))}
+    return {verdict.claim.quantity: verdict.word for verdict in judge(claims(HybridResults(seeds)))}
 
 
 def test_claims_follow_the_numbers() -> None:
@@ -164,7 +164,7 @@ def test_claims_follow_the_numbers() -> None:
         f"RR@10, 2 reranked, {ME} − BM25-bi": REPRODUCED,
     }
     assert {quantity: found[quantity] for quantity in expected} == expected
-    printed = {claim.quantity: claim.printed for claim in claims(Found([planted(0)]))}
+    printed = {claim.quantity: claim.printed for claim in claims(HybridResults([planted(0)]))}
     assert printed[f"RR@10, {ME} − {DE}"] == "+0.032/+0.045"
     # Every system gains alike from reranking: no lead shrinks.
     leads = [f"RR@10, lead of {system} over BM25-bi, 2 − 20 reranked" for system in (ME, me)]

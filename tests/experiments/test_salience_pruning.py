@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import salience_pruning
-from papers.qian2022.pruning_claims import COSTS, Found, claims
+from papers.qian2022.pruning_claims import COSTS, PruningResults, claims
 
 from paradigms import Paradigm
 from paradigms.align import TopK
@@ -116,7 +116,7 @@ def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict
     words = {side: random.normal(0.2, 0.01, 64).tolist() for side in ("documents", "queries")}
     results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
     lexical = PerQuery([f"q{n}" for n in range(64)], {"RR@10": np.full(64, bm25)})
-    return {v.claim.statement: v.word for v in judge(claims(Found(results, (0.5, 0.4), lexical)))}
+    return {v.claim.statement: v.word for v in judge(claims(PruningResults(results, (0.5, 0.4), lexical)))}
 
 
 def test_planted_effects_get_their_verdicts() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from papers.lee2023 import token_measures
-from papers.lee2023.token_claims import Found, claims
+from papers.lee2023.token_claims import TokenResults, claims
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
@@ -198,7 +198,8 @@ def verdicts(level: float, colbert: float, bm25: float = 0.2, **changes: float) 
     ]
     lexical = PerQuery(NAMES, {"RR@10": np.full(12, bm25)})
     return {
-        v.claim.statement: v.word for v in judge(claims(Found("scifact", results, [10, 100], 100, lexical)))
+        v.claim.statement: v.word
+        for v in judge(claims(TokenResults("scifact", results, [10, 100], 100, lexical)))
     }
 
 
@@ -233,11 +234,11 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     dev = {8: 0.4, 64: 0.3}
     results = [result(k, 0, 0.5, dev=dev.get(k[0] or 0, 0.9) + (k[1] == 4)) for k in KINDS]
     bm25 = PerQuery(NAMES, {"RR@10": np.zeros(12)})
-    found = Found("scifact", results, [10, 100], 100, bm25)
+    found = TokenResults("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]
     with pytest.raises(SystemExit, match="of different queries"):
-        Found("scifact", results, [10, 100], 100, bm25)
+        TokenResults("scifact", results, [10, 100], 100, bm25)
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:

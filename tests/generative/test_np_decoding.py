@@ -16,7 +16,7 @@ from paradigms.data import Corpus
 from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
 from paradigms.generative.decoder import decode
-from paradigms.generative.grouped_kmeans import Groups, grouped_kmeans
+from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic, text, titles, tokenize
 from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import cluster_tokens
@@ -61,11 +61,13 @@ def build(folder: Path, corpus: Corpus, identifiers: Identifiers, **more: Any) -
 def run(
     vectors: np.ndarray, group: list[int], k: int | list[int], warm: list[int] | None = None, seed: int = 0
 ) -> tuple[Tensor, np.ndarray]:
-    groups = Groups.of(np.array(group))
-    ordered = np.empty_like(vectors)
-    ordered[groups.place] = vectors
-    wanted = np.full(len(groups.counts), k) if isinstance(k, int) else np.array(k)
-    return grouped_kmeans(ordered, groups, wanted, None if warm is None else np.array(warm), seed)
+    order, offsets = np.argsort(group, kind="stable"), np.append(0, np.bincount(group).cumsum())
+    wanted = np.full(len(offsets) - 1, k) if isinstance(k, int) else np.array(k)
+    begin = None if warm is None else np.array(warm)[order]
+    centroids, ordered = grouped_kmeans(vectors[order], offsets, wanted, begin, seed)
+    labels = np.empty_like(ordered)
+    labels[order] = ordered
+    return torch.from_numpy(centroids), labels
 
 
 def assert_mean(centroid: Tensor, members: np.ndarray) -> None:

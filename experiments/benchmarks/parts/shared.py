@@ -62,10 +62,10 @@ def medians(
 def memory(line: str, file: str = "/proc/self/status") -> int:
     """Bytes of a line of a file of /proc: VmHWM, resident at most, mapped files included; VmRSS, now."""
     # Not getrusage: its maximum begins with that of the process that started this one.
-    found = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
-    if not found:
+    match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
+    if not match:
         raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")
-    return 1024 * int(found[1])
+    return 1024 * int(match[1])
 
 
 def processor() -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from parts.shared import memory, tell, timed
 
-Found = list[list[int]]  # of each query its best documents
+Ranked = list[list[int]]  # of each query its best documents
 
 
 class Vectors:
@@ -60,14 +60,14 @@ class System:
         """Bytes that a query alone has to read and FLOPs of its products, on average; None: not known."""
         return None
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def find(self, queries: Sequence[int], k: int) -> Ranked:
         """The k best documents of each query, best first."""
-        found = []
+        ranked = []
         for n in queries:
             candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
             places = best(self.scores(n, candidates), k)
-            found.append(places if candidates is None else [candidates[place] for place in places])
-        return found
+            ranked.append(places if candidates is None else [candidates[place] for place in places])
+        return ranked
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         """Of the candidates, or of all documents."""
@@ -109,7 +109,7 @@ class Ours(System):
         self.single = [self._tokens([query]) for query in self.vectors.queries]
         self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
 
-    def find(self, queries: Sequence[int], k: int) -> Found:
+    def find(self, queries: Sequence[int], k: int) -> Ranked:
         alone, rows = len(queries) == 1, [self.vectors.queries[n] for n in queries]
         encoded = self.single[queries[0]] if alone else self._tokens(rows)
         if "rerank" in self.settings:
@@ -220,7 +220,7 @@ class FastPlaid(System):
         documents = [torch.from_numpy(d) for d in self.vectors.documents()]
         self.index.create(documents_embeddings=documents, **self.settings["build"])
 
-    def find(self, queries: Sequence[int], k: int, **more: Any) -> Found:
+    def find(self, queries: Sequence[int], k: int, **more: Any) -> Ranked:
         import torch
 
         rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
@@ -243,7 +243,7 @@ class Warp(FastPlaid):
         self.index = XTRWarp(index=self.folder, device="cpu")
         self.index.load("cpu")
 
-    def find(self, queries: Sequence[int], k: int, **more: Any) -> Found:
+    def find(self, queries: Sequence[int], k: int, **more: Any) -> Ranked:
         return super().find(queries, k, num_threads=self.threads)
 
 
@@ -271,9 +271,9 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     system.find(every[:3], job["k"])
     system.find(every[:1], job["k"])
     alone = [timed(lambda n=n: system.find([n], job["k"])) for n in every]
-    single, found = [seconds for seconds, _ in alone], [rows for _, [rows] in alone]
+    single, ranked = [seconds for seconds, _ in alone], [rows for _, [rows] in alone]
     batch, _ = timed(lambda: system.find(every, job["k"]))
-    answer = {"single": single, "batch": batch, "found": found, "memory": memory("VmHWM")}
+    answer = {"single": single, "batch": batch, "found": ranked, "memory": memory("VmHWM")}
     return answer | {"work": system.work()}
 
 

@@ -87,17 +87,17 @@ def ours(job: Job, folder: Path) -> float:
     used = job.all_steps * job.batch
     pairs = job.pairs()
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
-    given = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
+    every = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
     # Each example lies where it is drawn in the pairs' own order.
-    examples = given[:used]
+    examples = every[:used]
     batches = step_batches(used, job.batch, job.all_steps, seed=job.seed)
-    for example, place in zip(given, (place for batch in batches for place in batch), strict=False):
+    for example, place in zip(every, (place for batch in batches for place in batch), strict=False):
         examples[place] = example
     objective = Contrastive(paradigm, corpus, examples, TEMPERATURE, chunk=job.mini_batch)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision=job.precision)
     paradigm.to(accelerator.device)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
-        checked = send_to_device(objective.collate(given[:CHECKED]), accelerator.device)
+        checked = send_to_device(objective.collate(every[:CHECKED]), accelerator.device)
         loss = objective.loss(paradigm, checked).item()
     sizes = {"steps": job.all_steps, "batch_size": job.batch, "chunk": job.mini_batch, "seed": job.seed}
     training = TrainingSettings(**sizes, learning_rate=LEARNING_RATE, warmup=0.0, log_every=1)

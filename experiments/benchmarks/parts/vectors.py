@@ -62,16 +62,16 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
 
 def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> list[np.ndarray]:
     """Token vectors of each text, longest texts first in the work and in their own order in the result."""
-    found: list[Any] = [None] * len(texts)
+    encoded: list[Any] = [None] * len(texts)
     with torch.inference_mode(), progress_bar(True) as bar:
         task = bar.add_task("encode", total=len(texts))
         for part in by_length([len(text) for text in texts], rows=batch):
             tokens = encoder([texts[n] for n in part])
             rows = zip(tokens.vectors.squeeze(axis), tokens.mask.squeeze(axis), part, strict=True)
             for vectors, mask, n in rows:
-                found[n] = vectors[mask].numpy()
+                encoded[n] = vectors[mask].numpy()
             bar.advance(task, len(part))
-    return found
+    return encoded
 
 
 def principal(states: np.ndarray, dim: int) -> np.ndarray:

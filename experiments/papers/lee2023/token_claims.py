@@ -48,7 +48,7 @@ def label(kind: Kind) -> str:
 
 
 @dataclass
-class Found:
+class TokenResults:
     """What was measured of every kind of model of a collection, once for each seed, on the same queries.
 
     Raises SystemExit if the results are not of BM25's queries.
@@ -81,30 +81,30 @@ class Found:
 Side = tuple[Kind, str, int]  # a model, how it scores (WAYS), k'
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: TokenResults) -> list[Claim]:
     """Every claim for which there are models."""
-    (colbert, xtr), made = found.pair, list[Claim]()
-    few, many, k = found.search_tokens[0], found.search_tokens[-1], found.table_tokens
+    (colbert, xtr), made = results.pair, list[Claim]()
+    few, many, k = results.search_tokens[0], results.search_tokens[-1], results.table_tokens
 
     def heard(*kinds: Kind) -> str:
-        means = {label(kind): found.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
-        models = [model for kind in kinds for model in found.models[kind]]
-        return unlearned(means, found.bm25.mean("RR@10"), models)
+        means = {label(kind): results.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
+        models = [model for kind in kinds for model in results.models[kind]]
+        return unlearned(means, results.bm25.mean("RR@10"), models)
 
     def claim(said: str, quantity: str, contrast: Values, **more: Any) -> None:
-        own = {"unlearned": heard(*found.pair)} | more
+        options = {"unlearned": heard(*results.pair)} | more
         place, statement = SAID[said]
-        made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **own))
+        made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
         """Of a share of the tokens: XTR less so many times ColBERT, or the other way round."""
-        contrast = found.values(xtr, "tokens", name) - times * found.values(colbert, "tokens", name)
+        contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
         """Of documents in the order of their scores."""
-        one, other = (found.values(kind, way, k, measure) for kind, way, k in (more, less))
+        one, other = (results.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
         bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""
         claim(said, f"{measure}: {' − '.join(sides)}{bar}", one - other, **how)
@@ -125,98 +125,100 @@ def claims(found: Found) -> list[Claim]:
     ranked("better", "RR@10", imputing, of_colbert)
     ranked("recall", "R@100", imputing, of_colbert)
     ranked("greatly", "R@100", all_tokens, (colbert, "gather", many))
-    if found.models[xtr][0]["R@1000"]:
+    if results.models[xtr][0]["R@1000"]:
         quantity = f"R@1000 imputing, XTR − ColBERT, k' = {k}"
-        one, other = (found.values(kind, "R@1000", "kth") for kind in (xtr, colbert))
+        one, other = (results.values(kind, "R@1000", "kth") for kind in (xtr, colbert))
         claim("better", quantity, one - other)
     quantity = f"RR@10 imputing − gathering, of XTR less that of ColBERT, k' = {k}"
-    ways = [[found.values(of, way, k, "RR@10") for way in WAYS] for of in found.pair]
+    ways = [[results.values(kind, way, k, "RR@10") for way in WAYS] for kind in results.pair]
     theirs, ours = (impute - gather for impute, gather in ways)
     claim("well", quantity, ours - theirs)
     quantity = f"RR@10 of XTR, k'-th score − power law, k' = {k}"
-    kth, law = (found.values(xtr, "imputations", name, "RR@10") for name in ("kth", "power_law"))
+    kth, law = (results.values(xtr, "imputations", name, "RR@10") for name in ("kth", "power_law"))
     claim("regression", quantity, kth - law, margin=MARGIN)
 
     ranked("larger", "R@100", all_tokens, (xtr, "impute", few))
     ranked("maintains", "nDCG@10", imputing, all_tokens, margin=MARGIN)
-    for of in found.xtrs:
-        how = {"unlearned": heard(of)}
-        ranked("all variants", "RR@10", (of, "impute", many), (of, "impute", few), **how)
-    small, large = found.xtrs[0], found.xtrs[-1]
+    for kind in results.xtrs:
+        how = {"unlearned": heard(kind)}
+        ranked("all variants", "RR@10", (kind, "impute", many), (kind, "impute", few), **how)
+    small, large = results.xtrs[0], results.xtrs[-1]
     if small != large:
         both = {"unlearned": heard(small, large)}
         few_small, few_large = (small, "impute", few), (large, "impute", few)
         many_small, many_large = (small, "impute", many), (large, "impute", many)
         ranked("small", "RR@10", few_small, few_large, **both)
         ranked("large", "RR@10", many_large, many_small, **both)
-        if ARGUMENTS in found.name.lower():
-            one, other = (found.values(*side, "nDCG@10") for side in (many_small, many_large))
-            quantity = f"nDCG@10 on {found.name}, k' = {many}: {label(small)} − {label(large)}"
+        if ARGUMENTS in results.name.lower():
+            one, other = (results.values(*side, "nDCG@10") for side in (many_small, many_large))
+            quantity = f"nDCG@10 on {results.name}, k' = {many}: {label(small)} − {label(large)}"
             claim("ArguAna", quantity, one - other, **both)
-    if len(found.sizes) > 1:
+    if len(results.sizes) > 1:
         least, most = (
-            np.mean([found.values((of[0], size), "impute", many, "nDCG@10") for of in found.xtrs], 0)
-            for size in (found.sizes[0], found.sizes[-1])
+            np.mean([results.values((kind[0], size), "impute", many, "nDCG@10") for kind in results.xtrs], 0)
+            for size in (results.sizes[0], results.sizes[-1])
         )
-        quantity = f"nDCG@10, k' = {many}, batches of {found.sizes[-1]} − {found.sizes[0]}, mean over k_train"
-        poor = heard(*((k_train, size) for k_train, _ in found.xtrs for size in found.sizes))
+        quantity = (
+            f"nDCG@10, k' = {many}, batches of {results.sizes[-1]} − {results.sizes[0]}, mean over k_train"
+        )
+        poor = heard(*((k_train, size) for k_train, _ in results.xtrs for size in results.sizes))
         claim("batches", quantity, most - least, unlearned=poor)
-    if found.models[xtr][0]["costs"]:
+    if results.models[xtr][0]["costs"]:
         for unit, printed in (("FLOPs", "log₁₀ 4000 = 3.6"), ("ms", "")):
-            gather, impute = (found.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
+            gather, impute = (results.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
             quantity = f"log₁₀ of gathering's {unit} / imputing's, above 2, k' = {k}"
             more = {"margin": -2.0, "printed": printed, "unlearned": ""}
             claim("cheaper", quantity, np.log10(gather / impute), **more)
     return made
 
 
-def describe(found: Found) -> dict[str, Section]:
+def describe(results: TokenResults) -> dict[str, Section]:
     """Sections of the page, by the name of their files."""
-    xs, many, every = found.search_tokens, found.search_tokens[-1], (found.colbert, *found.xtrs)
-    ranks = [int(rank) for rank in found.models[found.colbert][0]["by rank"]["gold"]]
+    xs, many, every = results.search_tokens, results.search_tokens[-1], (results.colbert, *results.xtrs)
+    ranks = [int(rank) for rank in results.models[results.colbert][0]["by rank"]["gold"]]
     by_rank = {
         f"P({text}) at rank r": {
-            label(kind): [found.values(kind, "by rank", name, r) for r in ranks] for kind in every
+            label(kind): [results.values(kind, "by rank", name, r) for r in ranks] for kind in every
         }
         for name, text in (("gold", "gold"), ("lexical", "lexically equal"))
     }
     recall = {
-        f"{label(kind)}, {text}": [found.values(kind, way, k, "R@100") for k in xs]
+        f"{label(kind)}, {text}": [results.values(kind, way, k, "R@100") for k in xs]
         for way, text in (("impute", "imputed"), ("gather", "gathered"))
-        for kind in found.pair
+        for kind in results.pair
     }
-    by_k = {label(kind): [found.values(kind, "impute", k, "RR@10") for k in xs] for kind in every}
+    by_k = {label(kind): [results.values(kind, "impute", k, "RR@10") for k in xs] for kind in every}
     by_size = {
-        label(kind): [found.values((kind[0], n), "impute", many, "nDCG@10") for n in found.sizes]
-        for kind in found.xtrs
+        label(kind): [results.values((kind[0], n), "impute", many, "nDCG@10") for n in results.sizes]
+        for kind in results.xtrs
     }
-    costs = found.models[found.xtr][0]["costs"]
-    said = f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries."
+    costs = results.models[results.xtr][0]["costs"]
+    said = f"XTR is {label(results.xtr)}, chosen by RR@10 of the dev queries."
     figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
-        "claims": verdicts(claims(found), said, PRINTED["undecided token retrieval"], _example(found)),
+        "claims": verdicts(claims(results), said, PRINTED["undecided token retrieval"], _example(results)),
         "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
         "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),
         "figure6": Curves("k'", xs, {"RR@10": by_k}).section("k_train and k', imputing (Figure 6)"),
-        "figure7": Curves("queries of a batch", found.sizes, {"nDCG@10": by_size}).section(figure_7),
+        "figure7": Curves("queries of a batch", results.sizes, {"nDCG@10": by_size}).section(figure_7),
         "table5": Section(
             "Imputation and training objective (Table 5)",
-            f"k' = {found.table_tokens}. Gathered: f_ColBERT of the same candidates.",
-            _imputations(found),
+            f"k' = {results.table_tokens}. Gathered: f_ColBERT of the same candidates.",
+            _imputations(results),
         ),
         "table1": Section(
             "Cost of a query (Table 1)",
-            f"{label(found.xtr)}, k' = {found.table_tokens}, both ways from the same retrieved tokens; means "
-            "over the timed queries and the seeds, on the machine below, scoring on its CPU. Gathering is a "
-            "rerank by the index; FLOPs as in appendix B, for the candidates that there are.",
-            [{"of a query": n, "mean": found.values(found.xtr, "costs", n).mean()} for n in costs],
+            f"{label(results.xtr)}, k' = {results.table_tokens}, both ways from the same retrieved tokens; "
+            "means over the timed queries and the seeds, on the machine below, scoring on its CPU. Gathering "
+            "is a rerank by the index; FLOPs as in appendix B, for the candidates that there are.",
+            [{"of a query": n, "mean": results.values(results.xtr, "costs", n).mean()} for n in costs],
         ),
     }
 
 
-def _example(found: Found) -> Rows:
+def _example(results: TokenResults) -> Rows:
     """Table E.4: one token of one query, in collections that have it."""
-    shares = [[model.get("example") for model in found.models[kind]] for kind in found.pair]
+    shares = [[model.get("example") for model in results.models[kind]] for kind in results.pair]
     if None in shares[0]:
         return []
     colbert, xtr = np.array(shares, dtype=float).mean(1)
@@ -226,16 +228,16 @@ def _example(found: Found) -> Rows:
     return [row_without_test(f"{PAPER}, {place}", statement, f"{UNDECIDED}: one token of one query", **cells)]
 
 
-def _imputations(found: Found) -> Rows:
+def _imputations(results: TokenResults) -> Rows:
     paths = {name: ("imputations", name) for name in IMPUTATIONS}
-    paths |= {"– (gathered)": ("gather", str(found.table_tokens))}
-    rows: Rows = [{"model": "BM25", "imputation": "–"} | {m: f"{found.bm25.mean(m):.3f}" for m in MEASURES}]
-    for kind in found.pair:
+    paths |= {"– (gathered)": ("gather", str(results.table_tokens))}
+    rows: Rows = [{"model": "BM25", "imputation": "–"} | {m: f"{results.bm25.mean(m):.3f}" for m in MEASURES}]
+    for kind in results.pair:
         for name, path in paths.items():
             row = {"model": label(kind), "imputation": name}
-            rows.append(row | {m: found.values(kind, *path, m) for m in MEASURES})
-    if found.models[found.xtr][0]["R@1000"]:
+            rows.append(row | {m: results.values(kind, *path, m) for m in MEASURES})
+    if results.models[results.xtr][0]["R@1000"]:
         rows[0]["R@1000"] = "–"
-        for row, (kind, name) in zip(rows[1:], [(k, n) for k in found.pair for n in paths], strict=True):
-            row["R@1000"] = found.values(kind, "R@1000", name if name in IMPUTATIONS else "gathered")
+        for row, (kind, name) in zip(rows[1:], [(k, n) for k in results.pair for n in paths], strict=True):
+            row["R@1000"] = results.values(kind, "R@1000", name if name in IMPUTATIONS else "gathered")
     return rows

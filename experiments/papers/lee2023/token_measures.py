@@ -64,37 +64,37 @@ def token_search(
         assert encoded.ids is not None
         mask = encoded.mask[:, 0]
         with torch.inference_mode():
-            found, places = Exact().token_search(index.store, encoded.vectors[:, 0][mask], k)
-            scores, order = found.cpu().sort(1, descending=True)
+            similarities, places = Exact().token_search(index.store, encoded.vectors[:, 0][mask], k)
+            scores, order = similarities.cpu().sort(1, descending=True)
             rows = places.cpu().gather(1, order).numpy()
         everything = index.search_tokens(recipe, encoded, len(index)) if gather else [{} for _ in part]
         owners = index.store.owners(rows)
         stop = 0
         for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
-            own, stop = slice(stop, stop + length), stop + length
+            part, stop = slice(stop, stop + length), stop + length
             ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
             if gather:
                 whole = np.empty(len(index.store.ids), np.float32)
                 whole[index.store.positions(everything[n])] = list(everything[n].values())
-            yield Retrieved(name, encoded[n : n + 1], ids, scores[own], rows[own], owners[own], whole)
+            yield Retrieved(name, encoded[n : n + 1], ids, scores[part], rows[part], owners[part], whole)
 
 
 Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of documents, and their scores
 
 
-def imputed(found: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
+def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
     """f_XTR' with k' = k (Eq. 4) of the documents that own a retrieved token."""
-    if not len(found.ids):
+    if not len(retrieved.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
-    owners = torch.from_numpy(found.owners[:, :k])
-    places, rel = retrieved_rel(found.scores[:, :k], owners, int(index.store.offsets[-1]), imputation)
+    owners = torch.from_numpy(retrieved.owners[:, :k])
+    places, rel = retrieved_rel(retrieved.scores[:, :k], owners, int(index.store.offsets[-1]), imputation)
     return places.numpy(), rel.numpy()
 
 
-def gathered(found: Retrieved, k: int) -> Scored:
+def gathered(retrieved: Retrieved, k: int) -> Scored:
     """f_ColBERT of the same documents, by all of their tokens."""
-    places = np.unique(found.owners[:, :k])
-    return places, found.whole[places]
+    places = np.unique(retrieved.owners[:, :k])
+    return places, retrieved.whole[places]
 
 
 def best_documents(
@@ -156,30 +156,32 @@ def measure(
     deep: dict[str, list[float]] = {name: [] for name in (*IMPUTATIONS, "gathered") if len(index) > DEEP}
     costs, example = [], None
     word = paradigm.encoder.tokenizer(EXAMPLE[1], add_special_tokens=False)["input_ids"][0]
-    for n, of in enumerate(token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True)):
-        gold, equal = np.isin(of.owners, relevant[of.query]), ids[of.rows] == of.ids[:, None]
+    searched = token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True)
+    for n, retrieved in enumerate(searched):
+        gold = np.isin(retrieved.owners, relevant[retrieved.query])
+        equal = ids[retrieved.rows] == retrieved.ids[:, None]
         for name, hit in (("gold", gold), ("lexical", equal)):
             tokens[name].append(_mean(hit[:, :TOP]))
-            if name == "lexical" and queries[of.query].lower() == EXAMPLE[0]:
-                example = _mean(hit[of.ids == word, :TOP])
+            if name == "lexical" and queries[retrieved.query].lower() == EXAMPLE[0]:
+                example = _mean(hit[retrieved.ids == word, :TOP])
             for rank in ranks:
                 by_rank[name][rank].append(_mean(hit[:, rank - 1]))
-        own = gold[:, :TOP]
-        found = len(np.unique(of.rows[:, :TOP][own])) / max(1, lengths[relevant[of.query]].sum())
-        tokens["gold recall"].append(found)
-        tokens["score of others"].append(_mean(of.scores.numpy()[:, :TOP][~own]))
+        from_gold = gold[:, :TOP]
+        gold_tokens = max(1, lengths[relevant[retrieved.query]].sum())
+        tokens["gold recall"].append(len(np.unique(retrieved.rows[:, :TOP][from_gold])) / gold_tokens)
+        tokens["score of others"].append(_mean(retrieved.scores.numpy()[:, :TOP][~from_gold]))
         for k in search_tokens:
-            runs["gather", k][of.query] = best_documents(index, *gathered(of, k))
-            runs["impute", k][of.query] = best_documents(index, *imputed(of, index, k))
-        scored = {name: imputed(of, index, table_tokens, name) for name in IMPUTATIONS}
+            runs["gather", k][retrieved.query] = best_documents(index, *gathered(retrieved, k))
+            runs["impute", k][retrieved.query] = best_documents(index, *imputed(retrieved, index, k))
+        scored = {name: imputed(retrieved, index, table_tokens, name) for name in IMPUTATIONS}
         for name, scores in scored.items():
-            runs["imputations", name][of.query] = best_documents(index, *scores)
+            runs["imputations", name][retrieved.query] = best_documents(index, *scores)
         for name in deep:
-            scores = scored.get(name) or gathered(of, table_tokens)
+            scores = scored.get(name) or gathered(retrieved, table_tokens)
             best = index.store.positions(best_documents(index, *scores, DEEP))
-            deep[name].append(float(np.isin(relevant[of.query], best).mean()))
-        if n < TIMED and len(of.ids):
-            costs.append(scoring_stage(paradigm, index, of, queries[of.query], table_tokens))
+            deep[name].append(float(np.isin(relevant[retrieved.query], best).mean()))
+        if n < TIMED and len(retrieved.ids):
+            costs.append(scoring_stage(paradigm, index, retrieved, queries[retrieved.query], table_tokens))
     measured: Measured = {
         "queries": list(queries),
         "tokens per document": float(lengths.mean()),
@@ -191,27 +193,30 @@ def measure(
     }
     for (way, key), run in runs.items():
         values = per_query(run, judgements, MEASURES).values
-        measured.setdefault(way, {})[key] = {name: of.tolist() for name, of in values.items()}
+        measured.setdefault(way, {})[key] = {name: value.tolist() for name, value in values.items()}
     return measured
 
 
-def scoring_stage(paradigm: Paradigm, index: Index, found: Retrieved, text: str, k: int) -> dict[str, float]:
+def scoring_stage(
+    paradigm: Paradigm, index: Index, retrieved: Retrieved, text: str, k: int
+) -> dict[str, float]:
     """Milliseconds of one query's stages with k' = k, and FLOPs of both ways to score.
 
     Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking; gathering is the
     index's own rerank. FLOPs are those of appendix B, counted consistently for the candidates that there are
     (`theory.token_retrieval.scoring_cost`).
     """
-    wanted, recipe, tokens = min(k, int(index.store.offsets[-1])), gathering(paradigm), found.tokens.to("cpu")
-    vectors = found.tokens.vectors[0, 0][found.tokens.mask[0, 0]]
-    candidates = np.unique(found.owners[:, :k])
+    wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
+    tokens = retrieved.tokens.to("cpu")
+    vectors = retrieved.tokens.vectors[0, 0][retrieved.tokens.mask[0, 0]]
+    candidates = np.unique(retrieved.owners[:, :k])
     names = index.store.names(candidates)
     counted = scoring_cost(
-        query_tokens=len(found.ids),
+        query_tokens=len(retrieved.ids),
         retrieved_tokens=wanted,
         document_tokens=float(np.diff(index.store.offsets)[candidates].mean()),
         dimension=vectors.shape[1],
-        tokens_per_candidate=len(found.ids) * wanted / len(candidates),
+        tokens_per_candidate=len(retrieved.ids) * wanted / len(candidates),
     )
 
     def fastest(function: Callable[[], object]) -> float:
@@ -221,7 +226,7 @@ def scoring_stage(paradigm: Paradigm, index: Index, found: Retrieved, text: str,
         return {
             "encode ms": fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
             "search ms": fastest(lambda: Exact().token_search(index.store, vectors, wanted)[0].cpu()),
-            "impute ms": fastest(lambda: best_documents(index, *imputed(found, index, k))),
+            "impute ms": fastest(lambda: best_documents(index, *imputed(retrieved, index, k))),
             "gather ms": fastest(lambda: index.rerank_tokens([recipe], tokens, [names])),
             "candidates": counted["candidates"],
             "impute FLOPs": counted["xtr"],

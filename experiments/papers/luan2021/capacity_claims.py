@@ -28,7 +28,7 @@ Terms = list[tuple[float, str, int]]  # weight, system, length
 
 
 @dataclass
-class Found:
+class CapacityResults:
     """What was measured at every length, and what theory predicts, with what the paper says of it."""
 
     task: str
@@ -43,12 +43,12 @@ class Found:
         for result in self.results:
             for system, stages in result["stages"].items():
                 for stage, row in stages.items():
-                    of = self.values[stage].setdefault(system, {})
-                    of[result["length"]] = np.vstack([*of.get(result["length"], ()), row])
+                    by_length = self.values[stage].setdefault(system, {})
+                    by_length[result["length"]] = np.vstack([*by_length.get(result["length"], ()), row])
         if self.task == "containing":  # one passage is relevant, and first where RR@10 is 1
             self.values[FIRST] = {
-                system: {length: np.where(values == 1, 1.0, 0.0) for length, values in of.items()}
-                for system, of in self.values["retrieve"].items()
+                system: {length: np.where(values == 1, 1.0, 0.0) for length, values in by_length.items()}
+                for system, by_length in self.values["retrieve"].items()
             }
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
@@ -80,23 +80,23 @@ class Found:
 
     def claims(self) -> list[Claim]:
         """What the paper says of systems that were measured, at several lengths where it compares them."""
-        found, section = [], {"containing": "§5", "answers": "§6"}[self.task]
+        made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
         for name, contrasts in self._contrasts().items():
             [(stage, statement)] = SAID[self.task][name].items()
-            of, paper = self.values[stage], self.paper(stage)
+            values, paper = self.values[stage], self.paper(stage)
             place = f"Luan et al. 2021, {'§1, Figure 1' if stage == FIRST else section}"
             measure = FIRST if stage == FIRST else f"{MEASURES[self.task]}, {STAGES[stage]}"
             for quantity, terms, margin in contrasts:
                 systems = {system for _, system, _ in terms}
-                if systems - of.keys() or ("length" in quantity and len(self.lengths) < 2):
+                if systems - values.keys() or ("length" in quantity and len(self.lengths) < 2):
                     continue
                 known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
                 printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
                 unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
-                contrast, more = sum(w * of[s][n] for w, s, n in terms), {"unlearned": unlearned}
-                told = f"{measure}: {quantity}"
-                found.append(Claim(place, statement, told, contrast, margin, printed=printed, **more))
-        return found
+                contrast, more = sum(w * values[s][n] for w, s, n in terms), {"unlearned": unlearned}
+                measured = f"{measure}: {quantity}"
+                made.append(Claim(place, statement, measured, contrast, margin, printed=printed, **more))
+        return made
 
     def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
         """Name in SAID -> [(quantity, Σ weight · measure(system, length), margin)]."""
@@ -151,7 +151,7 @@ def parts(hybrid: str) -> tuple[str, str]:
     return dense, f"BM25-{sparse}"
 
 
-def describe(results: Found) -> dict[str, Section]:
+def describe(results: CapacityResults) -> dict[str, Section]:
     """Sections of the page, by the name of their files; dotted: random projections of the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
@@ -163,9 +163,9 @@ def describe(results: Found) -> dict[str, Section]:
     }
     for stage, name in STAGES.items():
         paper, rows = results.paper(stage), []
-        for system, of in results.values[stage].items():
+        for system, by_length in results.values[stage].items():
             said = {n: f" ({share:.3f})" for n, share in paper.get(system, {}).items()}
-            cells = {str(n): cell(of[n]) + said.get(n, "") for n in lengths}
+            cells = {str(n): cell(by_length[n]) + said.get(n, "") for n in lengths}
             rows.append({"system": system} | cells)
         text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
         heading = f"{name.capitalize()} by passage length (Table A.1)"
@@ -176,9 +176,11 @@ def describe(results: Found) -> dict[str, Section]:
         sections[f"table_{stage}"] = Section(heading, text, rows, figure)
     if FIRST in results.values:
         drawn = {
-            s: of for s, of in results.values[FIRST].items() if s in (UNI, INIT) or s.startswith("DE-BERT")
+            s: by_length
+            for s, by_length in results.values[FIRST].items()
+            if s in (UNI, INIT) or s.startswith("DE-BERT")
         }
-        first = {system: [of[n] for n in lengths] for system, of in drawn.items()}
+        first = {system: [by_length[n] for n in lengths] for system, by_length in drawn.items()}
         curves = Curves("tokens of a passage at most", lengths, {FIRST: first})
         text = "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes."
         heading = "Recall@1 by passage length (Figure 1)"
@@ -188,8 +190,8 @@ def describe(results: Found) -> dict[str, Section]:
         theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
         for system, size in results.sizes.items():
             trained = results.values["retrieve"][system][length].mean()
-            told = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
-            theory[-1][f"{system}: k = {size}"] = told
+            pair = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
+            theory[-1][f"{system}: k = {size}"] = pair
     sections["theory"] = Section(
         "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
         f"Expected {measure} of retrieval, of BM25 over words (dotted in the figure); what an encoder loses "

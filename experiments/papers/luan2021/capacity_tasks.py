@@ -77,8 +77,8 @@ def question_passages(
     and test if it holds one anywhere. A training question whose answers are cut in two has none.
     """
     splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
-    own = {query for split in splits.values() for query in split.queries}
-    if unknown := sorted(own - answers.keys()):
+    known = {query for split in splits.values() for query in split.queries}
+    if unknown := sorted(known - answers.keys()):
         raise ValueError(f"{collection.name}: the query {unknown[0]!r} has no answers")
     source, corpus = articles(collection.corpus), collection.corpus
     firsts = set(source.ids)  # articles are named by their first document
@@ -141,8 +141,8 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
     for query, id in enumerate(ids):
         relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
         ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)
-        rows.append([float(worth(of, bench.measure).mean()) for of in ranks])
-    values = {str(k): list(of) for k, of in zip(dimensions, zip(*rows, strict=True), strict=True)}
+        rows.append([float(worth(column, bench.measure).mean()) for column in ranks])
+    values = {str(k): list(column) for k, column in zip(dimensions, zip(*rows, strict=True), strict=True)}
     return {"k*": list(required), "values": values}
 
 

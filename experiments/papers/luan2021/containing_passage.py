@@ -65,9 +65,9 @@ class Source:
         self.tokenizer, self.seed = tokenizer, seed
         vocabulary: dict[str, int] = {}
         self.words, self.units = array("i"), list[Unit]()  # words of all texts, as places in `names`
-        for of, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
+        for number, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
-            self.units += [Unit(of, *unit) for unit in units(runs, length, group=group, least=MOST)]
+            self.units += [Unit(number, *unit) for unit in units(runs, length, group=group, least=MOST)]
         self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
@@ -145,22 +145,22 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
     waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.of], unit.place))
-    found: list[Query] = []
-    while len(found) < count:
-        some = waiting[: 2 * (count - len(found))]  # some of them will occur twice
+    unique: list[Query] = []
+    while len(unique) < count:
+        some = waiting[: 2 * (count - len(unique))]  # some of them will occur twice
         waiting = waiting[len(some) :]
         if not some:
             raise ValueError(
                 f"the corpus is too small for {count:,} queries: of its {len(source.units):,} passages of "
                 f"the smallest length {len(free):,} are not kept for distractors, and these gave "
-                f"{len(found):,} that occur only once. Ask for fewer, or bring more text"
+                f"{len(unique):,} that occur only once. Ask for fewer, or bring more text"
             )
         read = read_runs((source.text(unit, unit) for unit in some), source.tokenizer)
         drawn = [_query(source, unit, *row) for unit, row in zip(some, read, strict=True)]
         phrases = list({query.words for query in drawn if query})
         times = Counter(phrases[place] for place, _ in occurrences(phrases, map(words_of, source.corpus)))
-        found += [query for query in drawn if query and times[query.words] == 1]
-    return found[:count]
+        unique += [query for query in drawn if query and times[query.words] == 1]
+    return unique[:count]
 
 
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
@@ -181,11 +181,11 @@ def _collection(
     name, together = f"containing-passage-{length}", length // source.length
     texts, gold, hosts = {}, {}, []
     asked = {query.unit: query for part in splits.values() for query in part}
-    for (of, number), run in groupby(source.units, lambda unit: (unit.of, unit.place // together)):
-        own, id = list(run), f"{source.corpus.ids[of]}:{number}"
-        texts[id] = source.text(own[0], own[-1])
-        gold |= {asked[unit]: id for unit in own if unit in asked}
-        if source.reserved(own[0]):
+    for (source_text, number), run in groupby(source.units, lambda unit: (unit.of, unit.place // together)):
+        members, id = list(run), f"{source.corpus.ids[source_text]}:{number}"
+        texts[id] = source.text(members[0], members[-1])
+        gold |= {asked[unit]: id for unit in members if unit in asked}
+        if source.reserved(members[0]):
             hosts.append(id)
     kept = _kept(source, list(texts), set(gold.values()), passages, name)
     changed = _distractors(source, texts, length, hosts, list(asked.values()), distractors, name)
@@ -224,11 +224,11 @@ def _distractors(
     hosts."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
-    found: list[tuple[int, str, str]] = []
+    distractors: list[tuple[int, str, str]] = []
     for attempt in range(ATTEMPTS if hosts else 0):
         drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in wanted]
         read = read_runs((passages[hosts[host]] for host in drawn), source.tokenizer)
-        parts = read_runs((_changed(source, *of, attempt) for of in wanted), source.tokenizer)
+        parts = read_runs((_changed(source, *place, attempt) for place in wanted), source.tokenizer)
         texts = []
         for (query, n), (host, runs), (part, part_runs) in zip(wanted, read, parts, strict=True):
             cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
@@ -238,7 +238,7 @@ def _distractors(
         wrong |= {row for row, count in enumerate(tokens) if count > length}
         rows = zip(drawn, wanted, texts, strict=True)
         made = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
-        found += [of for row, of in enumerate(made) if row not in wrong]
+        distractors += [place for row, place in enumerate(made) if row not in wrong]
         wanted = [wanted[row] for row in sorted(wrong)]
         if not wanted:
             break
@@ -247,7 +247,7 @@ def _distractors(
             f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
             f"the query {wanted[0][0].text!r}: bring more text, or ask for distractors=0"
         )
-    return [(id, text) for _, id, text in sorted(found)]
+    return [(id, text) for _, id, text in sorted(distractors)]
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:

@@ -27,7 +27,7 @@ def hybrid_name(dense: str, sparse: str) -> str:
     return f"HYBRID-{dense}-{sparse.removeprefix('BM25-')}"
 
 
-class Found:
+class HybridResults:
     """What was measured, once for each seed, on the same queries."""
 
     def __init__(self, seeds: Sequence[Measured]) -> None:
@@ -48,12 +48,12 @@ class Found:
         return self.values("rerank", system, str(depth))
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(results: HybridResults) -> list[Claim]:
     """What §7 says."""
-    ours, few, many = found.ours, found.depths[0], found.depths[-1]
-    sparse = found.values("retrieve", found.sparse, RR).mean()
-    weak = [name for name in (DE, ME) if found.values("retrieve", name, RR).mean() < LEARNED * sparse]
-    cross = [CROSS] if found.reranked(found.sparse, many).mean() < sparse else []
+    ours, few, many = results.ours, results.depths[0], results.depths[-1]
+    sparse = results.values("retrieve", results.sparse, RR).mean()
+    weak = [name for name in (DE, ME) if results.values("retrieve", name, RR).mean() < LEARNED * sparse]
+    cross = [CROSS] if results.reranked(results.sparse, many).mean() < sparse else []
     made: list[Claim] = []
 
     def add(place: str, statement: str, quantity: str, contrast: Any, printed: str = "") -> None:
@@ -63,41 +63,45 @@ def claims(found: Found) -> list[Claim]:
 
     def ordered(said: str, pairs: Sequence[tuple[str, str]]) -> None:
         for a, b in pairs:
-            one, other = (found.values("retrieve", ours[name], RR) for name in (a, b))
+            one, other = (results.values("retrieve", ours[name], RR) for name in (a, b))
             printed = "/".join(f"{x - y:+.3f}" for x, y in zip(TABLE_1[a], TABLE_1[b], strict=True))
             add("Table 1", SAID[said], f"{RR}, {ours[a]} − {ours[b]}", one - other, printed)
 
     def lead(name: str, depth: int) -> Any:
-        return found.reranked(ours[name], depth) - found.reranked(found.sparse, depth)
+        return results.reranked(ours[name], depth) - results.reranked(results.sparse, depth)
 
     ordered("DE-BERT", [(DE, BM25)])
     ordered("hybrids", [(DE_HYBRID, DE), (ME_HYBRID, ME)])
     ordered("differences", [(ME, DE), (ME, DE_HYBRID), (ME_HYBRID, DE), (ME_HYBRID, DE_HYBRID)])
     for name in (ME, ME_HYBRID):
-        quantity = f"{RR}, {few} reranked, {ours[name]} − {found.sparse}"
+        quantity = f"{RR}, {few} reranked, {ours[name]} − {results.sparse}"
         add("Figure 6", SAID["few reranked"], quantity, lead(name, few))
         if few < many:
-            quantity = f"{RR}, lead of {ours[name]} over {found.sparse}, {few} − {many} reranked"
+            quantity = f"{RR}, lead of {ours[name]} over {results.sparse}, {few} − {many} reranked"
             add("Figure 6", SAID["many reranked"], quantity, lead(name, few) - lead(name, many))
     return made
 
 
-def describe(found: Found, vectors: int) -> dict[str, Section]:
+def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
     """Sections of the page, by the name of their files; vectors: m."""
     rounds = []
-    for system, of in found.seeds[0]["rounds"].items():
-        for round in of:
-            after, before = (found.values("rounds", system, r, RR) for r in (round, "first"))
+    for system, rounds in results.seeds[0]["rounds"].items():
+        for round in rounds:
+            after, before = (results.values("rounds", system, r, RR) for r in (round, "first"))
             row = {"system": system, "round": round, RR: after}
             rounds.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})
-    stages = {name: [found.reranked(name, d) for d in found.depths] for name in found.seeds[0]["rerank"]}
-    ours = {name: stages[name] for name in found.ours.values()}
-    as_found = {name: [found.values("retrieve", name, RR)] * len(found.depths) for name in ours}
-    rerank = Curves("first documents that cross-attention reranks", found.depths, {RR: stages})
-    shown_of = Curves(rerank.name, found.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=as_found)
+    stages = {
+        name: [results.reranked(name, d) for d in results.depths] for name in results.seeds[0]["rerank"]
+    }
+    ours = {name: stages[name] for name in results.ours.values()}
+    not_reranked = {name: [results.values("retrieve", name, RR)] * len(results.depths) for name in ours}
+    rerank = Curves("first documents that cross-attention reranks", results.depths, {RR: stages})
+    shown_of = Curves(
+        rerank.name, results.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=not_reranked
+    )
     return {
         "claims": verdicts(
-            claims(found),
+            claims(results),
             f"A dense model has learned with {LEARNED:.0%} of BM25's RR@10, cross-attention where it orders "
             "what BM25 has found no worse than BM25.",
             PRINTED["undecided hybrids"],
@@ -106,7 +110,7 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
             "First stages (Tables 1 and 2)",
             f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
             "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents.",
-            retrieve_rows(found),
+            retrieve_rows(results),
         ),
         "rerank": Section(
             "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
@@ -123,15 +127,15 @@ def describe(found: Found, vectors: int) -> dict[str, Section]:
     }
 
 
-def retrieve_rows(found: Found) -> Rows:
-    papers = {ours: "/".join(f"{x:.3f}" for x in TABLE_1[paper]) for paper, ours in found.ours.items()}
+def retrieve_rows(results: HybridResults) -> Rows:
+    papers = {ours: "/".join(f"{x:.3f}" for x in TABLE_1[paper]) for paper, ours in results.ours.items()}
     rows: Rows = []
-    for system in found.seeds[0]["retrieve"]:
+    for system in results.seeds[0]["retrieve"]:
         row: dict[str, Any] = {"system": system}
-        row |= {m: found.values("retrieve", system, m) for m in MEASURES[:-1]}
-        row["Holes@10"] = f"{1 - found.values('retrieve', system, JUDGED).mean():.3f}"
+        row |= {m: results.values("retrieve", system, m) for m in MEASURES[:-1]}
+        row["Holes@10"] = f"{1 - results.values('retrieve', system, JUDGED).mean():.3f}"
         row["paper"] = papers.get(system, "–")
-        chosen = [seed["weights"][system] for seed in found.seeds if system in seed["weights"]]
-        row["round, λ by seed"] = "; ".join(f"{of['round']}, {of['λ']:.3g}" for of in chosen)
+        chosen = [seed["weights"][system] for seed in results.seeds if system in seed["weights"]]
+        row["round, λ by seed"] = "; ".join(f"{choice['round']}, {choice['λ']:.3g}" for choice in chosen)
         rows.append(row)
     return rows

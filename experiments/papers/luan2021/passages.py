@@ -31,10 +31,10 @@ def articles(corpus: Corpus) -> Corpus:
     ids, texts, titles = [], [], []
     rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
     for _, run in groupby(enumerate(rows), lambda row: row[1][1] or row[0]):
-        own = [row for _, row in run]
-        ids.append(own[0][0])
-        titles.append(own[0][1])
-        texts.append("\n".join(body(title, text) for _, title, text in own))
+        passages = [row for _, row in run]
+        ids.append(passages[0][0])
+        titles.append(passages[0][1])
+        texts.append("\n".join(body(title, text) for _, title, text in passages))
     return Corpus(ids, texts, titles)
 
 

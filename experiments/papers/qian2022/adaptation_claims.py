@@ -43,7 +43,7 @@ class Task:
             [[model["values"][name] for name in self.strategies] for model in models]
         )
         # strategy -> share of documents of which it aligns more than one token
-        self.several = {s: float(np.mean([of["several"][s] for of in models])) for s in first["several"]}
+        self.several = {s: float(np.mean([m["several"][s] for m in models])) for s in first["several"]}
         self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
         zero = "zero-shot, " * self.zero_shot
         self.label = f"{self.name}, {zero}trained with {self.own}"
@@ -71,12 +71,12 @@ class Task:
         few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
         wanted = [(rule, shots) for rule in RULES for shots in few]
         work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]
-        found = iter(shared(lambda given: adapt(*given), work, torch.get_num_threads()))
-        return {key: [next(found) for _ in self.candidates] for key in wanted}
+        adaptations = iter(shared(lambda work: adapt(*work), work, torch.get_num_threads()))
+        return {key: [next(adaptations) for _ in self.candidates] for key in wanted}
 
     def gain(self, shots: int, rule: str = "best") -> Values | None:
-        found = self.adapted.get((rule, shots))
-        return None if found is None else np.stack([adaptation.gain for adaptation in found])
+        adaptations = self.adapted.get((rule, shots))
+        return None if adaptations is None else np.stack([adaptation.gain for adaptation in adaptations])
 
 
 def difference(task: Task, better: float | None, worse: float | None) -> str:
@@ -91,20 +91,21 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
     trained = [task for task in tasks if not task.zero_shot]
     made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
     owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
-    for best_of, own in product(best_ones, [own for own in owns if own not in best_ones]):
+    for best_of, trained_with in product(best_ones, [own for own in owns if own not in best_ones]):
         pairs = [
             (better, worse)
             for better, worse in product(trained, trained)
-            if (better.name, better.own, worse.own) == (worse.name, best_of, own)
+            if (better.name, better.own, worse.own) == (worse.name, best_of, trained_with)
         ]
         for some in [*([pair] for pair in pairs), *([pairs] if len(pairs) > 1 else [])]:
-            made.append(_between(best_of, own, some))
-    for own in owns:
-        gains = {task: task.gain(max(task.shots)) for task in trained if task.own == own}
-        if found := {task: gain for task, gain in gains.items() if gain is not None}:
-            what = f"trained with {own}, adapted with {max(next(iter(found)).shots)} examples − default"
-            said = SAID["softly" if own in SOFT else "all models"]
-            made.append(_claim([*found], *said, what, [*found.values()]))
+            made.append(_between(best_of, trained_with, some))
+    for trained_with in owns:
+        gains = {task: task.gain(max(task.shots)) for task in trained if task.own == trained_with}
+        if measured := {task: gain for task, gain in gains.items() if gain is not None}:
+            most = max(next(iter(measured)).shots)
+            what = f"trained with {trained_with}, adapted with {most} examples − default"
+            said = SAID["softly" if trained_with in SOFT else "all models"]
+            made.append(_claim([*measured], *said, what, [*measured.values()]))
     return [*made, *(claim for task in trained if task.own != "k=1" for claim in _of_table(task))]
 
 
@@ -130,18 +131,18 @@ def _claim(
 ) -> Claim:
     """On the mean over the tasks, which each have a contrast, or a task together with another one."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
-    found = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
-    poor, where = next(filter(None, found), ""), f"{PAPER}, {place}"
+    names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
+    poor, where = next(filter(None, names), ""), f"{PAPER}, {place}"
     return Claim(where, statement, quantity, _average(contrasts), printed=said, unlearned=poor)
 
 
-def _between(best_of: str, own: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
+def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
     """Two training alignments, each tested with its own, on the mean over collections."""
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
-    contrasts = [b.of(best_of)[:n] - w.of(own)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
+    contrasts = [b.of(best_of)[:n] - w.of(other)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]
-    said = difference(better, better.printed(best_of), worse.printed(own)) if len(pairs) == 1 else ""
-    what = f"trained and tested with {best_of} − with {own}"
+    said = difference(better, better.printed(best_of), worse.printed(other)) if len(pairs) == 1 else ""
+    what = f"trained and tested with {best_of} − with {other}"
     return _claim([task for pair in pairs for task in pair], *SAID["best"], what, contrasts, said)
 
 
@@ -194,16 +195,17 @@ def answer(tasks: Sequence[Task]) -> Rows:
     """Does choosing by so many judged queries pay, or cost? For each training alignment the mean over
     collections, then each collection."""
     groups = [
-        [task for task in tasks if task.own == own] for own in dict.fromkeys(task.own for task in tasks)
+        [task for task in tasks if task.own == trained_with]
+        for trained_with in dict.fromkeys(task.own for task in tasks)
     ]
-    means = [(f"{_places(of)}, trained with {of[0].own}", of) for of in groups if len(of) > 1]
+    means = [(f"{_places(group)}, trained with {group[0].own}", group) for group in groups if len(group) > 1]
     rows: Rows = []
-    for (name, of), shots in product([*means, *((task.label, [task]) for task in tasks)], ASKED):
+    for (name, group), shots in product([*means, *((task.label, [task]) for task in tasks)], ASKED):
         row: dict[str, Any] = {"collection": name, "judged queries": shots}
         for rule in RULES:
-            found = [gain for task in of if (gain := task.gain(shots, rule)) is not None]
-            if len(found) == len(of):
-                gain = seeds_interval(_average(found))
+            gains = [gain for task in group if (gain := task.gain(shots, rule)) is not None]
+            if len(gains) == len(group):
+                gain = seeds_interval(_average(gains))
                 word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
                 row[rule] = f"{word}: {shown(gain, '+')}"
         rows += [row] if len(row) > 2 else []
@@ -268,12 +270,12 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
 def _shots(task: Task) -> Rows:
     """A row for every number of shots and rule."""
     rows = []
-    for (rule, shots), found in sorted(task.adapted.items(), key=lambda item: item[0][1]):
-        scores = np.concatenate([adaptation.adapted for adaptation in found])
+    for (rule, shots), adaptations in sorted(task.adapted.items(), key=lambda item: item[0][1]):
+        scores = np.concatenate([adaptation.adapted for adaptation in adaptations])
         row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
         row |= {"default": f"{task.of(task.own).mean():.3f}"}
         row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
         row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
-        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in found])), "+")}
-        rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in found]):.0%}"})
+        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in adaptations])), "+")}
+        rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in adaptations]):.0%}"})
     return rows

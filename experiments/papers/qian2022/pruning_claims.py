@@ -25,7 +25,7 @@ SALIENT_IN = ("documents", "queries")
 JUDGED = 8  # queries that choose an alignment after pruning
 
 
-class Found:
+class PruningResults:
     """What was measured of every model, and the ratios with which they were trained."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
@@ -52,10 +52,10 @@ class Found:
         return unlearned(means, self.bm25.mean("RR@10"), models)
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(pruning: PruningResults) -> list[Claim]:
     """Every claim of §4.3 for which its models and pairs were measured. The full model has no salience."""
-    (q, d), none, made = found.trained, ("none", [WHOLE]), list[Claim]()
-    pruned = [pair for pair in found.along(1) if pair[1] < 1]
+    (q, d), none, made = pruning.trained, ("none", [WHOLE]), list[Claim]()
+    pruned = [pair for pair in pruning.along(1) if pair[1] < 1]
     few = [pair for pair in pruned if pair[1] <= 0.2]
 
     def at(document: float, query: float = q, method: str = "entropic") -> tuple[str, list[Pair]]:
@@ -64,11 +64,11 @@ def claims(found: Found) -> list[Claim]:
     def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
         """The difference between two methods' means, each over its pairs."""
         chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
-        if not set(methods) <= found.models.keys() or not more[1] or not chosen <= set(found.pairs):
+        if not set(methods) <= pruning.models.keys() or not more[1] or not chosen <= set(pruning.pairs):
             return
-        a, b = (np.mean([found.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
+        a, b = (np.mean([pruning.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
         quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
-        poor, (place, statement) = found.poor(*dict.fromkeys(methods)), SAID[said]
+        poor, (place, statement) = pruning.poor(*dict.fromkeys(methods)), SAID[said]
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, unlearned=poor, **how))
 
     near: dict[str, Any] = {"margin": MARGIN}
@@ -84,14 +84,14 @@ def claims(found: Found) -> list[Claim]:
     claim("L1", ("l1", pruned), ("entropic", pruned), **near, equal=True)
     claim("L1 better", at(0.05, q, "l1"), at(0.05))
     claim("important", ("entropic", few), ("none", few))
-    return [*made, *_of_tokens(found)]
+    return [*made, *_of_tokens(pruning)]
 
 
-def _of_tokens(found: Found) -> list[Claim]:
+def _of_tokens(pruning: PruningResults) -> list[Claim]:
     """What is salient, and an alignment that is adapted after pruning."""
-    gated, made = found.models.get("entropic", []), list[Claim]()
+    gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
-        poor = found.poor("entropic")
+        poor = pruning.poor("entropic")
         place, statement = SAID["content words"]
         for side in SALIENT_IN:
             quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
@@ -107,7 +107,7 @@ def _of_tokens(found: Found) -> list[Claim]:
     return made
 
 
-def _counted(found: Found) -> Rows:
+def _counted(pruning: PruningResults) -> Rows:
     """What is counted rather than tested: savings, which follow from the ratios, and retrieved tokens."""
     rows: Rows = []
 
@@ -116,13 +116,15 @@ def _counted(found: Found) -> Rows:
         cells = {"quantity": quantity, "printed": f"{100 * printed:g}%", "measured": f"{share:.1%}"}
         rows.append(row_without_test(f"{PAPER}, {place}", statement, verdict, **cells, sample="counted"))
 
-    if (0.3, 0.2) in found.pairs:
-        saved = found.saved[found.pairs.index((0.3, 0.2))]
+    if (0.3, 0.2) in pruning.pairs:
+        saved = pruning.saved[pruning.pairs.index((0.3, 0.2))]
         for what, least, share in (("bytes of the index", 0.8, saved[0]), ("multiply-adds", 0.94, saved[2])):
             verdict = REPRODUCED if share > least - 0.02 else CONTRADICTED
             tell(what, f"{what} saved at β^q = 30%, β^d = 20%", least, share, verdict)
-    if retrieved := [result["retrieved"] for result in found.results if "retrieved" in result]:
-        quantity = f"tokens that {len(found.bm25.queries)} queries retrieve, of the most retrieved documents"
+    if retrieved := [result["retrieved"] for result in pruning.results if "retrieved" in result]:
+        quantity = (
+            f"tokens that {len(pruning.bm25.queries)} queries retrieve, of the most retrieved documents"
+        )
         verdict = "not decided here: depends on the number of queries and documents"
         tell("retrieved", quantity, 0.128, float(np.mean(retrieved)), verdict)
     return rows
@@ -139,37 +141,37 @@ def _shares(pairs: list[Pair]) -> str:
     return f"β^q = {pairs[0][0]:.0%}, β^d = {shares}"
 
 
-def describe(found: Found) -> dict[str, Section]:
+def describe(pruning: PruningResults) -> dict[str, Section]:
     """Sections of the page, by the name of their files."""
 
     def curves(side: int, symbol: str, kept: str) -> Section:
-        line = found.along(side)
+        line = pruning.along(side)
         panels = {
             f"RR@10, {text}": {
-                label(method): [found.values(method, pair, "RR@10", stage) for pair in line]
-                for method in found.models
+                label(method): [pruning.values(method, pair, "RR@10", stage) for pair in line]
+                for method in pruning.models
             }
             for stage, text in STAGES.items()
         }
-        of = Curves(symbol, [pair[side] for pair in line], panels)
+        figure = Curves(symbol, [pair[side] for pair in line], panels)
         control = "Without salience the first tokens are kept: the control."
-        return of.section(f"RR@10 against the share of {kept} (Figure 6)", control)
+        return figure.section(f"RR@10 against the share of {kept} (Figure 6)", control)
 
-    q, d = found.trained
+    q, d = pruning.trained
     costs: Rows = [
         {"β^q": f"{q:g}", "β^d": f"{d:g}"}
         | dict(zip(COSTS, map(float, mean), strict=True))
         | {"bytes saved": f"{share[0]:.1%}", "multiply-adds saved": f"{share[2]:.1%}"}
-        for (q, d), mean, share in zip(found.pairs, found.costs, found.saved, strict=True)
+        for (q, d), mean, share in zip(pruning.pairs, pruning.costs, pruning.saved, strict=True)
     ]
     return {
         "claims": verdicts(
-            claims(found),
+            claims(pruning),
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
             "MARCO (Figure 6) and nDCG@10 on BEIR (Figure 7). Content words are those that are not in a "
             "list of function words.",
             PRINTED["undecided pruning"],
-            _counted(found),
+            _counted(pruning),
         ),
         "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
         "query_tokens": curves(0, "β^q", f"query tokens kept, β^d = {d:.0%}"),

@@ -44,11 +44,11 @@ def free(settings: Any) -> Rows:
         for name, M in bar.track(shapes, description="free vectors"):
             start = settings.relevant + 1
             for h in settings.dimensions:
-                found = critical(name, M, h, start, settings)
-                start = max(start, int(found.min() / GROWTH))
-                limit = "≥ " if found.max() >= settings.largest else ""
-                row = {"alignment": name, "M": M, "h": h, "critical n": float(found.mean())}
-                row["[least, most]"] = f"{limit}[{found.min()}, {found.max()}]"
+                critical_n = critical(name, M, h, start, settings)
+                start = max(start, int(critical_n.min() / GROWTH))
+                limit = "≥ " if critical_n.max() >= settings.largest else ""
+                row = {"alignment": name, "M": M, "h": h, "critical n": float(critical_n.mean())}
+                row["[least, most]"] = f"{limit}[{critical_n.min()}, {critical_n.max()}]"
                 rows.append(row | {"random": random_size(h, settings)})
     return rows
 
@@ -65,16 +65,16 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) 
 
     A seed that does not answer `start` is tried from k + 1; k where it does not answer that either.
     """
-    found, n = np.full(settings.seeds, settings.relevant), start
+    largest, n = np.full(settings.seeds, settings.relevant), start
     while n <= settings.largest:
         answered = optimised(name, tokens, dimension, n, settings)
-        found[answered] = n
+        largest[answered] = n
         if not answered.any():
             break
         n = min(max(n + 1, int(n * GROWTH)), max(settings.largest, n + 1))
-    if start > (least := settings.relevant + 1) and (found < start).any():
-        found = np.maximum(found, critical(name, tokens, dimension, least, settings))
-    return found
+    if start > (least := settings.relevant + 1) and (largest < start).any():
+        largest = np.maximum(largest, critical(name, tokens, dimension, least, settings))
+    return largest
 
 
 def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> np.ndarray:
@@ -85,18 +85,21 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
     """
     (align, shape), where = FREE[name], DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
-    queries, own = len(sets), tokens if shape == "M × M" else 1
+    queries, query_tokens = len(sets), tokens if shape == "M × M" else 1
     mine = torch.zeros(queries, n, dtype=torch.bool, device=where).scatter_(1, sets, True)
-    masks = (torch.ones(1, n, tokens, dtype=torch.bool, device=where), mine.new_ones(queries, 1, own))
+    masks = (
+        torch.ones(1, n, tokens, dtype=torch.bool, device=where),
+        mine.new_ones(queries, 1, query_tokens),
+    )
     torch.manual_seed(settings.seed)
-    sizes = (settings.seeds, n, tokens, dimension), (settings.seeds, queries, own, dimension)
+    sizes = (settings.seeds, n, tokens, dimension), (settings.seeds, queries, query_tokens, dimension)
     vectors = [torch.randn(size, device=where).requires_grad_() for size in sizes]
     optimizer = torch.optim.Adam(vectors, lr=RATE, fused=where.type == "cuda")
 
     def scores(documents: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
         unit = [torch.nn.functional.normalize(x, dim=-1) for x in (documents, asked)]
         D, Q = Tokens(unit[0][None], masks[0]), Tokens(unit[1][:, None], masks[1])
-        return rel(D, Q, align, one) / own
+        return rel(D, Q, align, one) / query_tokens
 
     every_seed = torch.vmap(scores)
     answered = torch.zeros(settings.seeds, dtype=torch.bool, device=where)
@@ -122,16 +125,16 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
 
 def fits(rows: Rows) -> Rows:
     """Least-squares c and p of n = c · h^p for each alignment and M with three dimensions or more."""
-    found: Rows = []
+    fitted: Rows = []
     for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
-        own = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
-        own = [row for row in own if row["[least, most]"][0] != "≥"]
-        if len(own) >= 3:
-            x, y = (np.log([row[key] for row in own]) for key in ("h", "critical n"))
+        points = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
+        points = [row for row in points if row["[least, most]"][0] != "≥"]
+        if len(points) >= 3:
+            x, y = (np.log([row[key] for row in points]) for key in ("h", "critical n"))
             p, c = np.polyfit(x, y, 1)
-            row = {"alignment": name, "M": M, "c": float(np.exp(c)), "p": float(p), "points": len(own)}
-            found.append(row | {"residual of ln n": float(np.std(y - (p * x + c)))})
-    return found
+            row = {"alignment": name, "M": M, "c": float(np.exp(c)), "p": float(p), "points": len(points)}
+            fitted.append(row | {"residual of ln n": float(np.std(y - (p * x + c)))})
+    return fitted
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:

@@ -61,7 +61,10 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
     """What the heads see of a query and this name."""
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
-    hooks = [of.q.register_forward_pre_hook(lambda _, given: states.append(given[0])) for of in crossing]
+    hooks = [
+        attention.q.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+        for attention in crossing
+    ]
     try:
         memory, A = attended(model, model.tokenize([query]), model.targets([[name]]))
     finally:
@@ -72,7 +75,12 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
         return x.detach().double().cpu().numpy()
 
     def weights(side: str) -> Array:
-        return np.stack([double(getattr(of, side).weight.unflatten(0, (of.heads, -1))) for of in crossing])
+        return np.stack(
+            [
+                double(getattr(attention, side).weight.unflatten(0, (attention.heads, -1)))
+                for attention in crossing
+            ]
+        )
 
     D, heads = double(torch.stack(states)[:, 0, 0]), np.swapaxes(double(A[:, 0]), 1, 2)
     return Seen(D, double(memory[0]), (weights("q"), weights("k")), heads)
@@ -167,9 +175,9 @@ def binned(
     ids: Int[np.ndarray, " x"], values: Float[np.ndarray, " x"], bins: Int[np.ndarray, " v"]
 ) -> Float[np.ndarray, "2 bins"]:
     """Sum and number of the values by the bin of their token; ids and bins of −1 are left out."""
-    own = np.where(ids < 0, -1, bins[ids])
-    kept, size = own >= 0, len(BINS) - 1
-    return np.stack([np.bincount(own[kept], weights, size) for weights in (values[kept], None)])
+    bin_of = np.where(ids < 0, -1, bins[ids])
+    kept, size = bin_of >= 0, len(BINS) - 1
+    return np.stack([np.bincount(bin_of[kept], weights, size) for weights in (values[kept], None)])
 
 
 def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
@@ -189,4 +197,4 @@ def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
     ]
     counted = [any(c.isalnum() for c in word) and word not in STOPWORDS for word in words]
     special = set(tokenizer.all_special_ids)
-    return np.array([own and id not in special for id, own in enumerate(counted)])
+    return np.array([counts and id not in special for id, counts in enumerate(counted)])

@@ -79,9 +79,11 @@ def trained(
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
-        given = training_settings(settings.steps, seed, settings, **changes)
+        training_steps = training_settings(settings.steps, seed, settings, **changes)
         runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
-        return fit(model, bench.collection, splits, runs, int(paired), 0, given, training, accelerator)
+        return fit(
+            model, bench.collection, splits, runs, int(paired), 0, training_steps, training, accelerator
+        )
 
     return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
@@ -124,7 +126,7 @@ def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: 
     return retrieval_pairs(bench.train, ids) + indexing_pairs(corpus, ids, problems, **size)
 
 
-Found = dict[str, list[Measured]]  # task -> what was measured of each seed
+TaskResults = dict[str, list[Measured]]  # task -> what was measured of each seed
 
 
 def study(
@@ -132,7 +134,7 @@ def study(
     title: str,
     tasks: Mapping[str, Sequence[str]],
     measure: Callable[[Any, str, int, Bench, list[Any]], Measured],
-    report: Callable[[Any, Bench, Found], tuple[str, dict[str, Section]]],
+    report: Callable[[Any, Bench, TaskResults], tuple[str, dict[str, Section]]],
     *,
     heard: bool = False,
     half: bool = False,
@@ -154,12 +156,14 @@ def study(
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
-    def measured(task: str, seed: int, of: list[Any]) -> Measured:
+    def measured(task: str, seed: int, models: list[Any]) -> Measured:
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
         # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
-            more = recalls(bench, settings.depth, dict(zip(tasks[task], of, strict=True))) if heard else {}
-            return measure(settings, task, seed, bench, of) | more
+            more = (
+                recalls(bench, settings.depth, dict(zip(tasks[task], models, strict=True))) if heard else {}
+            )
+            return measure(settings, task, seed, bench, models) | more
 
     def job(task: str, seed: int) -> Job:
         return Job(
@@ -175,8 +179,8 @@ def study(
     model_runs.same_queries(results)
     if accelerator.is_main_process:
         count = len(settings.seeds)
-        found = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-        publish(settings, title, *report(settings, bench, found), accelerator)
+        by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
+        publish(settings, title, *report(settings, bench, by_task), accelerator)
     accelerator.end_training()
 
 
@@ -186,12 +190,12 @@ def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative
     A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
     """
     pool, corpus = bench.pool(depth), bench.collection.corpus
-    runs = {name: Reranking(of, corpus).rerank(bench.test.queries, pool) for name, of in models.items()}
-    found = {
+    runs = {name: Reranking(model, corpus).rerank(bench.test.queries, pool) for name, model in models.items()}
+    means = {
         name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
         for name, run in {"BM25": pool, **runs}.items()
     }
-    return {"R@10": found}
+    return {"R@10": means}
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
