@@ -107,7 +107,8 @@ def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -
     """P(error) ≤ c · exp(−(k/2) h(ε)), for both ensembles, ties counted as errors.
 
     Lemma 1, printed with c = 4. c = 2 (`constant=2`) holds as well, because a ranking error is a one-sided
-    deviation, and for Gaussians c = ½, because p ≤ ½(1−ε²)^{k/2} and ln(1−ε²) ≤ −h(ε). The bound is not clipped; above 1 it says nothing. `k` and `margin` broadcast.
+    deviation, and for Gaussians c = ½, because p ≤ ½(1−ε²)^{k/2} and ln(1−ε²) ≤ −h(ε). The bound is not
+    clipped; above 1 it says nothing. `k` and `margin` broadcast.
     """
     k, constant = checks.dimensions(k), float(checks.positive(constant, "constant"))
     return checks.plain(constant * np.exp(-0.5 * k * distortion(margin)))
@@ -274,8 +275,8 @@ def rademacher_required_dimension(
     "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β, to be
     compared with bounds of the form "every k ≥ ... suffices". Ties count as errors. Scalars only. Every k is
     tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β. If these are many,
-    only the first 10,000 and those between the roots of two smooth bounds of the error are tried: the limit ⌊ck⌋ of the binomial
-    tail lies between ck − 1 and ck, at which the regularised beta function extends it.
+    only the first 10,000 and those between the roots of two smooth bounds of the error are tried: the limit
+    ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, at which the regularised beta function extends it.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")

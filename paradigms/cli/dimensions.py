@@ -96,9 +96,9 @@ def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem
             "(in .92 of the cases with 50 queries, .78 with 20), and it is mostly higher."
         )
     if copies := len(counts.corpus) - len(set(counts.corpus)):
+        have = "documents have" if copies > 1 else "document has"
         lines.append(
-            f"{copies:,} document{'s have' if copies > 1 else ' has'} the text of another: a copy of the best "
-            "document ties with it and is not counted."
+            f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
         )
     if not given:
         lines.append(
