@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from theory import buckets, capacity, projections
+from theory import buckets, capacity, cells, projections
 from theory.claims import DEVIATIONS, LIMIT, Evidence, apart, deviations, excess, theorem
 
 
@@ -31,8 +31,8 @@ def sets_by_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     "2k numbers answer all sets of k of any n documents: 4 for pairs",
     f"{LIMIT}, §4",
     "all sets of k = 2 and 3, exact scores",
-    "4 numbers answer all pairs of any n (Gale 1963; arXiv:2601.20844). What runs out is the margin, and with "
-    "it what gradient descent and float types find",
+    "4 numbers answer all pairs of any n (Gale 1963; arXiv:2601.20844). What runs out is the margin, and "
+    "with it what gradient descent and float types find",
     claim="free vectors optimised on the test set show that for web-scale search even the largest dimensions "
     "are “not enough to model all combinations” of two documents",
 )
@@ -93,6 +93,26 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
     e = np.eye(3)
     off = abs(projections.normalized_margin(e[0] + e[1], e[0], e[2]) - 0.5)
     return Evidence(max(excess(share, 0.05 + 4 * np.sqrt(0.05 / draws)), off), draws, detail=detail)
+
+
+@theorem(
+    "documents of P numbers answer at most 2Σ_{i<P} C(H−1, i) relevance patterns, H = m·C(n,2)·M²: LIMIT's 46 "
+    "documents need h ≥ 17, or M·h ≥ 14 and 12 with two and four vectors",
+    "cells of hyperplane arrangements",
+    "queries ignore relevance; one query vector; P = (nM − 1)h",
+)
+def cells_of_patterns(rng: np.random.Generator, samples: int) -> Evidence:
+    worst, ratios = 0.0, []
+    for n, m, h, M in ((3, 12, 1, 1), (4, 10, 1, 1), (6, 8, 1, 1), (3, 12, 2, 1), (3, 10, 1, 2)):
+        Q, D = rng.standard_normal((m, h)), rng.standard_normal((10 * samples, n, M, h))
+        seen = len(np.unique(np.einsum("mh,dnih->dmni", Q, D).max(-1).argmax(-1), axis=0))
+        allowed = np.exp(cells.log_patterns("q→d", n, m, h, M))
+        worst = max(worst, excess(seen, allowed))
+        ratios.append(seen / allowed)
+    needed = [M * cells.least_numbers("q→d", 46, 1035, 2, M, distinct=True) for M in (1, 2, 4)]
+    worst = max(worst, apart(needed, [17, 14, 12]))
+    detail = "all pairs of 46 documents, each asked for once: M·h ≥ " + ", ".join(map(str, needed))
+    return Evidence(worst, 5, tightness=float(np.median(ratios)), detail=detail + " with M = 1, 2, 4")
 
 
 @theorem("√(mn)/‖2R−1‖₂ ≤ sign rank ≤ 1 + sign changes of a row", "Forster 2002; Alon, Frankl, Rödl 1985")

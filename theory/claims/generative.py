@@ -41,7 +41,7 @@ def atomic_identifiers(rng: np.random.Generator, samples: int) -> Evidence:
     worst = np.ptp(relevance - log_p, axis=1).max()  # the same number of every document of a query
     ended = log_p + log_softmax(rng.standard_normal((count, documents, 8)), axis=2)[:, :, 0]
     other = float(np.mean(ended.argmax(1) != relevance.argmax(1)))
-    detail = f"an end token, of which the claim does not speak, adds log p(end | d, q): on random states "
+    detail = "an end token, of which the claim does not speak, adds log p(end | d, q): on random states "
     detail += f"another document is then first for {other:.2f} of the queries"
     return Evidence(float(worst), count, detail=detail)
 
