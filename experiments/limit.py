@@ -123,7 +123,7 @@ def laws(settings: Settings) -> Rows:
         if k == 2:
             row["gap at h = 4"] = f"{capacity.moment_gap(n):.1e}"
         row["random h"] = capacity.random_dimension(n, k)
-        row["bits / document"] = capacity.pattern_bits(n, queries, k)
+        row["bits / document"] = capacity.pattern_bits(n, queries, k, distinct=True)
         rows.append(row)
     return rows
 

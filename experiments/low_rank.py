@@ -175,7 +175,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     h = heads
     lower = "‖A − R‖ is “much lower” than ‖W‖"
     control = "the low error is evidence of low rank"
-    bound = "‖A − R‖ ≤ 4γ‖W‖"
+    bound = "‖A − R‖ ≤ 4‖W‖: Lemma 5.1 with γ = 1, where it leaves γ free and says nothing"
     more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
     low = "the error is “relatively low on average” and so indicates a low rank"
     inherent = "attention “inherently” gives a low-rank matrix"
@@ -199,7 +199,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("", control, random, h["unrelated_error"] - h["best_error"]),
         ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
         ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
-        ("Lemma 5.1", bound, holds, within - NEARLY_ALL),
+        ("", bound, holds, within - NEARLY_ALL),
         ("", more, says_more, (4 * h["weight_rows"] < 2) - NEARLY_ALL),
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]

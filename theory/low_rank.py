@@ -1,7 +1,7 @@
 """Distance of an attention matrix A = softmax_j(S), S_ij = d_iᵀWq_j, from the rank-one R = 1·softmax(r)ᵀ.
 
 Wu et al. 2024, Lemma 5.1, claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; in its
-proof, R = 1rᵀ. γ is free, so the statement excludes nothing (`gamma_as_printed`), and 1rᵀ is not normalised.
+proof, R = 1rᵀ. γ is free, so the statement is vacuous (`gamma_as_printed`), and 1rᵀ is not normalised.
 Corrected here, without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
 δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
 

@@ -16,8 +16,10 @@ from paradigms.data import Corpus
 from paradigms.data.collection import body
 from theory.checks import Array
 from theory.collection import (
+    POINTS,
     Dimension,
     Problem,
+    cosine_lost,
     exact_thresholds,
     least_dimension,
     length_groups,
@@ -96,9 +98,9 @@ def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem
             "(in .92 of the cases with 50 queries, .78 with 20), and it is mostly higher."
         )
     if copies := len(counts.corpus) - len(set(counts.corpus)):
+        have = "documents have" if copies > 1 else "document has"
         lines.append(
-            f"{copies:,} document{'s have' if copies > 1 else ' has'} the text of another: a copy of the "
-            "best document ties with it and is not counted."
+            f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
         )
     if not given:
         lines.append(
@@ -137,12 +139,13 @@ def of_model(
     model = as_paradigm(Checkpoint.of(settings).open(pickled=settings.pickled), settings.model)
     if model.recipe.reads_pool:
         raise ValueError(f"{settings.model} gives a document no score that depends on it and the query alone")
-    asked, parts = model.encode_queries(queries), []
+    asked, parts, vectors = model.encode_queries(queries), [], []
     with progress_bar() as bar:
         for start in bar.track(range(0, len(corpus), BATCH), description="encode"):
             end = min(start + BATCH, len(corpus))
             documents = model.encode_documents([corpus[i] for i in range(start, end)])
             parts.append(model.score(documents, asked).float().cpu())
+            vectors.append(documents.vectors[0, :, 0].float().cpu())
     scores = torch.cat(parts, 1).numpy()
     lost = []
     for query in range(len(queries)):
@@ -152,7 +155,19 @@ def of_model(
     mean, low, high = seeds_interval(1 - np.array(lost)[None])
     worth = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
     told = ["–" if k is None else f"{k:,.0f}" for k in worth]
-    return (
+    dim = model.encoder.dim
+    line = (
         f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}], as an untrained "
-        f"map to {told[0]} dimensions [{told[1]}, {told[2]}]; its vectors have {model.encoder.dim} numbers."
+        f"map to {told[0]} dimensions [{told[1]}, {told[2]}]; its vectors have {dim} numbers."
+    )
+    if not (model.encoder.settings.normalize and documents.vectors.shape[2] == asked.vectors.shape[2] == 1):
+        return line
+    ks = np.unique(np.geomspace(2, MOST, POINTS).astype(int))
+    of_cosine = cosine_lost(
+        torch.cat(vectors).numpy(), asked.vectors[:, 0, 0].float().cpu().numpy(), ks, RANK
+    )
+    kept = shown(least_dimension(ks, of_cosine, BETA), MOST)
+    return (
+        f"{line} An untrained map of these to {kept} dimensions, renormalised, keeps the model's own best "
+        f"document in the first {RANK} for {1 - BETA:.0%} of the queries."
     )

@@ -12,7 +12,9 @@ from tests.experiments.scripts import settings
 from theory import (
     buckets,
     capacity,
+    cells,
     claims,
+    cosine,
     entropic,
     kernels,
     low_rank,
@@ -24,9 +26,10 @@ from theory import (
 
 SHIPPED = {
     "false as printed": "lemma_5_2 low_rank_is_inherent separable_bound",
-    "holds with correction": "dual_temperature few_iterations temperature cross_pairs sets_by_dimension",
+    "holds with correction": "dual_temperature few_iterations temperature cross_pairs web_scale "
+    "exact_sparsity lemma_5_1",
     "holds": "lemma_1 lemma_2 corollary_1 distortion_is_not_ranking gradient_mass theorem_1 "
-    "tight_up_to_a_constant recall_law_simulated entropic_solution",
+    "tight_up_to_a_constant recall_law_simulated entropic_solution atomic_identifiers sets_by_dimension",
 }
 
 
@@ -74,8 +77,11 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (token_retrieval, "xtr_scores", lambda value: value + 0.1, "retrieved_maximum"),
     (low_rank, "row_bound", lambda value: 0.5 * np.asarray(value), "lemma_5_1"),
     (low_rank, "frobenius_bound", lambda value: 0.1 * value, "lemma_5_1_frobenius"),
-    (capacity, "moment_queries", lambda value: -value, "sets_by_dimension"),
+    (capacity, "moment_queries", lambda value: -value, "web_scale"),
+    (capacity, "unanswerable_set", lambda value: value[:1], "sets_by_dimension"),
+    (cells, "log_patterns", lambda value: 0.5 * value, "cells_of_patterns"),
     (capacity, "packing_gap", lambda value: 0.1 * value, "packing"),
+    (cosine, "cosine_error", lambda value: 0.6 * value + 0.4, "cosine_law"),
     (kernels, "positive_features", lambda value: 1.5 * value, "kernel_of_positive_features"),
     (buckets, "expected_shares", lambda value: 0.5 * value, "bucket_shares_of_many"),
     (buckets, "pair_shares", lambda value: 0.5 * value, "bucket_shares_of_two"),

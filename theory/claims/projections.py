@@ -62,9 +62,13 @@ def beyond_bound(rng: np.random.Generator, samples: int, constant: float) -> Evi
     return Evidence(worst, 2 * samples + pairs, tightness=median_ratio(exact, bound))
 
 
-@theorem("Lemma 1's constant 4 can be 2", f"exact law; {LUAN}, Lemma 1", BOTH)
+@theorem("Lemma 1's constant 4 can be 2, and ½ for Gaussian A", f"exact law; {LUAN}, Lemma 1", BOTH)
 def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
-    return beyond_bound(rng, samples, 2)
+    margin, k = margins_and_dimensions(rng, samples)
+    half = projections.pairwise_error_bound(k, margin, 0.5)
+    evidence = beyond_bound(rng, samples, 2)
+    beyond = excess(projections.pairwise_error(k, margin), half * (1 + 1e-12))
+    return replace(evidence, violation=max(evidence.violation, beyond))
 
 
 def every_row(v: int) -> np.ndarray:

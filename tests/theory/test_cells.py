@@ -1,0 +1,113 @@
+"""Counts of cells, against enumeration of all patterns of at most six documents and of all sign vectors."""
+
+from itertools import product
+from typing import get_args
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from theory.capacity import all_sets
+from theory.cells import (
+    Aligned,
+    judged_queries,
+    least_numbers,
+    log_cells,
+    log_patterns,
+    table,
+    vc_bound,
+    warren,
+)
+
+
+def feasible(rows: np.ndarray) -> bool:
+    """Whether some x has rows · x ≥ 1."""
+    bounds = [(None, None)] * rows.shape[1]
+    return linprog(np.zeros(rows.shape[1]), -rows, -np.ones(len(rows)), bounds=bounds).status == 0
+
+
+def answered_patterns(queries: np.ndarray, documents: int, k: int) -> int:
+    """How many patterns some documents of one vector answer, query by query."""
+    h, sets = queries.shape[1], all_sets(documents, k)
+    known = [np.zeros((0, documents * h))]
+    for q in queries:
+        grown = []
+        for rows, relevant in product(known, sets):
+            pairs = product(relevant, sorted(set(range(documents)) - set(relevant.tolist())))
+            more = [np.kron(np.eye(documents)[a] - np.eye(documents)[c], q) for a, c in pairs]
+            if feasible(candidate := np.vstack([rows, *more])):
+                grown.append(candidate)
+        known = grown
+    return len(known)
+
+
+@pytest.mark.parametrize(("H", "P"), [(1, 1), (3, 2), (5, 3), (6, 2), (4, 6)])
+def test_cells_in_general_position(H, P):
+    normals = np.random.default_rng(0).standard_normal((H, P))
+    signs = [s for s in product((-1, 1), repeat=H) if feasible(np.array(s)[:, None] * normals)]
+    assert np.exp(log_cells(H, P)) == pytest.approx(len(signs))
+
+
+def test_large_counts_are_those_of_exact_sums():
+    from math import comb, log
+
+    for H, P in ((1000, 20), (1000, 700), (5000, 2500)):
+        exact = 2 * sum(comb(H - 1, i) for i in range(P))
+        assert log_cells(H, P) == pytest.approx(log(exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k", "h", "m"), [(3, 1, 1, 6), (4, 2, 1, 4), (6, 3, 1, 3), (3, 1, 2, 5)])
+def test_enumerated_patterns_are_within_the_bound(n, k, h, m):
+    queries = np.random.default_rng(n).standard_normal((m, h))
+    count = answered_patterns(queries, n, k)
+    assert count <= np.exp(log_patterns("one", n, m, h)) * (1 + 1e-9)
+    assert count <= len(all_sets(n, k)) ** m
+
+
+def test_with_enough_numbers_every_pattern_is_answered():
+    queries = np.random.default_rng(0).standard_normal((2, 2))
+    assert answered_patterns(queries, 4, 2) == 36
+    assert least_numbers("one", 4, 2, 2) <= 2
+
+
+@pytest.mark.parametrize("aligned", get_args(Aligned))
+def test_drawn_patterns_are_within_the_bound(aligned):
+    rng = np.random.default_rng(0)
+    n, m, h, M, N, draws = 3, 8, 1, 2, 2, 20_000
+    Q = rng.standard_normal((m, N, h))
+    D = rng.standard_normal((draws, n, M, h)) * np.exp(rng.standard_normal((draws, n, 1, 1)))
+    S = np.einsum("mjh,dnih->dmnij", Q, D)
+    if aligned == "one":
+        scores = S[..., 0, 0]
+    elif aligned == "all":
+        scores = S.sum((-1, -2))
+    elif aligned == "q→d":
+        scores = S.max(-2).sum(-1)
+    elif aligned == "q←d":
+        scores = S.max(-1).sum(-1)
+    elif aligned == "equal ids":
+        scores = S[..., 0, 0] + S[..., 1, 1]
+    else:
+        least = np.sort(np.moveaxis(S, -1, 2).reshape(draws, m, N, -1))[..., -2]
+        scores = np.maximum(S.max(-2), least[:, :, None]).sum(-1)
+    seen = len(np.unique(scores.argmax(-1), axis=0))
+    assert seen <= np.exp(log_patterns(aligned, n, m, h, M, N))
+
+
+def test_numbers_that_limit_needs():
+    assert [M * least_numbers("q→d", 46, 1035, 2, M, distinct=True) for M in (1, 2, 4)] == [17, 14, 12]
+    assert least_numbers("one", 46, 1035, 2, distinct=True) == 17
+    names = [row["A"] for row in table(6, 15, numbers=2)]
+    assert names[0] == "DPR"
+    assert len(set(names)) == len(names)
+
+
+def test_the_vc_bound_and_what_follows():
+    assert vc_bound("one", 2, 3) == 3  # halfspaces through the origin of R^3
+    assert judged_queries("one", 2, 3, error=0.1) > judged_queries("one", 2, 3, error=0.2)
+    growth = log_patterns("one", 2, 2 * judged_queries("one", 2, 3), 3)
+    assert 8 * (growth + np.log(80)) <= 0.01 * judged_queries("one", 2, 3)
+    assert warren(10, 1, 2) >= log_cells(10, 2)
+    assert warren(3, 2, 50) == pytest.approx(3 * np.log(2))
+    with pytest.raises(ValueError, match="aligned = 'max'"):
+        log_patterns("max", 3, 2, 1)

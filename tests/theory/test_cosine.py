@@ -1,0 +1,96 @@
+"""The law of cosine ranking under projection, against draws, limits and its own inverse."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from theory.collection import cosine_lost
+from theory.cosine import (
+    asymptotic_cosine_error,
+    cosine_error,
+    cosines,
+    log_cosine_error,
+    required_cosine_dimension,
+)
+from theory.projections import pairwise_error
+
+
+def simulated(k: int, gram: np.ndarray, draws: int, rng: np.random.Generator) -> int:
+    """In how many of `draws` projections of three vectors the two documents swap."""
+    root = np.linalg.cholesky(gram + 1e-12 * np.eye(3))
+    q, first, second = np.moveaxis(rng.standard_normal((draws, k, 3)) @ root.T, -1, 0)
+    one, two = ((q * d).sum(1) / np.linalg.norm(d, axis=1) for d in (first, second))
+    return int((one <= two).sum())
+
+
+def test_the_law_is_that_of_drawn_projections():
+    rng, draws = np.random.default_rng(40), 20_000
+    for k in (2, 3, 5, 9, 24, 60):
+        vectors = rng.standard_normal((3, 4)) + rng.uniform(0, 1.2) * rng.standard_normal(4)
+        a, b, between = cosines(*vectors)
+        gram = np.array([[1, max(a, b), min(a, b)], [max(a, b), 1, between], [min(a, b), between, 1]])
+        law = cosine_error(k, max(a, b), min(a, b), between)
+        swapped = simulated(k, gram, draws, rng)
+        assert stats.binomtest(swapped, draws, law).pvalue > 1e-5, (k, a, b, between)
+
+
+def test_special_cases_are_known():
+    assert cosine_error(2, 1.0, 0.3, 0.3) == 0  # d1 = q is never swapped
+    assert cosine_error(17, 0.3, -0.3, -1.0) == pytest.approx(pairwise_error(17, 0.3))  # d2 = −d1: a sign
+    # ρ₁ → ρ₂: a fair coin
+    assert cosine_error([2, 7, 400], 0.3 + 1e-12, 0.3, 0.1) == pytest.approx(0.5, abs=1e-9)
+
+
+def test_it_tends_to_the_asymptotic_law():
+    for k in (10_000, 1_000_000):
+        better = 0.5 + 2 / np.sqrt(k)
+        exact, limit = (law(k, better, 0.5, 0.4) for law in (cosine_error, asymptotic_cosine_error))
+        assert exact == pytest.approx(limit, rel=20 / np.sqrt(k))
+
+
+def test_the_deep_tail_is_finite_and_steady():
+    k = np.array([10, 100, 1000, 10_000])
+    logs = log_cosine_error(k, 0.9, 0.2, 0.3)
+    rate = np.diff(logs) / np.diff(k)
+    assert np.all(rate < 0)
+    assert rate[-1] == pytest.approx(rate[-2], rel=0.01)  # a large deviation
+    assert np.all(np.isfinite(log_cosine_error(64, 0.999, -0.999, [-0.9979, -0.998])))
+
+
+def test_the_inverse_is_the_least_k():
+    rng = np.random.default_rng(3)
+    better, worse = np.sort(rng.uniform(-0.8, 0.95, (2, 12)), axis=0)[::-1]
+    width = np.sqrt((1 - better**2) * (1 - worse**2))
+    between, beta = better * worse + width * rng.uniform(-0.9, 0.9, 12), rng.uniform(0.01, 0.3, 12)
+    k = required_cosine_dimension(better, worse, between, beta)
+    assert np.all(cosine_error(k, better, worse, between) <= beta)
+    before = k > 2
+    assert np.all(cosine_error(np.maximum(k - 1, 2), better, worse, between)[before] > beta[before])
+    assert required_cosine_dimension(0.9, 0.85, 0.8) == 69  # inner products ask for 433
+
+
+def test_lost_documents_are_those_of_pairs_and_of_explicit_maps():
+    rng = np.random.default_rng(0)
+    pair, query = rng.standard_normal((2, 6)), rng.standard_normal((1, 6))
+    a, b, between = cosines(query[0], *pair)
+    share = cosine_lost(pair, query, [2, 5], 1, samples=4000)[0]
+    law = cosine_error([2, 5], max(a, b), min(a, b), between)
+    assert np.all(np.abs(share - law) < 4.5 * np.sqrt(law * (1 - law) / 4000))
+    D, Q = rng.standard_normal((30, 8)), rng.standard_normal((3, 8))
+    first, again = (cosine_lost(D, Q, [2, 4, 8, 64], 3, samples=300, seed=s) for s in (0, 1))
+    assert np.all(np.diff(first.mean(0)) < 0)
+    assert np.abs(first - again).max() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, 0.5, 0.2, 0.1), "k = 1"),
+        ((8, 0.2, 0.5, 0.1), "better does not exceed worse"),
+        ((8, 0.9, -0.9, 0.9), "no three vectors"),
+        ((8, 1.1, 0.5, 0.1), "better"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cosine_error(*arguments)

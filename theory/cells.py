@@ -1,0 +1,195 @@
+"""How many real numbers, and how many judged queries, does each A need? Counted by cells, without a precision.
+
+n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
+relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
+score each set strictly above its complement. Scores are piecewise linear in the P numbers of the documents,
+so an order changes only across hyperplanes of R^P: the number of their cells bounds the patterns that any
+documents answer. P = nMh, less h where adding one vector to all document vectors changes no order (the first
+three rows).
+
+| A | which token counts is decided by | then the order by |
+|---|---|---|
+| one (DPR) | nothing | m·C(n, 2) hyperplanes |
+| all (A = 1) | nothing: the sum of a document's vectors counts, as with M = 1 | m·C(n, 2) |
+| q→d (ME-BERT with N = 1, ColBERT) | m·N·n·C(M, 2): the order in each document | m·C(n, 2) |
+| equal ids (COIL, tokens of distinct ids) | nothing: ids are part of the text | m·C(n, 2) |
+| q←d (MVDR) | m·nM·C(N, 2): the nearest query token | m·C(n, 2) |
+| pool (XTR, with or without imputation) | m·N·C(nM, 2): the order in the pool | m·C(n, 2) |
+
+The second arrangement cuts each cell of the first, so the product of both counts is a bound. Where M^N or N^M
+ways to choose are few, another is smaller: all m·C(n, 2) differences under all choices, M^2N each, at once.
+ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their sign patterns.
+
+H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
+for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. That a count of
+cells bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free too, 2k numbers answer
+everything (`theory.capacity`).
+"""
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy import special
+
+from theory import checks
+from theory.capacity import pattern_bits
+
+Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool"]
+
+
+def log_cells(hyperplanes: float, dimension: float) -> float:
+    """ln of 2·Σ_{i<P} C(H − 1, i): the most cells of H hyperplanes through the origin of R^P.
+
+    Attained in general position. ln 1 = 0 without hyperplanes. Both are whole numbers.
+    """
+    H = float(checks.whole(hyperplanes, "hyperplanes", least=0))
+    P = float(checks.whole(dimension, "dimension"))
+    if P >= H:
+        return float(H * np.log(2))  # every sign vector
+    # Terms fall towards i = 0 from the largest, at P − 1 or at the middle, by a factor or within some √H.
+    top = min(P - 1, np.ceil(H / 2))
+    i = np.arange(max(0.0, top - 100 - 40 * np.sqrt(min(H, 1e8))), P)
+    terms = special.gammaln(H) - special.gammaln(i + 1) - special.gammaln(H - i)
+    return float(special.logsumexp(terms) + np.log(2))
+
+
+def warren(polynomials: float, degree: float, dimension: float) -> float:
+    """ln of (8eDH/P)^P: the most strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
+
+    Warren 1968 with the constant of Goldberg and Jerrum 1995; H·ln 2 where that is smaller.
+    """
+    H, D, P = (
+        float(checks.whole(x, name))
+        for x, name in ((polynomials, "polynomials"), (degree, "degree"), (dimension, "dimension"))
+    )
+    return float(min(H * np.log(2), P * np.log(max(8 * np.e * D * H / P, 1))))
+
+
+def log_patterns(
+    aligned: Aligned, documents: int, queries: int, numbers: int, vectors: int = 1, tokens: int = 1
+) -> float:
+    """ln of a bound on the relevance patterns that documents answer under A, for fixed query vectors.
+
+    aligned: A, as in the table above. documents n ≥ 2, queries m, numbers h of a vector, vectors M of a
+    document, tokens N of a query. Raises ValueError for an unknown A.
+    """
+    if aligned not in get_args(Aligned):
+        raise ValueError(f"aligned = {aligned!r}; allowed: {', '.join(get_args(Aligned))}")
+    n, m, h, M, N = (
+        float(checks.whole(x, name, least=least))
+        for x, name, least in (
+            (documents, "documents", 2),
+            (queries, "queries", 1),
+            (numbers, "numbers", 1),
+            (vectors, "vectors", 1),
+            (tokens, "tokens", 1),
+        )
+    )
+    M = 1.0 if aligned in ("one", "all") else M
+    choices = {
+        "q→d": (m * N * n * M * (M - 1) / 2, 2 * N * np.log(M)),
+        "q←d": (m * n * M * N * (N - 1) / 2, 2 * M * np.log(N)),
+        "pool": (m * N * n * M * (n * M - 1) / 2, np.inf),
+    }
+    deciding, log_choices = choices.get(aligned, (0.0, 0.0))
+    dimension, pairs = (n * M - (aligned in ("one", "all", "q→d"))) * h, m * n * (n - 1) / 2
+    bound = log_cells(deciding, dimension) + log_cells(pairs, dimension)
+    if log_choices < 30:
+        bound = min(bound, log_cells(np.rint(pairs * np.exp(log_choices)), dimension))
+    return bound
+
+
+def least_numbers(
+    aligned: Aligned,
+    documents: int,
+    queries: int,
+    k: int = 2,
+    vectors: int = 1,
+    tokens: int = 1,
+    *,
+    distinct: bool = False,
+) -> int:
+    """The least h of a vector at which `log_patterns` allows all patterns of m queries with k of n documents.
+
+    Fewer numbers leave a pattern unanswered, if queries ignore relevance. distinct: as in
+    `theory.capacity.pattern_bits`, which counts the patterns.
+    """
+    wanted = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
+
+    def enough(h: int) -> bool:
+        return log_patterns(aligned, documents, queries, h, vectors, tokens) >= wanted
+
+    return _least(enough)
+
+
+def judged_queries(
+    aligned: Aligned,
+    documents: int,
+    numbers: int,
+    vectors: int = 1,
+    tokens: int = 1,
+    *,
+    error: float = 0.1,
+    failure: float = 0.05,
+) -> int:
+    """The m judged queries after which no documents' vectors answer shares of new queries by `error` fewer.
+
+    For all vectors at once, the share of m random queries that is answered and the probability for a new one
+    differ by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with probability `failure` (Vapnik and
+    Chervonenkis 1971, with the growth function Π of `log_patterns`). An upper bound on what is needed.
+    """
+    gap, level = float(checks.probability(error, "error")), float(checks.probability(failure, "failure"))
+
+    def enough(m: int) -> bool:
+        growth = log_patterns(aligned, documents, 2 * m, numbers, vectors, tokens)
+        return 8 * (growth + np.log(4 / level)) <= m * gap**2
+
+    return _least(enough)
+
+
+def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, tokens: int = 1) -> int:
+    """The largest t with 2^t ≤ Π(t): the VC dimension of "is this query answered?" over documents' vectors.
+
+    One query is one instance; which of its sets is asked for is fixed. An upper bound.
+    """
+
+    def shattered(t: int) -> bool:
+        return log_patterns(aligned, documents, t, numbers, vectors, tokens) >= t * np.log(2)
+
+    return _least(lambda t: not shattered(t)) - 1
+
+
+def table(
+    documents: int, queries: int, k: int = 2, vectors: int = 2, tokens: int = 2, numbers: int = 4
+) -> list[dict[str, Any]]:
+    """A row for each A: least h and numbers of a document for all patterns with distinct sets; VC, queries.
+
+    vectors, tokens: M and N of the A that have several. numbers: h of the last two columns.
+    """
+    rows = []
+    for name, aligned, M, N in (
+        ("DPR", "one", 1, 1),
+        ("A = 1", "all", vectors, tokens),
+        ("ME-BERT", "q→d", vectors, 1),
+        ("ColBERT", "q→d", vectors, tokens),
+        ("COIL, distinct ids", "equal ids", vectors, tokens),
+        ("MVDR", "q←d", vectors, tokens),
+        ("XTR", "pool", vectors, tokens),
+    ):
+        kind: Any = aligned
+        h = least_numbers(kind, documents, queries, k, M, N, distinct=True)
+        row = {"A": name, "M": M, "N": N, "least h": h, "M·h": M * h}
+        row["VC ≤"] = vc_bound(kind, documents, numbers, M, N)
+        rows.append(row | {"judged queries": judged_queries(kind, documents, numbers, M, N)})
+    return rows
+
+
+def _least(enough: Any) -> int:
+    """The least whole t ≥ 1 with enough(t), which stays true from there on."""
+    low, high = 0, 1
+    while not enough(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
