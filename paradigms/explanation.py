@@ -26,4 +26,4 @@ class Explanation:
         """The card of the explanation, for a notebook."""
         from paradigms import view
 
-        return view.framed(view.page([self]))
+        return view.framed([self])

@@ -190,7 +190,13 @@ class Paradigm(Trainable):
 
         pool: tokens of the query's other candidates, axes [1, n, i, h], for an A that reads them (XTR).
         """
-        documents, queries = self.encode_documents([document]), self.encode_queries([query])
+        queries, documents = self.encode_queries([query]), self.encode_documents([document])
+        return self.explain_tokens(query, document, queries, documents, pool)
+
+    def explain_tokens(
+        self, query: str, document: str, queries: Tokens, documents: Tokens, pool: Tokens | None = None
+    ) -> Explanation:
+        """`explain`, for the texts' tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
         joined = documents if pool is None else join_documents([documents, pool])
         with torch.inference_mode():
             interaction = self.interact(joined, queries)

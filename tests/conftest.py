@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
 SLOW = ("train", "experiments", "attack", "engines", "data", "find", "store")
 # Rooms of whole jobs, which take half the time without checks of shapes: the other rooms make these.
-JOBS = ("cli", "data", "experiments")
+JOBS = ("cli", "data", "experiments", "serve")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import torch
 from paradigms.core import Interaction
 from paradigms.evaluate import AlignmentExample
 from paradigms.explanation import Explanation
-from paradigms.view import page
+from paradigms.view import card_data, page
 from tests import browser
 
 PAIR = Explanation("colbert", "S", ["fish", "sea"], ["a", "fish"], [(1, 0, 0.5, 1.0)], 2.0, 0.25)
@@ -54,7 +54,7 @@ def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
     hostile = "</script><img src=x onerror=parent.broken=1>\"'&<"
     pair = Explanation(hostile, hostile, [hostile], [hostile], [(0, 0, 1.0, 1.0)], 1.0, 1.0)
     example = AlignmentExample("q", "d", hostile, hostile, True, [pair])
-    (tmp_path / "pair.html").write_text(page([pair], hostile, hostile), encoding="utf-8")
+    (tmp_path / "pair.html").write_text(page([card_data(pair)], hostile, hostile), encoding="utf-8")
     (tmp_path / "notebook.html").write_text(f"<body>{example._repr_html_()}</body>", encoding="utf-8")
     tab = browser.Page()
     try:

@@ -15,7 +15,9 @@ import importlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from types import ModuleType
@@ -163,17 +165,45 @@ class BM25:
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Align each query term with its first equal term in the document, of id `document`: S is w(d, t)."""
-        row = self.corpus.position(document)
-        query_terms, document_terms = self.terms(query), self.terms(self.corpus[row])
-        weights = self.matrix()[[row]].toarray()[0]
-        first = {term: i for i, term in reversed(list(enumerate(document_terms)))}
+        row, scores = self.corpus.position(document), self._index.scores
+        terms, weights = self.terms(self.corpus[row]), {}
+        for term in set(terms).intersection(self.terms(query)):
+            column = slice(*scores["indptr"][self.vocabulary[term] :][:2])
+            weights[term] = float(scores["data"][column][scores["indices"][column] == row][0])
+        return [self._explanation(query, terms, weights)]
+
+    def explain_text(self, query: str, text: str) -> Explanation:
+        """`explain` a text outside the corpus, with the corpus's idf and mean length."""
+        terms = self.terms(text)
+        return self._explanation(query, terms, self._weights(terms))
+
+    def _explanation(self, query: str, terms: list[str], weights: Mapping[str, float]) -> Explanation:
+        query_terms = self.terms(query)
+        first = {term: i for i, term in reversed(list(enumerate(terms)))}
         links = [
-            (first[term], j, float(weights[self.vocabulary[term]]), 1.0)
-            for j, term in enumerate(query_terms)
-            if term in first
+            (first[term], j, weights[term], 1.0) for j, term in enumerate(query_terms) if term in weights
         ]
         rel = sum((s for _, _, s, _ in links), 0.0)
-        return [Explanation("bm25", "the words", query_terms, document_terms, links, 1.0, rel)]
+        return Explanation("bm25", "the words", query_terms, terms, links, 1.0, rel)
+
+    def _weights(self, terms: list[str]) -> dict[str, float]:
+        """w(d, t) of each term t of a document d, by the formula of Lucene's BM25 (`method="lucene"`)."""
+        k1, b, n = self._index.k1, self._index.b, len(self.corpus)
+        norm = 1 - b + b * len(terms) / self._mean_length
+        weights = {}
+        for term, tf in Counter(terms).items():
+            if term in self.vocabulary:
+                df = self._documents_with[self.vocabulary[term]]
+                weights[term] = float(np.log1p((n - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * norm))
+        return weights
+
+    @cached_property
+    def _mean_length(self) -> float:
+        return float(np.mean([len(self.terms(text)) for text in self.corpus]))
+
+    @cached_property
+    def _documents_with(self) -> np.ndarray:
+        return np.diff(self._index.scores["indptr"])
 
     def save(self, folder: str | Path) -> None:
         """Write the index and its tokenizer as .npy and .json files, in place of an older index at most."""

@@ -35,6 +35,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """A number from 0 to 65535."""
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 65535")
+    return int(text)
+
+
 # What argparse is told of an option, by its name or, where it differs for one command, by "COMMAND name".
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of text files, JSON lines, or a collection"},
@@ -109,6 +116,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--layout": {"choices": LAYOUT_NAMES, "default": "sentence-transformers"},
     "--results": {"help": "folder of the script that trained it; without it the one around it"},
     "--push": {"metavar": "OWNER/NAME", "help": "upload it to the Hugging Face hub too, private"},
+    "serve --model": {
+        "action": "append",
+        "default": [],
+        "help": "also serve a saved model: a generative one, or one that reranks what BM25 finds",
+    },
+    "--bm25": {"action": "store_true", "help": "also serve BM25"},
+    "serve --fuse": {"action": "store_true", "help": "also serve the fusion of all, by reciprocal ranks"},
+    "serve --split": {"help": "judged queries of the source to walk through, such as test"},
+    "--host": {"default": "127.0.0.1", "help": "address to answer at; beyond this machine with --token"},
+    "--port": {"type": port, "default": 8765, "help": "0: any that is free (default %(default)s)"},
+    "--token": {"default": "", "help": "text that every request must then have"},
     "--fuse": {
         "action": "store_true",
         "help": "add the fusion of all: reciprocal ranks, or with --dev a sum",
@@ -143,6 +161,10 @@ COMMANDS = {
     "compare": (
         "BM25 and several indexed folders of the same documents: side by side, or measured by judgements.",
         f"folders --query --fuse --dev --output -k --pickled --best-passages {QUERIES}",
+    ),
+    "serve": (
+        "A page to type queries, change A and see why, and a JSON service, over indexed folders and models.",
+        "folders --model --bm25 --fuse --split --host --port --token --pickled --best-passages",
     ),
     "dimensions": (
         "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",

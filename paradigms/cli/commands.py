@@ -26,6 +26,7 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
+from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import write_text
@@ -178,6 +179,36 @@ def run_compare(settings: argparse.Namespace) -> None:
         measured(load_collection(source), settings.split, runs, output)
     else:
         show.side_by_side(queries, runs)
+
+
+def run_serve(settings: argparse.Namespace) -> None:
+    """Serve until interrupted."""
+    try:
+        from paradigms.serve import serve
+    except ImportError as error:
+        raise ValueError(
+            f"serve needs starlette and uvicorn: pip install starlette uvicorn ({error})"
+        ) from error
+    best = settings.best_passages
+    opened = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
+    check_same(opened)
+    corpus, source = opened[0].corpus, opened[0].made.source
+    retrievers: dict[str, Retriever] = {one.name: one.retriever for one in opened}
+    bm25 = BM25(corpus) if settings.bm25 or settings.model else None
+    if bm25 and settings.bm25:
+        retrievers[BASELINE] = bm25
+    for folder in settings.model:
+        model = Checkpoint(model=folder).open(pickled=settings.pickled)
+        model.check_corpus(corpus.ids)
+        name = folder_name(folder)
+        if name in retrievers:
+            raise ValueError(f"two systems have the name {name}")
+        generative = isinstance(model, Generative)
+        retrievers[name] = GenerativeRetriever(model) if generative else Reranking(model, corpus, bm25)
+    if settings.fuse:
+        retrievers[FUSED] = Fused(list(retrievers.values()))
+    judged = load_collection(source).split(settings.split) if settings.split else None
+    serve(retrievers, corpus, judged=judged, host=settings.host, port=settings.port, token=settings.token)
 
 
 def run_export(settings: argparse.Namespace) -> None:

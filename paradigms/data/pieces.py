@@ -27,7 +27,7 @@ class Pieces:
     def __init__(self, corpus: Corpus, words: int):
         if words < 0:
             raise ValueError(f"words of passages must be at least 0, got {words}")
-        self._documents = corpus
+        self._documents, self.words = corpus, words
         if not words:
             self.corpus, self._owners = corpus, np.arange(len(corpus))
             return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from paradigms.evaluate.table import ResultTable
 from paradigms.explanation import Explanation
 from paradigms.io.files import write_text
-from paradigms.view import card_data, environment, framed, page
+from paradigms.view import card_data, environment, framed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ class AlignmentExample:
 
     def _repr_html_(self) -> str:
         """The cards of all systems, for a notebook."""
-        return framed(page(self.systems, self.query, self.document))
+        return framed(self.systems, self.query, self.document)
 
 
 @dataclass

@@ -75,9 +75,9 @@ def check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The classes of a union; a class by itself."""
-    origin = get_origin(kind)
-    return get_args(kind) if origin in (Union, UnionType) else (origin or kind,)
+    """The classes of a union; a class by itself. list[str] counts as list."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return tuple(get_origin(part) or part for part in kinds)
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -1,6 +1,6 @@
 """A between tokens, as HTML: the script and style that the report, the live page and notebooks share.
 
-    Path("pair.html").write_text(page([colbert.explain(query, document)], query, document))
+    Path("pair.html").write_text(page([card_data(colbert.explain(query, document))], query, document))
 
 cards.js draws a card for each explanation from `card_data`: its numbers, its matrix, tokens in shades and the
 links between them. Texts reach a page as JSON and the document as text nodes, never as HTML.
@@ -73,14 +73,14 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
     }
 
 
-def page(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
-    """A self-contained HTML page of cards, one for each explanation of a pair of texts."""
-    cards = [card_data(one, f"query {query!r:.80}") for one in explanations]
+def page(cards: Sequence[dict[str, Any]], query: str = "", document: str = "") -> str:
+    """A self-contained HTML page of cards, each as `card_data` makes it, of a pair of texts."""
     return environment().get_template("cards.html.j2").render(cards=cards, query=query, document=document)
 
 
-def framed(html: str) -> str:
-    """A page for a notebook's output: in a frame that runs its script and can reach nothing around it."""
+def framed(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
+    """`page` for a notebook's output: in a frame that runs its script and can reach nothing around it."""
+    html = page([card_data(one) for one in explanations], query, document)
     return (
         f'<iframe sandbox="allow-scripts" title="A between tokens" srcdoc="{escape(html)}" '
         f'style="width: 100%; height: {HEIGHT}rem; border: 0; resize: vertical; overflow: auto"></iframe>'

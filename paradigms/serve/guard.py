@@ -1,0 +1,80 @@
+"""Which requests are answered: those of this machine's own page, or with the token.
+
+A page of another site that a browser shows could send requests to 127.0.0.1 (cross-site request forgery), or
+let its own name lead there (DNS rebinding). Browsers say where a request comes from (`Origin`,
+`Sec-Fetch-Site`) and which name it was sent to (`Host`); programs that name no origin are not browsers.
+"""
+
+from __future__ import annotations
+
+import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+ASSETS = (
+    "/",
+    "/page.js",
+    "/page.css",
+    "/cards.js",
+    "/cards.css",
+    "/openapi.json",
+)  # need no token: hold no data
+
+
+class Guard:
+    """Answers what may be asked, with `HEADERS`, and refuses the rest in one sentence.
+
+    names: hosts that a request may name besides addresses of this machine. token: "" asks for none; then
+    only loopback addresses are answered.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str = "") -> None:
+        self.app, self.names, self.token = app, names, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            await send(message)
+
+        status, refusal = self.refusal(scope["path"], headers)
+        app: ASGIApp = JSONResponse({"error": refusal}, status) if refusal else self.app
+        await app(scope, receive, send_guarded)
+
+    def refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        """The status and the sentence of a refusal; the sentence is "" for a request to answer."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._is_ours(host):
+            return 403, f"this service has another name than {host!r:.100}: open the address that it printed"
+        other = origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+        if other or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return 403, f"requests of other sites are refused ({origin or headers['sec-fetch-site']!r:.100})"
+        sent = headers.get("authorization", "").removeprefix("Bearer ")
+        if self.token and path not in ASSETS and not hmac.compare_digest(sent.encode(), self.token.encode()):
+            return 401, "the token is missing or wrong: send it as the header Authorization: Bearer TOKEN"
+        return 200, ""
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            if name in self.names:
+                return True
+            address = ip_address(name)
+        except ValueError:  # no address, or brackets that do not close
+            return False
+        return address.is_loopback or bool(self.token)

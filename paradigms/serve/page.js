@@ -1,0 +1,589 @@
+"use strict";
+
+// The page asks the service and draws what it answers; texts are only ever set as text. The state below is the
+// whole of what is shown, and the page's address holds it.
+const find = (id) => document.getElementById(id);
+const token = takeToken();
+const state = { query: "", judged: "", document: "", text: null, other: "", align: "", normalise: "", salience: true, k: 10, without: new Set(), walk: [] };
+const asking = {}; // what is being asked -> its AbortController: a newer question replaces an older one
+let known; // the answer of /systems
+let judged = []; // the judged queries
+let walked = []; // judged queries, those first where two systems differ most
+let answers = {}; // system -> {run, milliseconds} or {error} of the query
+let beginnings = {}; // document -> [title, beginning]
+let original = ""; // the text of the document that is open, as the corpus has it
+let explained = {}; // system -> {cards, rank} or {error} of the document that is open
+let compared = {}; // likewise of the other document
+const cards = alignmentCards(find("systems"), remember);
+
+const element = (name, className, text) => {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+const option = (value, text = value) => {
+  const made = element("option", "", text);
+  made.value = value;
+  return made;
+};
+const number = (value) => (value === null ? "–" : String(+value.toPrecision(4)));
+const short = (text, most = 90) => (text.length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
+const shown = () => known.systems.filter(({ name }) => !state.without.has(name));
+const relevant = () => new Set(judged.find(({ id }) => id === state.judged)?.relevant ?? []);
+
+// The token comes in the address once and stays in this tab.
+function takeToken() {
+  const match = location.hash.match(/^#token=([^&]*)/);
+  if (match) {
+    sessionStorage.setItem("token", decodeURIComponent(match[1]));
+    history.replaceState(null, "", location.pathname);
+  }
+  return sessionStorage.getItem("token") ?? "";
+}
+
+// The answer of a path, or null where a newer question of the same name has replaced this one.
+async function ask(path, body, name = path) {
+  asking[name]?.abort();
+  const controller = (asking[name] = new AbortController());
+  const headers = { ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
+  try {
+    const answer = await fetch(path, { method: body ? "POST" : "GET", body: body && JSON.stringify(body), headers, signal: controller.signal });
+    const value = await answer.json();
+    if (controller.signal.aborted) return null;
+    if (!answer.ok) throw new Error(value.error);
+    find("message").textContent = "";
+    return value;
+  } catch (error) {
+    if (error.name !== "AbortError") find("message").textContent = error instanceof TypeError ? "The service does not answer." : error.message;
+    return null;
+  }
+}
+
+const drop = (name) => asking[name]?.abort();
+
+// --- the formula ----------------------------------------------------------------------------------------
+
+function view() {
+  return {
+    ...(state.align && { align: state.align }),
+    ...(state.normalise && { normalise: state.normalise }),
+    ...(!state.salience && { salience: false }),
+  };
+}
+
+// "TopK(k=2)" of the chosen A and its knobs.
+function readAlign() {
+  const name = find("align").value;
+  const values = [...find("knobs").querySelectorAll("input")].map((box) => {
+    if (box.type === "checkbox") return `${box.name}=${box.checked ? "True" : "False"}`;
+    return box.value === "" ? "" : `${box.name}=${+box.value}`;
+  });
+  return name && `${name}(${values.filter(Boolean).join(", ")})`;
+}
+
+const STARTS = { k: 2, p: 0.1, eps: 0.05, planes: 4, repetitions: 10 }; // of knobs without a default
+
+function listKnobs(values = {}) {
+  const knobs = Object.entries(known.alignments[find("align").value] ?? {});
+  find("knobs").replaceChildren(...knobs.map(([name, { type, least, most, default: preset }]) => {
+    const box = element("input");
+    box.name = name;
+    if (type === "boolean") {
+      box.type = "checkbox";
+      box.checked = (values[name] ?? (preset ? "True" : "False")) === "True";
+    } else {
+      box.type = "number";
+      box.step = type === "integer" ? 1 : "any";
+      if (least !== null) box.min = least;
+      if (most !== null) box.max = most;
+      box.value = values[name] ?? preset ?? STARTS[name] ?? "";
+    }
+    box.addEventListener("input", changeFormula);
+    const label = element("label", "", name === "eps" ? "ε " : `${name} `);
+    label.append(box);
+    return label;
+  }));
+}
+
+function changeFormula() {
+  state.align = readAlign();
+  state.normalise = find("normalise").value;
+  state.salience = find("salience").checked;
+  search();
+  open();
+}
+
+function showFormula() {
+  const [, name, values] = state.align.match(/^(\w+)\((.*)\)$/) ?? [null, "", ""];
+  find("align").value = name;
+  listKnobs(Object.fromEntries(values.split(", ").filter(Boolean).map((pair) => pair.split("="))));
+  find("normalise").value = state.normalise;
+  find("salience").checked = state.salience;
+}
+
+// --- rankings -------------------------------------------------------------------------------------------
+
+async function search() {
+  remember();
+  const names = shown().map(({ name }) => name);
+  for (const { name } of known.systems) drop(`search ${name}`);
+  answers = Object.fromEntries(Object.entries(answers).filter(([name]) => names.includes(name)));
+  if (!state.query.trim()) {
+    answers = {};
+    return drawRanking();
+  }
+  const queries = { q: state.query };
+  await Promise.all(names.map(async (name) => {
+    const answer = await ask("/search", { queries, systems: [name], k: state.k, characters: 200, ...view() }, `search ${name}`);
+    if (!answer) return;
+    answers[name] = answer.systems[name];
+    Object.assign(beginnings, answer.documents);
+    drawRanking();
+  }));
+}
+
+function drawRanking() {
+  const marks = relevant();
+  const focused = document.activeElement?.closest?.(".entry");
+  const place = focused && [focused.dataset.system, focused.dataset.id];
+  find("columns").replaceChildren(...shown().map(({ name }) => {
+    const column = element("div", "column");
+    const answer = answers[name];
+    column.append(element("h3", "", name));
+    const rows = answer?.run?.q ?? [];
+    const facts = !answer ? "" : answer.error ?? `${rows.length ? "" : "nothing found · "}${number(answer.milliseconds)} ms`;
+    column.append(element("p", "quiet", facts));
+    const list = element("ol");
+    rows.forEach(([id, score], rank) => {
+      const [title, text] = beginnings[id] ?? ["", ""];
+      const entry = element("button", "entry");
+      entry.type = "button";
+      entry.dataset.id = id;
+      entry.dataset.system = name;
+      entry.setAttribute("aria-pressed", id === state.document);
+      const heading = element("span", "name");
+      const label = `${rank + 1}. ${marks.has(id) ? "★ " : ""}${id}${title && !id.startsWith(title) ? ` ${title}` : ""}`;
+      heading.append(element("b", "", label), element("span", "", number(score)));
+      entry.append(heading, element("span", "snippet", text.startsWith(title) ? text.slice(title.length).trim() || text : text));
+      if (marks.has(id)) entry.title = "judged relevant";
+      const item = element("li");
+      item.append(entry);
+      list.append(item);
+    });
+    column.append(list);
+    return column;
+  }));
+  if (place) [...document.querySelectorAll(".entry")].find(({ dataset }) => dataset.system === place[0] && dataset.id === place[1])?.focus();
+  listOthers();
+  join();
+}
+
+// Lines between the same documents of neighbouring columns.
+function join(marked = state.document) {
+  const frame = find("columns").getBoundingClientRect();
+  const columns = [...document.querySelectorAll(".column")].map((column) => new Map([...column.querySelectorAll(".entry")].map((entry) => [entry.dataset.id, entry])));
+  const paths = columns.slice(1).flatMap((column, n) => [...column].flatMap(([id, entry]) => {
+    const before = columns[n].get(id);
+    if (!before) return [];
+    const [from, to] = [before.getBoundingClientRect(), entry.getBoundingClientRect()];
+    const [x1, y1, x2, y2] = [from.right - frame.x, from.y + from.height / 2 - frame.y, to.x - frame.x, to.y + to.height / 2 - frame.y];
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    const middle = (x1 + x2) / 2;
+    path.setAttribute("d", `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`);
+    if (id === marked) path.classList.add("marked");
+    return [path];
+  }));
+  find("joins").replaceChildren(...paths);
+  for (const entry of document.querySelectorAll(".entry")) entry.classList.toggle("marked", entry.dataset.id === marked);
+}
+
+// --- the document that is open --------------------------------------------------------------------------
+
+async function open() {
+  remember();
+  find("opened").hidden = !state.document;
+  for (const { name } of known.systems) for (const which of ["document", "other"]) drop(`explain ${which} ${name}`);
+  if (!state.document || !state.query.trim()) return draw();
+  await Promise.all([explain("document", state.document, state.text), explain("other", state.other, null)]);
+}
+
+// Ask each system by itself: a card is drawn when its system has answered.
+async function explain(which, id, text) {
+  const names = shown().map(({ name }) => name);
+  const old = which === "document" ? explained : compared;
+  const fresh = Object.fromEntries(names.filter((name) => id && old[name]).map((name) => [name, old[name]]));
+  if (which === "document") explained = fresh;
+  else compared = fresh;
+  if (!id) return draw();
+  await Promise.all(names.map(async (name) => {
+    const answer = await ask("/explain", { query: state.query, document: id, ...(text !== null && { text }), systems: [name], ...view() }, `explain ${which} ${name}`);
+    if (!answer) return;
+    fresh[name] = answer.systems[name];
+    if (which === "document") explained = fresh;
+    else compared = fresh;
+    drawSoon();
+  }));
+}
+
+let drawing = 0;
+function drawSoon() {
+  drawing ||= requestAnimationFrame(() => {
+    drawing = 0;
+    draw();
+  });
+}
+
+function draw() {
+  const made = shown().flatMap(({ name }) => {
+    const { cards: parts = [], rank } = explained[name] ?? {};
+    const place = rank ? `rank ${rank}` : "";
+    return parts.map((card) => ({ ...card, rank: place }));
+  });
+  cards.draw(made, true);
+  for (const { name } of shown()) {
+    const { error, cards: parts } = explained[name] ?? {};
+    if (!error && parts?.length !== 0) continue;
+    const card = element("article", "card");
+    card.append(element("h3", "", name), element("p", "quiet", error ?? "A is not defined here: the system reads both texts at once."));
+    find("systems").append(card);
+  }
+  drawWhy();
+  find("undo").disabled = state.text === null;
+}
+
+// Σ_i S A / Z of each query token, for both documents: why one is above the other.
+function drawWhy() {
+  const shares = (card) => {
+    const values = card.query.map(() => 0);
+    card.j.forEach((j, l) => (values[j] += (card.s[l] * card.a[l]) / card.Z));
+    return values;
+  };
+  const tables = shown().flatMap(({ name }) => {
+    const [mine, theirs] = [explained[name]?.cards?.[0], compared[name]?.cards?.[0]];
+    if (!state.other || !mine || !theirs) return [];
+    const card = element("article", "card why");
+    const [left, right] = [shares(mine), shares(theirs)];
+    const above = mine.rel >= theirs.rel ? [state.document, state.other] : [state.other, state.document];
+    card.append(element("h3", "", name), element("p", "quiet", `${above[0]} is above ${above[1]} by ${number(Math.abs(mine.rel - theirs.rel))}`));
+    const table = element("table");
+    const row = (parts, kind = "td") => {
+      const made = element("tr");
+      made.append(...parts.map((part) => element(kind, "", part)));
+      return made;
+    };
+    const head = element("thead");
+    head.append(row(["query token", short(state.document, 14), short(state.other, 14), "difference"], "th"));
+    const body = element("tbody");
+    const words = spelled(mine.query);
+    const rows = words.map(({ text }, j) => [text, left[j], right[j], left[j] - right[j]]);
+    if (mine.rest || theirs.rest) rows.push(["rest", mine.rest, theirs.rest, mine.rest - theirs.rest]);
+    rows.sort((a, b) => Math.abs(b[3]) - Math.abs(a[3]));
+    for (const [text, one, two, difference] of rows.filter(([, one, two]) => one || two)) {
+      const line = row([text, number(one), number(two), number(difference)]);
+      line.lastChild.className = difference < 0 ? "less" : "more";
+      body.append(line);
+    }
+    const foot = element("tfoot");
+    foot.append(row(["rel", number(mine.rel), number(theirs.rel), number(mine.rel - theirs.rel)]));
+    table.append(head, body, foot);
+    card.append(table);
+    return [card];
+  });
+  find("why").replaceChildren(...tables);
+}
+
+function listOthers() {
+  const ids = new Set(Object.values(answers).flatMap((answer) => (answer.run?.q ?? []).map(([id]) => id)));
+  ids.delete(state.document);
+  if (state.other) ids.add(state.other);
+  const select = find("other");
+  select.replaceChildren(option("", "no other document"), ...[...ids].map((id) => option(id, short(id, 60))));
+  select.value = state.other;
+}
+
+async function choose(id, text = null) {
+  const answer = await ask(`/documents/${encodeURIComponent(id)}`, undefined, "document");
+  if (!answer) return;
+  if (state.other === id) state.other = "";
+  state.document = id;
+  original = answer.text;
+  state.text = text;
+  find("text").value = text ?? original;
+  find("title").textContent = answer.title && answer.title !== id ? `${id} ${answer.title}` : id;
+  for (const entry of document.querySelectorAll(".entry")) entry.setAttribute("aria-pressed", entry.dataset.id === id);
+  listOthers();
+  join();
+  await open();
+}
+
+// --- the state and the address --------------------------------------------------------------------------
+
+function remember() {
+  const parts = new URLSearchParams();
+  for (const name of ["query", "judged", "document", "other", "align", "normalise"]) if (state[name]) parts.set(name, state[name]);
+  if (state.text !== null) parts.set("text", state.text);
+  if (!state.salience) parts.set("salience", "off");
+  if (state.k !== 10) parts.set("k", state.k);
+  for (const name of state.without) parts.append("without", name);
+  if (state.walk.length) state.walk.forEach((name) => parts.append("walk", name));
+  const held = cards.held();
+  if (held) parts.set("hold", `${held.side} ${held.key}`);
+  const address = parts.size ? `#${parts}` : location.pathname;
+  find("link").href = address;
+  history.replaceState(null, "", address);
+}
+
+async function restore() {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  const names = known.systems.map(({ name }) => name);
+  for (const name of ["query", "judged", "document", "other", "align", "normalise"]) state[name] = parts.get(name) ?? "";
+  state.text = parts.get("text");
+  state.salience = parts.get("salience") !== "off";
+  state.k = Math.min(100, Math.max(1, Math.trunc(+(parts.get("k") ?? 10)) || 10));
+  state.without = new Set(parts.getAll("without").filter((name) => names.includes(name)));
+  const pair = parts.getAll("walk").filter((name) => names.includes(name));
+  state.walk = pair.length === 2 ? pair : [];
+  find("query").value = state.query;
+  find("judged-query").value = state.judged;
+  find("k").value = state.k;
+  for (const box of find("shown").querySelectorAll("input")) box.checked = !state.without.has(box.value);
+  showFormula();
+  if (state.walk.length) {
+    [find("first").value, find("second").value] = state.walk;
+    walk(false);
+  }
+  const [side, ...key] = (parts.get("hold") ?? "").split(" ");
+  const searched = search();
+  if (state.document) await choose(state.document, state.text);
+  else open();
+  await searched;
+  requestAnimationFrame(() => cards.holdKey(side, key.join(" ")));
+}
+
+// --- judged queries -------------------------------------------------------------------------------------
+
+function chooseJudged(id) {
+  const query = judged.find((one) => one.id === id);
+  state.judged = query ? id : "";
+  find("judged-query").value = state.judged;
+  if (!query) return search();
+  state.query = find("query").value = query.text;
+  closeDocument();
+  drawStep();
+  return search();
+}
+
+async function walk(begin = true) {
+  state.walk = [find("first").value, find("second").value];
+  find("difference").value = "searching all judged queries …";
+  const answer = await ask("/differences", { systems: state.walk });
+  walked = answer?.queries ?? [];
+  find("difference").value = "";
+  drawStep();
+  if (begin && walked.length) step(0);
+}
+
+function step(by) {
+  const at = walked.findIndex(({ id }) => id === state.judged);
+  const next = walked[by && at >= 0 ? at + by : 0];
+  if (next) chooseJudged(next.id);
+}
+
+function drawStep() {
+  const at = walked.findIndex(({ id }) => id === state.judged);
+  find("previous").disabled = at <= 0;
+  find("next").disabled = !walked.length || at === walked.length - 1;
+  if (at < 0) return;
+  const values = Object.entries(walked[at].values).map(([name, value]) => `${name} ${value.toFixed(3)}`);
+  find("difference").value = `${at + 1} of ${walked.length}, nDCG@10: ${values.join(", ")}`;
+}
+
+// --- saving ---------------------------------------------------------------------------------------------
+
+function download(name, type, text) {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+async function saveHtml() {
+  const systems = shown().map(({ name }) => name);
+  const answer = await ask("/save", { query: state.query, document: state.document, ...(state.text !== null && { text: state.text }), systems, ...view() });
+  if (answer) download("alignment.html", "text/html", answer.html);
+}
+
+// The rankings and cards as they stand, as an image: boxes, lines and texts at their places on the page.
+function saveSvg() {
+  const parts = ["#ranking", "#why", "#systems"].map((name) => document.querySelector(name)).filter((part) => part.offsetHeight);
+  const top = Math.min(...parts.map((part) => part.getBoundingClientRect().top));
+  const width = document.documentElement.clientWidth;
+  const height = Math.max(...parts.map((part) => part.getBoundingClientRect().bottom)) - top;
+  const namespace = "http://www.w3.org/2000/svg";
+  const make = (name, values) => {
+    const made = document.createElementNS(namespace, name);
+    for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
+    return made;
+  };
+  const image = make("svg", { xmlns: namespace, width, height, viewBox: `0 0 ${width} ${height}` });
+  image.append(make("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
+  const styles = (node) => getComputedStyle(node);
+  const place = (node) => {
+    const style = styles(node);
+    for (const box of node.getClientRects()) {
+      const shape = { x: box.x, y: box.y - top, width: box.width, height: box.height, rx: parseFloat(style.borderRadius) || 0 };
+      const border = parseFloat(style.borderTopWidth) ? style.borderTopColor : "none";
+      if (style.backgroundColor !== "rgba(0, 0, 0, 0)" || border !== "none") image.append(make("rect", { ...shape, fill: style.backgroundColor, stroke: border }));
+    }
+    if (node instanceof HTMLCanvasElement) {
+      const box = node.getBoundingClientRect();
+      image.append(make("image", { x: box.x, y: box.y - top, width: box.width, height: box.height, href: node.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }));
+    }
+    if (node instanceof SVGPathElement) {
+      const box = node.ownerSVGElement.getBoundingClientRect();
+      image.append(make("path", { d: node.getAttribute("d"), transform: `translate(${box.x} ${box.y - top})`, fill: "none", stroke: style.stroke, "stroke-width": style.strokeWidth, opacity: style.opacity }));
+    }
+    for (const child of node.childNodes) {
+      if (child instanceof Element) place(child);
+      else if (child instanceof Text && child.data.trim()) words(child, style);
+    }
+  };
+  // A line of text for each line that the browser has made of a node.
+  const words = (node, style) => {
+    const range = document.createRange();
+    const clip = node.parentElement.getBoundingClientRect();
+    let line = null;
+    const end = () => line && image.append(Object.assign(make("text", { x: line.x, y: line.y - top, fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight, "font-family": style.fontFamily, "xml:space": "preserve" }), { textContent: line.text }));
+    [...node.data].reduce((start, character) => {
+      range.setStart(node, start);
+      range.setEnd(node, start + character.length);
+      const box = range.getClientRects()[0];
+      if (box && box.top < clip.bottom + 1) {
+        const y = box.top + box.height * 0.78;
+        if (!line || Math.abs(y - line.y) > 2) {
+          end();
+          line = { x: box.x, y, text: "" };
+        }
+        line.text += character;
+      }
+      return start + character.length;
+    }, 0);
+    end();
+  };
+  parts.forEach(place);
+  download("alignment.svg", "image/svg+xml", new XMLSerializer().serializeToString(image));
+}
+
+// --- the controls ---------------------------------------------------------------------------------------
+
+function soon(call, milliseconds) {
+  let timer;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(call, milliseconds);
+  };
+}
+
+function takeQuery() {
+  if (state.query === find("query").value) return;
+  state.query = find("query").value;
+  state.judged = find("judged-query").value = judged.find(({ text }) => text === state.query)?.id ?? "";
+  drawStep();
+  search();
+  open();
+}
+
+function closeDocument() {
+  state.document = state.other = "";
+  state.text = null;
+  explained = compared = {};
+  for (const entry of document.querySelectorAll(".entry")) entry.setAttribute("aria-pressed", false);
+  open();
+  join();
+}
+
+function connect() {
+  const takeQuerySoon = soon(takeQuery, 120);
+  find("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    takeQuery();
+  });
+  find("query").addEventListener("input", takeQuerySoon);
+  find("align").addEventListener("change", () => {
+    listKnobs();
+    changeFormula();
+  });
+  for (const name of ["normalise", "salience"]) find(name).addEventListener("change", changeFormula);
+  find("plain").addEventListener("click", () => {
+    Object.assign(state, { align: "", normalise: "", salience: true });
+    showFormula();
+    changeFormula();
+  });
+  find("k").addEventListener("input", () => {
+    state.k = Math.min(100, Math.max(1, Math.trunc(+find("k").value) || 10));
+    search();
+  });
+  find("columns").addEventListener("click", (event) => {
+    const entry = event.target.closest(".entry");
+    if (entry) choose(entry.dataset.id);
+  });
+  for (const kind of ["pointerover", "focusin"]) find("columns").addEventListener(kind, (event) => join(event.target.closest(".entry")?.dataset.id ?? state.document));
+  find("columns").addEventListener("pointerleave", () => join());
+  find("other").addEventListener("change", () => {
+    state.other = find("other").value;
+    compared = {};
+    open();
+  });
+  const editSoon = soon(open, 60);
+  find("text").addEventListener("input", () => {
+    const text = find("text").value;
+    state.text = text === original ? null : text;
+    editSoon();
+  });
+  find("undo").addEventListener("click", () => {
+    find("text").value = original;
+    state.text = null;
+    open();
+  });
+  find("close").addEventListener("click", closeDocument);
+  find("save-svg").addEventListener("click", saveSvg);
+  find("save-html").addEventListener("click", saveHtml);
+  find("judged-query").addEventListener("change", () => chooseJudged(find("judged-query").value));
+  find("walk").addEventListener("click", () => walk());
+  find("previous").addEventListener("click", () => step(-1));
+  find("next").addEventListener("click", () => step(1));
+  addEventListener("hashchange", restore);
+  new ResizeObserver(() => join()).observe(find("columns"));
+}
+
+async function begin() {
+  known = await ask("/systems");
+  if (!known) return;
+  if (known.queries) judged = (await ask("/queries"))?.queries ?? [];
+  find("judged").hidden = !judged.length;
+  find("judged-query").replaceChildren(option("", "–"), ...judged.map(({ id, text }) => option(id, short(text))));
+  for (const which of ["first", "second"]) find(which).replaceChildren(...known.systems.map(({ name }) => option(name)));
+  find("second").selectedIndex = Math.min(1, known.systems.length - 1);
+  const alignments = Object.keys(known.alignments).filter((name) => known.systems.some((system) => system.alignments.includes(name)));
+  find("align").replaceChildren(option("", "as each system has it"), ...alignments.map((name) => option(name)));
+  find("normalise").replaceChildren(option("", "as each system has it"), ...known.normalisers.map((name) => option(name)));
+  find("formula").disabled = !alignments.length;
+  for (const { name } of known.systems) {
+    const box = element("input");
+    Object.assign(box, { type: "checkbox", checked: true, value: name });
+    box.addEventListener("change", () => {
+      state.without[box.checked ? "delete" : "add"](name);
+      search();
+      open();
+    });
+    const label = element("label");
+    label.append(box, ` ${name}`);
+    find("shown").append(label);
+  }
+  connect();
+  await restore();
+}
+
+begin();

@@ -1,0 +1,157 @@
+"""What a request may ask: one dataclass for each POST, checked field by field, and described as OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from paradigms.align import NORMALISERS, as_alignment
+from paradigms.io.typed import Range, check_known, check_text, check_types, parse_json
+from paradigms.serve.systems import View
+
+MOST_BYTES = 1 << 20  # of a request
+MOST_TEXTS = 256  # of a request
+MOST_CHARACTERS = 100_000  # of a text
+Asked = TypeVar("Asked", bound="Request")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The body of a request, an object in JSON. Raises ValueError, one sentence, for what it may not ask."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            texts = [value] if isinstance(value, str) else value if isinstance(value, list | dict) else []
+            if len(texts) > MOST_TEXTS:
+                raise ValueError(f"{field.name} has {len(texts):,} entries, more than {MOST_TEXTS}")
+            if isinstance(texts, dict):
+                check_texts(f"an id in {field.name}", texts.keys())
+                texts = list(texts.values())
+            if not isinstance(self, Rerank) or field.name != "run":
+                check_texts(field.name, texts)
+
+    @classmethod
+    def read(cls: type[Asked], body: bytes) -> Asked:
+        """The request in a body of JSON."""
+        values = parse_json(body, "the request")
+        if not isinstance(values, dict):
+            raise ValueError("the request must be a JSON object")
+        check_known(cls, values, "the request has unknown entries")
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        if missing:
+            raise ValueError(f"the request lacks {' and '.join(missing)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Viewed(Request):
+    """Which systems, and under which A, Z and salience; without these, as each system has them."""
+
+    systems: list[str] | None = None
+    align: str | None = None
+    normalise: str | None = None
+    salience: bool = True
+
+    @property
+    def view(self) -> View:
+        if self.normalise is not None and self.normalise not in NORMALISERS:
+            raise ValueError(f"unknown Z {self.normalise!r:.80}; there are {', '.join(NORMALISERS)}")
+        align = None if self.align is None else as_alignment(self.align)
+        return View(align, self.normalise, self.salience)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Viewed):
+    """The k best documents for each query: {id: text}. With an A, Z or salience of the request, those of the
+    first 100 that each system finds. characters: of each document, to return beside its title."""
+
+    queries: dict[str, str]
+    k: Annotated[int, Range(1, 1000)] = 10
+    characters: Annotated[int, Range(0, 100_000)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerank(Viewed):
+    """Scores of each query's documents. run: {query id: [document id, …]}."""
+
+    queries: dict[str, str]
+    run: dict[str, list[str]]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for query, documents in self.run.items():
+            if not isinstance(documents, list):
+                raise ValueError(f"run of {query!r:.80} must be a list of document ids")
+            check_texts(f"run of {query!r:.80}", documents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explain(Viewed):
+    """S, A and Z of one document, by token, and its rank. text: in place of the document's own."""
+
+    query: str
+    document: str
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode(Request):
+    """Token vectors of texts by one system."""
+
+    system: str
+    texts: list[str]
+    side: Literal["query", "document"] = "query"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences(Request):
+    """Judged queries, those first for which the nDCG@10 of two systems differs most."""
+
+    systems: list[str]
+
+
+def check_texts(name: str, texts: Iterable[Any]) -> None:
+    """Raise ValueError for anything but texts of at most `MOST_CHARACTERS`."""
+    for text in texts:
+        try:
+            check_text(text, name)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"{name} has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type of these fields.
+
+    >>> schema(list[str])
+    {'type': 'array', 'items': {'type': 'string'}}
+    """
+    if get_origin(kind) is Annotated:
+        plain, bounds = get_args(kind)
+        return schema(plain) | {"minimum": bounds.least, "maximum": bounds.most}
+    if get_origin(kind) is Literal:
+        return {"type": "string", "enum": list(get_args(kind))}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": schema(get_args(kind)[0])}
+    if get_origin(kind) is dict:
+        return {"type": "object", "additionalProperties": schema(get_args(kind)[1])}
+    if NoneType in get_args(kind):
+        (plain,) = (part for part in get_args(kind) if part is not NoneType)
+        return {"anyOf": [schema(plain), {"type": "null"}]}
+    return {"type": {str: "string", int: "integer", bool: "boolean", float: "number"}[kind]}
+
+
+def schema_of(kind: type[Request]) -> dict[str, Any]:
+    """The JSON schema of a request."""
+    hints = get_type_hints(kind, include_extras=True)
+    properties = {}
+    for field in fields(kind):
+        default = {} if field.default is MISSING else {"default": field.default}
+        properties[field.name] = schema(hints[field.name]) | default
+    required = [field.name for field in fields(kind) if field.default is MISSING]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

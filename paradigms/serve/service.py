@@ -1,0 +1,385 @@
+"""The JSON service over any retrievers, and the page that asks it.
+
+    serve({"colbert": index, "bm25": BM25(corpus)}, corpus)   # on http://127.0.0.1:8765, until interrupted
+
+POST /search, /rerank, /explain, /save, /encode and /differences; GET /systems, /documents/ID, /queries, and
+/openapi.json, which describes them all. A failure is {"error": one sentence}.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from asyncio import gather
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from ipaddress import ip_address
+from itertools import compress
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as Http
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.data import Corpus, Split
+from paradigms.evaluate.measures import on_split
+from paradigms.retrieve import Retriever
+from paradigms.serve import requests
+from paradigms.serve.guard import Guard
+from paradigms.serve.systems import CANDIDATES, System, knobs_of, systems_of
+from paradigms.serve.together import QUERIES, Busy, Together
+from paradigms.view import FOLDER, card_data, page
+
+PORT = 8765
+MEASURE = "nDCG@10"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+
+
+class Service:
+    """What each path answers. judged: queries with their relevant documents, to walk through."""
+
+    def __init__(
+        self, retrievers: Mapping[str, Retriever], corpus: Corpus, judged: Split | None = None
+    ) -> None:
+        if not retrievers:
+            raise ValueError("nothing to serve: give an index, a model or BM25")
+        self.systems, self.corpus, self.judged = systems_of(retrievers, corpus), corpus, judged
+        self.together = Together()
+        self._differences: dict[frozenset[str], list[Any]] = {}
+
+    async def list_systems(self) -> dict[str, Any]:
+        return {
+            "systems": [system.described() for system in self.systems.values()],
+            "documents": len(self.corpus),
+            "candidates": CANDIDATES,
+            "alignments": {name: knobs_of(kind) for name, kind in ALIGNMENTS.items()},
+            "normalisers": list(NORMALISERS),
+            "queries": 0 if self.judged is None else len(self.judged.queries),
+        }
+
+    async def list_queries(self) -> dict[str, Any]:
+        split = Split({}, {}) if self.judged is None else self.judged
+        relevant = {
+            query: [document for document, grade in grades.items() if grade > 0]
+            for query, grades in split.judgements.items()
+        }
+        return {
+            "queries": [
+                {"id": id, "text": text, "relevant": relevant.get(id, [])}
+                for id, text in split.queries.items()
+            ]
+        }
+
+    async def document(self, id: str) -> dict[str, str]:
+        position = self.corpus.position(id)
+        return {"id": id, "title": self.corpus.titles[position], "text": self.corpus[position]}
+
+    async def search(self, asked: requests.Search) -> dict[str, Any]:
+        check_not_blank(asked.queries)
+        view = asked.view
+
+        texts = asked.queries.values()
+
+        async def ask(system: System) -> dict[str, Any]:
+            if view.plain or system.model is None:
+                ranked = await gather(*(self.together.search(system, text, asked.k) for text in texts))
+                runs, seconds = [scores for scores, _ in ranked], sum({seconds for _, seconds in ranked})
+            else:
+                runs, seconds = await self.together.run(lambda: [system.ranked(text, view) for text in texts])
+            by_query = {id: rows(scores, asked.k) for id, scores in zip(asked.queries, runs, strict=True)}
+            return {"milliseconds": 1000 * seconds, "run": by_query}
+
+        answers = await self._of_each(asked.systems, ask)
+        answer: dict[str, Any] = {"systems": answers}
+        if asked.characters:
+            runs = [run for of in answers.values() for run in of.get("run", {}).values()]
+            ids = dict.fromkeys(id for run in runs for id, _ in run)
+            answer["documents"] = {id: self._beginning(id, asked.characters) for id in ids}
+        return answer
+
+    async def rerank(self, asked: requests.Rerank) -> dict[str, Any]:
+        check_not_blank(asked.queries)
+        view = asked.view
+
+        async def ask(system: System) -> dict[str, Any]:
+            run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
+
+            ranked, seconds = await self.together.run(lambda: system.rerank(asked.queries, run, view))
+            by_query = {id: rows(scores) for id, scores in ranked.items()}
+            return {"milliseconds": 1000 * seconds, "run": by_query}
+
+        return {"systems": await self._of_each(asked.systems, ask)}
+
+    async def explain(self, asked: requests.Explain) -> dict[str, Any]:
+        check_not_blank({"query": asked.query})
+        self.corpus.position(asked.document)
+        view = asked.view
+
+        async def ask(system: System) -> dict[str, Any]:
+            (explained, rank), seconds = await self.together.run(
+                lambda: system.explain(asked.query, asked.document, asked.text, view)
+            )
+            where = f"query {asked.query!r:.80}, document {asked.document!r}"
+            cards = [card_data(one, where) for one in explained]
+            return {"milliseconds": 1000 * seconds, "rank": rank, "cards": cards}
+
+        return {"systems": await self._of_each(asked.systems, ask)}
+
+    async def save(self, asked: requests.Explain) -> dict[str, Any]:
+        """The cards of `explain` as a page of its own, which needs no service."""
+        answers = (await self.explain(asked))["systems"].values()
+        cards = [card for answer in answers for card in answer.get("cards", ())]
+        text = self.corpus[self.corpus.position(asked.document)] if asked.text is None else asked.text
+        return {"html": page(cards, asked.query, text)}
+
+    async def encode(self, asked: requests.Encode) -> dict[str, Any]:
+        (system,) = self._chosen([asked.system])
+        if system.model is None:
+            raise ValueError(f"{system.name} encodes no texts")
+
+        def encode() -> list[dict[str, Any]]:
+            assert system.model is not None
+            encoded = []
+            for text in asked.texts:
+                tokens = system.encoded(text, asked.side)
+                real = tokens.mask.flatten()
+                salience = None if tokens.salience is None else tokens.salience.flatten()[real].tolist()
+                labels = list(compress(system.model.encoder.labels(text, asked.side), real.tolist()))
+                vectors = tokens.vectors.flatten(0, 2)[real].tolist()
+                encoded.append({"tokens": labels, "vectors": vectors, "salience": salience})
+            return encoded
+
+        encoded, seconds = await self.together.run(encode)
+        return {"milliseconds": 1000 * seconds, "texts": encoded}
+
+    async def differences(self, asked: requests.Differences) -> dict[str, Any]:
+        chosen = self._chosen(asked.systems)
+        if self.judged is None or len(chosen) != 2:
+            raise ValueError("differences are of two systems, on judged queries (--split)")
+        key = frozenset(asked.systems)
+        if key not in self._differences:
+            first, second = [await self._measured(system, self.judged) for system in chosen]
+            by_size = sorted(first, key=lambda id: -abs(first[id] - second[id]))
+            names = [system.name for system in chosen]
+            self._differences[key] = [
+                {"id": id, "values": dict(zip(names, (first[id], second[id]), strict=True))} for id in by_size
+            ]
+        return {"measure": MEASURE, "queries": self._differences[key]}
+
+    async def _measured(self, system: System, judged: Split) -> dict[str, float]:
+        """nDCG@10 of each judged query. Other searches run between those of `QUERIES` queries."""
+        run, ids = {}, list(judged.queries)
+        for start in range(0, len(ids), QUERIES):
+            some = ids[start : start + QUERIES]
+            ranked = await gather(*(self.together.search(system, judged.queries[id], 10) for id in some))
+            run |= {id: scores for id, (scores, _) in zip(some, ranked, strict=True)}
+        values = on_split(run, judged, [MEASURE])
+        return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
+
+    def _beginning(self, id: str, characters: int) -> tuple[str, str]:
+        position = self.corpus.position(id)
+        return self.corpus.titles[position], self.corpus[position][:characters]
+
+    def _chosen(self, names: list[str] | None) -> list[System]:
+        for name in names or ():
+            if name not in self.systems:
+                raise KeyError(f"unknown system {name!r:.80}; there are {', '.join(self.systems)}")
+        return list(self.systems.values()) if names is None else [self.systems[name] for name in names]
+
+    async def _of_each(
+        self, names: list[str] | None, ask: Callable[[System], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """The answer of each system; a system that cannot answer has its sentence there."""
+        answers: dict[str, Any] = {}
+        for system in self._chosen(names):
+            try:
+                answers[system.name] = await ask(system)
+            except (ValueError, KeyError) as error:
+                answers[system.name] = {"error": sentence(error)}
+        return answers
+
+
+PATHS: dict[str, tuple[str, type[requests.Request] | None, str]] = {
+    "/search": ("search", requests.Search, "The best documents for each query"),
+    "/rerank": ("rerank", requests.Rerank, "Scores of given documents"),
+    "/explain": ("explain", requests.Explain, "S, A and Z of a document, by token"),
+    "/save": ("save", requests.Explain, "The same as a page in HTML that needs no service"),
+    "/encode": ("encode", requests.Encode, "Token vectors of texts"),
+    "/differences": ("differences", requests.Differences, "Judged queries on which two systems differ most"),
+    "/systems": ("list_systems", None, "The systems, alignments and normalisers"),
+    "/queries": ("list_queries", None, "The judged queries"),
+    "/documents/{id}": ("document", None, "A document"),
+}
+
+
+def openapi() -> dict[str, Any]:
+    """The service as OpenAPI describes it."""
+    paths: dict[str, Any] = {}
+    for path, (_, kind, what) in PATHS.items():
+        answers = {"200": {"description": what}, "400": {"description": "One sentence says what is wrong"}}
+        operation: dict[str, Any] = {"summary": what, "responses": answers}
+        if kind is not None:
+            content = {"application/json": {"schema": requests.schema_of(kind)}}
+            operation |= {"description": kind.__doc__, "requestBody": {"required": True, "content": content}}
+        if "{id}" in path:
+            operation["parameters"] = [
+                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            ]
+        paths[path] = {"get" if kind is None else "post": operation}
+    return {"openapi": "3.1.0", "info": {"title": "retrieval-paradigms", "version": "1"}, "paths": paths}
+
+
+def application(service: Service, *, names: frozenset[str] = frozenset(), token: str = "") -> Starlette:
+    """The service and its page as an ASGI application. names, token: as in `Guard`."""
+
+    def answering(name: str, kind: type[requests.Request] | None) -> Callable[[Http], Awaitable[Response]]:
+        async def answer(http: Http) -> Response:
+            method = getattr(service, name)
+            if kind is not None:
+                return Answer(await method(kind.read(await body_of(http))))
+            return Answer(await method(**http.path_params))
+
+        return answer
+
+    def asset(file: Path) -> Callable[[Http], Awaitable[Response]]:
+        async def answer(http: Http) -> Response:
+            return Response(file.read_bytes(), media_type=TYPES[file.suffix])
+
+        return answer
+
+    async def described(http: Http) -> Response:
+        return JSONResponse(openapi())
+
+    @asynccontextmanager
+    async def ending(app: Starlette) -> AsyncIterator[None]:
+        yield
+        service.together.close()
+
+    routes = [
+        Route(
+            path.replace("{id}", "{id:path}"),
+            answering(name, kind),
+            methods=["GET" if kind is None else "POST"],
+        )
+        for path, (name, kind, _) in PATHS.items()
+    ]
+    here = Path(__file__).parent
+    routes += [Route("/", asset(here / "page.html")), Route("/openapi.json", described)]
+    routes += [Route(f"/{name}", asset(here / name)) for name in ("page.js", "page.css")]
+    routes += [Route(f"/{name}", asset(FOLDER / name)) for name in ("cards.js", "cards.css")]
+    guard = Middleware(Guard, names=names | {"localhost"}, token=token)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=HANDLERS, lifespan=ending)
+
+
+class Answer(JSONResponse):
+    """JSON; a number that is not finite is null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except ValueError:  # a score of −inf, of a document without tokens
+            return super().render(finite(content))
+
+
+def finite(value: Any) -> Any:
+    """The same JSON with null in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+async def body_of(http: Http) -> bytes:
+    """The body of a request. Raises HTTPException if it is too long or not declared as JSON."""
+    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the request must have the header Content-Type: application/json")
+    body = bytearray()
+    async for part in http.stream():
+        body += part
+        if len(body) > requests.MOST_BYTES:
+            raise HTTPException(413, f"the request has more than {requests.MOST_BYTES:,} bytes")
+    return bytes(body)
+
+
+def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
+    """[(document, score), …], best first: a JSON object would lose the order of ids that are numbers."""
+    return list(scores.items())[:k]
+
+
+def check_not_blank(queries: Mapping[str, str]) -> None:
+    for id, text in queries.items():
+        if not text.strip():
+            raise ValueError(f"{id!r:.80} is blank: nothing can be found by it")
+
+
+def sentence(error: BaseException) -> str:
+    """What went wrong; str() of a KeyError would have quotes around it."""
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+
+
+def _failing(status: int) -> Any:
+    async def handle(http: Http, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        return JSONResponse({"error": sentence(error)}, status)
+
+    return handle
+
+
+async def _gone(http: Http, error: Exception) -> Response:
+    return PlainTextResponse("", 499)
+
+
+HANDLERS: dict[Any, Any] = {ValueError: _failing(400), KeyError: _failing(404), Busy: _failing(503)}
+HANDLERS |= {HTTPException: _failing(400), ClientDisconnect: _gone, Exception: _failing(500)}
+
+
+def serve(
+    retrievers: Mapping[str, Retriever],
+    corpus: Corpus,
+    *,
+    judged: Split | None = None,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str = "",
+    ready: Callable[[str], None] = lambda address: print(f"Open {address}", file=sys.stderr),
+) -> None:
+    """Serve retrievers of a corpus, and the page that shows them, until interrupted.
+
+    port: 0 takes a free one. ready: called with the page's address once requests are accepted. Raises
+    ValueError for a host beyond this machine without a token, OSError if the port is taken.
+    """
+    check_host(host, token)
+    service = Service(retrievers, corpus, judged)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        names = frozenset({host.lower(), socket.gethostname().lower()}) if token else frozenset[str]()
+        app = application(service, names=names, token=token)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, lifespan="on"
+        )
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token and f'#token={token}'}")
+        with suppress(KeyboardInterrupt):  # raised again after the requests that ran have ended
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def check_host(host: str, token: str) -> None:
+    """Raise ValueError for a host that others can reach, if no token keeps them out."""
+    try:
+        local = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not token:
+        raise ValueError(f"others can reach {host}: give --token too, which every request must then have")
+    if token and not (token.isascii() and token.isprintable() and " " not in token and len(token) >= 8):
+        raise ValueError("a token has at least 8 characters, which are ASCII without spaces")

@@ -1,0 +1,202 @@
+"""What is served: a retriever under its name, and its ranks and links under another A, Z or salience."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import lru_cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import torch
+
+from paradigms.align import ALIGNMENTS, Alignment
+from paradigms.baselines.bm25 import BM25
+from paradigms.core import Tokens, rel
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.data.pieces import Pieces
+from paradigms.encoder.settings import Side
+from paradigms.explanation import Explanation
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
+from paradigms.retrieve import Indexed, Passages, Reranking, Retriever
+from paradigms.retrieve.wrappers import Wrapper
+
+CANDIDATES = 100  # of each query, among which another A ranks
+REMEMBERED = 32  # texts whose tokens, and queries whose candidates, are kept for the next change of A
+
+
+@dataclass(frozen=True)
+class View:
+    """Another A, Z or salience for the vectors of a system; None and True: as the system has them."""
+
+    align: Alignment | None = None
+    normalise: str | None = None
+    salience: bool = True
+
+    @property
+    def plain(self) -> bool:
+        return self == View()
+
+
+class System:
+    """A retriever, its name and its corpus. `model` is the paradigm whose A can change, or None."""
+
+    def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
+        self.name, self.retriever, self.corpus = name, retriever, corpus
+        self.pieces, self.best, inner = Pieces(corpus, 0), 1, retriever
+        while isinstance(inner, Wrapper):
+            if isinstance(inner, Passages):
+                self.pieces, self.best = inner.pieces, inner.best
+            inner = inner.retriever
+        self.inner: Any = inner
+        model = inner.model if isinstance(inner, Indexed | Reranking) else None
+        self.model = model if isinstance(model, Paradigm) else None
+        self.encoded = lru_cache(REMEMBERED)(self._encoded)
+        self.candidates = lru_cache(REMEMBERED)(self._candidates)
+        self._indexed = lru_cache(1)(self._encoded_candidates)
+
+    def described(self) -> dict[str, Any]:
+        """Name, kind and size; with a `model`, its A and Z, and the alignments that its tokens allow."""
+        described = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
+        described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
+        if self.model is None:
+            return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
+        settings, recipe = self.model.encoder.settings, self.model.recipe
+        known = [name for name, kind in ALIGNMENTS.items() if "ids" not in kind.reads or self._has_ids]
+        salient = any(settings.weighs(side) for side in get_args(Side))
+        described |= {"align": str(recipe.align), "normalise": recipe.normalise}
+        return described | {"salience": salient, "alignments": known, "reads": sorted(self.model.reads)}
+
+    @property
+    def editable(self) -> bool:
+        """Whether the system explains texts that are not in its corpus."""
+        return self.model is not None or isinstance(self.inner, BM25)
+
+    def ranked(self, query: str, view: View) -> dict[str, float]:
+        """The `CANDIDATES` of a query, best first, with their scores under a view."""
+        known = self.candidates(query)
+        if view.plain or self.model is None:
+            return known
+        return self._scored(query, list(known), view)
+
+    def rerank(self, queries: Mapping[str, str], run: Run, view: View) -> Run:
+        """`Retriever.rerank` under a view."""
+        if view.plain or self.model is None:
+            return self.retriever.rerank(queries, run)
+        check_queries(run, queries)
+        return {
+            query: self._scored(queries[query], list(documents), view) for query, documents in run.items()
+        }
+
+    def explain(
+        self, query: str, document: str, text: str | None, view: View
+    ) -> tuple[list[Explanation], int | None]:
+        """The explanations of a document, and its rank among the candidates of the query.
+
+        text: an edited text in place of the document's. The rank is None for a document that is no candidate
+        of a system without a `model`. Raises ValueError for an edited text if the system explains none.
+        """
+        if text is not None and not self.editable:
+            raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes of the text")
+        ranked = self.ranked(query, view)
+        others = [id for id in self.candidates(query) if id != document]
+        if self.model is not None:
+            made = [self._explained(query, document, text, others, view)]
+        elif text is not None:
+            made = [self.inner.explain_text(query, text)]
+        else:
+            made = self.retriever.explain(query, document, others)
+        made = [replace(one, system=self.name if len(made) == 1 else one.system) for one in made]
+        if text is None and document in ranked:
+            return made, 1 + list(ranked).index(document)
+        if text is None and self.model is None:
+            return made, None
+        if self.model is not None and self.model.recipe.search == "impute":  # a search has other scores
+            ranked = self._scored(query, others, view)
+        return made, 1 + sum(score > made[0].rel for id, score in ranked.items() if id != document)
+
+    def _encoded(self, text: str, side: Side) -> Tokens:
+        assert self.model is not None
+        return self.model.encode([text], side)
+
+    def _candidates(self, query: str) -> dict[str, float]:
+        return self.retriever.search({"": query}, CANDIDATES)[""]
+
+    def _encoded_candidates(self, ids: tuple[str, ...]) -> Indexed:
+        """What a reranker scores: its candidates, encoded."""
+        assert self.model is not None
+        return Indexed.build(self.model, self.corpus.only(ids), precision=self.inner.precision)
+
+    @property
+    def _has_ids(self) -> bool:
+        assert self.model is not None
+        return "ids" in self.model.reads
+
+    def _recipe(self, view: View) -> Recipe:
+        assert self.model is not None
+        return self.model.with_alignment(view.align or self.model.recipe.align, view.normalise).recipe
+
+    def _query(self, query: str, view: View) -> Tokens:
+        return _seen(self.encoded(query, "query"), view)
+
+    def _scored(self, query: str, ids: list[str], view: View) -> dict[str, float]:
+        """Scores of documents under a view, best first, from the stored tokens."""
+        recipe, queries = self._recipe(view), self._query(query, view)
+        names = [piece for id in ids for piece in self.pieces.of(id)]
+        indexed = self.inner if isinstance(self.inner, Indexed) else self._indexed(tuple(sorted(names)))
+        if view.salience:
+            scores = indexed.index.rerank_tokens([recipe], queries, [names])[0][0]
+        else:
+            documents = _seen(indexed.index.store.tokens_of(names, queries.mask.device), view)
+            with torch.inference_mode():
+                values = rel(documents, queries, recipe.align, recipe.normalise_function)[0]
+            scores = dict(zip(names, values.tolist(), strict=True))
+        return best_first(self.pieces.documents(scores, self.best))
+
+    def _explained(
+        self, query: str, document: str, text: str | None, others: Sequence[str], view: View
+    ) -> Explanation:
+        """Of a document in passages, the best one."""
+        assert self.model is not None
+        recipe, queries, pool = self._recipe(view), self._query(query, view), None
+        model = self.model.with_alignment(recipe.align, recipe.normalise)
+        if "pool" in model.reads and isinstance(self.inner, Indexed):
+            names = [piece for id in others if id != document for piece in self.pieces.of(id)]
+            pool = _seen(self.inner.index.store.tokens_of(names, queries.mask.device), view)
+        if text is None:
+            texts = [self.pieces.corpus[self.pieces.corpus.position(id)] for id in self.pieces.of(document)]
+        else:
+            title = self.corpus.titles[self.corpus.position(document)]
+            texts = list(Pieces(Corpus([document], [text], [title]), self.pieces.words).corpus)
+        made = []
+        for one in texts:
+            documents = _seen(self.encoded(one, "document"), view)
+            made.append(model.explain_tokens(query, one, queries, documents, pool))
+        return max(made, key=lambda one: one.rel)
+
+
+def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
+    """The fields of an alignment: type, bounds and default of each."""
+    hints, knobs = get_type_hints(kind, include_extras=True), {}
+    for field in fields(kind):  # type: ignore[arg-type]  # a subclass of Alignment is a dataclass
+        hint: Any = hints[field.name]
+        bounds: list[Any] = []
+        if get_origin(hint) is Annotated:
+            hint, *bounds = get_args(hint)
+        parts = (hint, *get_args(hint))
+        knobs[field.name] = {
+            "type": "boolean" if bool in parts else "number" if float in parts else "integer",
+            "least": bounds[0].least if bounds else None,
+            "most": bounds[0].most if bounds else None,
+            "default": None if field.default is MISSING else field.default,
+        }
+    return knobs
+
+
+def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, System]:
+    """A system for each retriever of the corpus, by name."""
+    return {name: System(name, retriever, corpus) for name, retriever in retrievers.items()}
+
+
+def _seen(tokens: Tokens, view: View) -> Tokens:
+    return tokens if view.salience else replace(tokens, salience=None)

@@ -1,0 +1,93 @@
+"""One thread computes; searches of one system that wait at the same time are one search."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from paradigms.serve.systems import System
+
+QUERIES = 64  # of one search, at most
+WAITING = 1024  # requests, at most
+T = TypeVar("T")
+Waiting = tuple[str, "asyncio.Future[tuple[dict[str, float], float]]"]
+
+
+class Busy(Exception):
+    """More requests wait than `WAITING`."""
+
+
+class Together:
+    """The thread in which everything is computed, and the searches that wait for it.
+
+    A search begins when the thread is free, with all queries that have come for the same system and k until
+    then, so nothing waits for company. With many clients the queries of each search are encoded together.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "compute")
+        self._queries: dict[tuple[System, int], list[Waiting]] = {}
+        self._searching: asyncio.Task[None] | None = None
+        self._waiting = 0
+
+    async def run(self, compute: Callable[[], T]) -> tuple[T, float]:
+        """The result of a function that runs in the thread, and the seconds that it took."""
+        with self._one_more():
+            return await self._run(compute)
+
+    async def search(self, system: System, query: str, k: int) -> tuple[dict[str, float], float]:
+        """The k best documents of a query, and the seconds of the search in which it took part."""
+        future = asyncio.get_running_loop().create_future()
+        with self._one_more():
+            self._queries.setdefault((system, k), []).append((query, future))
+            if self._searching is None:
+                self._searching = asyncio.create_task(self._search())
+            ranked: tuple[dict[str, float], float] = await future
+        return ranked
+
+    def close(self) -> None:
+        """End the thread after what it computes."""
+        self._thread.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        if self._waiting >= WAITING:
+            raise Busy(f"{WAITING:,} requests wait: try again later")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    async def _run(self, compute: Callable[[], T]) -> tuple[T, float]:
+        def timed() -> tuple[T, float]:
+            began = time.perf_counter()
+            return compute(), time.perf_counter() - began
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+    async def _search(self) -> None:
+        while self._queries:
+            key = next(iter(self._queries))
+            waiting = self._queries.pop(key)
+            if len(waiting) > QUERIES:  # the rest goes behind the other systems' searches
+                self._queries[key] = waiting[QUERIES:]
+            await self._answer(*key, waiting[:QUERIES])
+        self._searching = None
+
+    async def _answer(self, system: System, k: int, waiting: list[Waiting]) -> None:
+        texts = {str(n): query for n, (query, _) in enumerate(waiting)}
+        try:
+            run, seconds = await self._run(lambda: system.retriever.search(texts, k))
+        except Exception as error:
+            if len(waiting) > 1:  # only the query that causes it is to fail
+                for one in waiting:
+                    await self._answer(system, k, [one])
+            elif not (future := waiting[0][1]).done():
+                future.set_exception(error)
+            return
+        for n, (_, future) in enumerate(waiting):
+            if not future.done():  # its client may have left
+                future.set_result((run[str(n)], seconds))

@@ -1,0 +1,400 @@
+"""The service: answers equal the retrievers', wrong requests get one sentence, other sites get nothing."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.align import TopK
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus, Split
+from paradigms.data.pieces import Pieces
+from paradigms.evaluate.measures import on_split
+from paradigms.retrieve import Fused, Indexed, Passages, Reranking
+from tests import needs
+from tests.near import assert_within_rounding, same_scores
+from tests.tiny import WORDS
+
+pytestmark = needs.module("starlette uvicorn", "the service", "pip install -e '.[serve]'")
+QUERY = "fish and the cold sea"
+JSON = {"Content-Type": "application/json"}
+NAMES = ("dpr", "colbert", "coil", "aligner", "xtr")
+
+
+def texts() -> dict[str, str]:
+    """Thirty documents of twenty words; ids that JavaScript would sort, and one with a slash."""
+    words, generator = WORDS.split(), torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(words), (30, 20), generator=generator).tolist()
+    made = {str(40 - n): " ".join(words[w] for w in row) for n, row in enumerate(drawn)}
+    return made | {"a/b c?": "fish in the sea", "7": "the cold sea and fish"}
+
+
+CORPUS = Corpus(list(texts()), list(texts().values()), [f"title {id}" for id in texts()])
+JUDGED = Split({"q1": QUERY, "q2": "wood fire"}, {"q1": {"7": 1, "a/b c?": 2}, "q2": {"40": 1}})
+
+
+@pytest.fixture(scope="module")
+def retrievers(tiny_bert):
+    systems = {"bm25": BM25(CORPUS)}
+    for name in NAMES:
+        torch.manual_seed(0)
+        options = {} if name == "dpr" else {"special_tokens": False}
+        systems[name] = Indexed.build(PARADIGMS[name](tiny_bert, **options), CORPUS)
+    pieces = Pieces(CORPUS, 8)
+    model = systems["colbert"].model
+    systems["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
+    systems["reranker"] = Reranking(model, CORPUS, systems["bm25"])
+    systems["fused"] = Fused([systems["bm25"], systems["colbert"]])
+    return systems
+
+
+@contextmanager
+def serving(retrievers, **how):
+    """The address of a service that runs in a thread, as `serve` runs it."""
+    import uvicorn
+
+    from paradigms.serve import Service, application
+
+    app = application(Service(retrievers, CORPUS, JUDGED), **how)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def port(retrievers):
+    with serving(retrievers) as port:
+        yield port
+
+
+def asked(port, path, body=None, method=None, **headers):
+    """(status, JSON) of a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    content = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
+    sent = (JSON if content is not None else {}) | {name.replace("_", "-"): v for name, v in headers.items()}
+    connection.request(method or ("GET" if body is None else "POST"), path, content, sent)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
+
+
+def answered(port, path, body=None, **headers):
+    status, answer = asked(port, path, body, **headers)
+    assert status == 200, answer
+    return answer
+
+
+def run_of(answer, query="q"):
+    return {name: dict(map(tuple, one["run"][query])) for name, one in answer["systems"].items()}
+
+
+def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
+    """All systems, in their order; JSON has scores to the last digit."""
+    body = {"queries": {"q": QUERY, "r": "red wood"}, "k": 5}
+    answer = answered(port, "/search", body)
+    for name, retriever in retrievers.items():
+        expected = retriever.search(body["queries"], 5)
+        for query in body["queries"]:
+            rows = answer["systems"][name]["run"][query]
+            assert [id for id, _ in rows] == list(expected[query])
+            same_scores([dict(map(tuple, rows))], [expected[query]])
+    run = {"q": ["7", "40", "a/b c?"]}
+    answer = run_of(answered(port, "/rerank", {"queries": {"q": QUERY}, "run": run}))
+    for name, retriever in retrievers.items():
+        expected = retriever.rerank({"q": QUERY}, {"q": dict.fromkeys(run["q"], 0.0)})
+        same_scores([answer[name]], expected.values())
+
+
+def test_another_alignment_ranks_what_was_found(port, retrievers):
+    """As `with_alignment` ranks it, also without salience; systems without a model keep their ranking."""
+    view = {"align": "TopK(k=3)", "normalise": "total"}
+    answer = run_of(answered(port, "/search", {"queries": {"q": QUERY}, "k": 100} | view))
+    for name in ("dpr", "colbert", "aligner", "passages", "reranker"):
+        retriever = retrievers[name]
+        run = retriever.search({"q": QUERY}, 100)
+        if name == "passages":
+            inner = retriever.retriever
+            other = Passages(
+                Indexed(inner.index, inner.model.with_alignment(TopK(3), "total"), inner.corpus),
+                retriever.pieces,
+            )
+        elif name == "reranker":
+            other = Reranking(retriever.model.with_alignment(TopK(3), "total"), CORPUS)
+        else:
+            other = Indexed(retriever.index, retriever.model.with_alignment(TopK(3), "total"), CORPUS)
+        same_scores([answer[name]], other.rerank({"q": QUERY}, run).values())
+    assert answer["bm25"] == retrievers["bm25"].search({"q": QUERY}, 100)["q"]
+    plain = {"queries": {"q": QUERY}, "k": 100}
+    without = run_of(answered(port, "/search", plain | {"salience": False}))
+    assert without["aligner"] != run_of(answered(port, "/search", plain))["aligner"]
+    assert list(without["colbert"]) == list(retrievers["colbert"].search({"q": QUERY}, 100)["q"])
+
+
+def test_explanations_are_the_retrievers_and_ranks_those_of_the_list(port, retrievers):
+    answer = answered(port, "/explain", {"query": QUERY, "document": "7"})["systems"]
+    for name, retriever in retrievers.items():
+        others = [id for id in retriever.search({"q": QUERY}, 100)["q"] if id != "7"]
+        expected = retriever.explain(QUERY, "7", others)
+        assert len(answer[name]["cards"]) == len(expected)
+        for card, explanation in zip(answer[name]["cards"], expected, strict=True):
+            assert card["document"] == explanation.document_tokens
+            assert card["query"] == explanation.query_tokens
+            assert list(zip(card["i"], card["j"], strict=True)) == [
+                (i, j) for i, j, _, _ in explanation.links
+            ]
+            assert card["rel"] == float(f"{explanation.rel:.4g}")
+        ranked = list(retriever.search({"q": QUERY}, 100)["q"])
+        assert answer[name]["rank"] == 1 + ranked.index("7")
+
+
+def test_an_edited_document_scores_like_one_of_that_text(port, retrievers):
+    """Under the system's own A and another one; its own text gives its own score."""
+    text, document = "the cold sea and fish", "40"
+    for view in ({}, {"align": "TopK(k=2)"}):
+        body = {"query": QUERY, "document": document, "systems": ["bm25", *NAMES, "passages"]} | view
+        other = answered(port, "/explain", body | {"document": "7"})["systems"]
+        edited = answered(port, "/explain", body | {"text": text})["systems"]
+        for name in set(NAMES) - {"xtr"}:  # whose score depends on the other candidates
+            assert edited[name]["cards"][0]["rel"] == other[name]["cards"][0]["rel"]
+            assert edited[name]["cards"][0]["document"] == other[name]["cards"][0]["document"]
+            assert edited[name]["rank"] in (other[name]["rank"], other[name]["rank"] + 1)
+        same = answered(port, "/explain", body | {"text": texts()[document]})["systems"]
+        plain = answered(port, "/explain", body)["systems"]
+        for name in ("bm25", *NAMES):
+            assert_within_rounding(
+                same[name]["cards"][0]["rel"], plain[name]["cards"][0]["rel"], torch.float16, 4, scale=1.0
+            )
+    status, answer = asked(port, "/explain", body | {"text": text, "systems": ["fused"]})
+    assert status == 200
+    assert answer["systems"]["fused"]["error"].startswith("fused scores documents of its corpus only")
+
+
+def test_documents_queries_and_differences(port, retrievers):
+    path = f"/documents/{quote('a/b c?', safe='')}"
+    assert answered(port, path) == {"id": "a/b c?", "title": "title a/b c?", "text": "fish in the sea"}
+    assert asked(port, "/documents/none") == (
+        404,
+        {"error": "no document 'none' among the 32 of this corpus"},
+    )
+    queries = answered(port, "/queries")["queries"]
+    assert queries[0] == {"id": "q1", "text": QUERY, "relevant": ["7", "a/b c?"]}
+    walked = answered(port, "/differences", {"systems": ["bm25", "dpr"]})
+    values = {
+        name: on_split(retrievers[name].search(JUDGED.queries, 10), JUDGED, ["nDCG@10"])
+        for name in ("bm25", "dpr")
+    }
+    for row in walked["queries"]:
+        at = values["bm25"].queries.index(row["id"])
+        assert row["values"] == {name: of.values["nDCG@10"][at] for name, of in values.items()}
+    sizes = [abs(row["values"]["bm25"] - row["values"]["dpr"]) for row in walked["queries"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_encode_gives_the_models_tokens(port, retrievers):
+    body = {"system": "colbert", "texts": ["fish", "a cold sea"], "side": "document"}
+    rows = answered(port, "/encode", body)["texts"]
+    tokens = retrievers["colbert"].model.encode_documents(body["texts"])
+    for n, row in enumerate(rows):
+        assert row["tokens"] == body["texts"][n].split()
+        vectors = torch.tensor(row["vectors"])
+        assert_within_rounding(vectors, tokens.vectors[0, n][tokens.mask[0, n]], torch.float32, 512)
+    status, answer = asked(port, "/encode", {"system": "bm25", "texts": ["fish"]})
+    assert (status, answer) == (400, {"error": "bm25 encodes no texts"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "error"),
+    [
+        ("/search", b"{", 400, "the request: bad JSON"),
+        ("/search", [], 400, "the request must be a JSON object"),
+        ("/search", {}, 400, "the request lacks queries"),
+        ("/search", {"queries": {"q": QUERY}, "K": 3}, 400, "the request has unknown entries: 'K'"),
+        ("/search", {"queries": {"q": QUERY}, "k": 0}, 400, "k must be at least 1, got 0"),
+        ("/search", {"queries": {"q": QUERY}, "k": 1.5}, 400, "k=1.5; it must be int"),
+        ("/search", {"queries": {"q": QUERY}, "k": True}, 400, "k=True; it must be int"),
+        ("/search", {"queries": {"q": " \n"}}, 400, "'q' is blank: nothing can be found by it"),
+        ("/search", {"queries": [QUERY]}, 400, "queries=['fish and the cold sea']; it must be dict"),
+        ("/search", {"queries": {"q": 3}}, 400, "queries is 3: a string is needed"),
+        ("/search", {"queries": {"q": "\ud800"}}, 400, "queries has a lone surrogate"),
+        ("/search", {"queries": {"q": "x" * 100_001}}, 400, "queries has 100,001 characters"),
+        ("/search", {"queries": {str(n): "x" for n in range(257)}}, 400, "queries has 257 entries"),
+        ("/search", {"queries": {"q": QUERY}, "systems": ["x"]}, 404, "unknown system 'x'; there are bm25"),
+        (
+            "/search",
+            {"queries": {"q": QUERY}, "align": "x"},
+            400,
+            "unknown alignment 'x'; there are AllPairs",
+        ),
+        ("/search", {"queries": {"q": QUERY}, "align": "TopK(k=0)"}, 400, "TopK: k must be at least 1"),
+        ("/search", {"queries": {"q": QUERY}, "normalise": "x"}, 400, "unknown Z 'x'; there are one"),
+        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": "7"}}, 400, "run of 'q' must be a list"),
+        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": [7]}}, 400, "run of 'q' is 7: a string is needed"),
+        ("/explain", {"query": QUERY, "document": "x"}, 404, "no document 'x' among the 32"),
+        (
+            "/encode",
+            {"system": "dpr", "texts": ["x"], "side": "x"},
+            400,
+            "side='x'; there are query, document",
+        ),
+        ("/differences", {"systems": ["bm25"]}, 400, "differences are of two systems"),
+        ("/search", b" " * (1 << 20) + b"{}", 413, "the request has more than 1,048,576 bytes"),
+        ("/none", {}, 404, "Not Found"),
+        ("/systems", {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_wrong_requests_get_one_sentence(port, path, body, status, error):
+    answer = asked(port, path, body)
+    assert answer[0] == status
+    assert answer[1]["error"].startswith(error)
+    assert "\n" not in answer[1]["error"]
+    assert answered(port, "/systems")["documents"] == len(CORPUS)
+
+
+def test_a_system_that_cannot_answer_says_so_beside_the_others(port):
+    body = {"queries": {"q": QUERY}, "align": "EqualIds()", "systems": ["dpr", "coil"]}
+    answer = answered(port, "/search", body)["systems"]
+    assert "holds no ids of tokens" in answer["dpr"]["error"]
+    assert answer["coil"]["run"]["q"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "error"),
+    [
+        ({"Origin": "https://evil.example"}, 403, "requests of other sites are refused"),
+        ({"Origin": "null"}, 403, "requests of other sites are refused"),
+        ({"Origin": "http://localhost:1"}, 403, "requests of other sites are refused"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "requests of other sites are refused"),
+        ({"Sec-Fetch-Site": "same-site"}, 403, "requests of other sites are refused"),
+        ({"Host": "evil.example"}, 403, "this service has another name than 'evil.example'"),
+        ({"Host": "localhost.evil.example"}, 403, "this service has another name"),
+        ({"Host": "127.0.0.1.evil.example"}, 403, "this service has another name"),
+        ({"Host": "192.0.2.1"}, 403, "this service has another name"),
+        ({"Host": "[::1"}, 403, "this service has another name"),
+        ({"Host": "evil@localhost"}, 200, ""),
+        ({"Content-Type": "text/plain"}, 415, "the request must have the header Content-Type"),
+    ],
+)
+def test_other_sites_and_other_names_are_refused(port, headers, status, error):
+    body = {"queries": {"q": QUERY}, "systems": ["bm25"]}
+    if status == 200:  # a name in front of @ is none of the host's
+        assert asked(port, "/search", body, **headers)[0] == 200
+        return
+    answer = asked(port, "/search", body, **headers)
+    assert answer[0] == status
+    assert answer[1]["error"].startswith(error)
+    if status == 403:
+        assert asked(port, "/", **headers)[0] == 403
+
+
+def test_the_page_is_for_its_own_origin_alone(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    own = {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}
+    for path in ("/", "/page.js", "/page.css", "/cards.js", "/cards.css"):
+        connection.request("GET", path, headers=own)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.read()
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Access-Control-Allow-Origin"] is None
+    connection.close()
+
+
+def test_a_token_guards_everything_but_the_page(retrievers):
+    token = "secret-token"
+    with serving({"bm25": retrievers["bm25"]}, token=token) as port:
+        body = {"queries": {"q": QUERY}}
+        assert asked(port, "/")[0] == 200
+        for sent in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {token}x"}):
+            assert asked(port, "/search", body, **sent)[0] == 401
+            assert asked(port, "/documents/7", **sent)[0] == 401
+        mine = {"Authorization": f"Bearer {token}"}
+        assert asked(port, "/search", body, **mine)[0] == 200
+        assert asked(port, "/search", body, Host="192.0.2.1:80", **mine)[0] == 200
+        assert asked(port, "/search", body, Host="evil.example", **mine)[0] == 403
+
+
+def test_a_host_that_others_reach_needs_a_token(retrievers):
+    from paradigms.serve import serve
+
+    for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
+        with pytest.raises(ValueError, match="give --token too"):
+            serve(retrievers, CORPUS, host=host)
+    with pytest.raises(ValueError, match="at least 8 characters"):
+        serve(retrievers, CORPUS, token="short")
+    with pytest.raises(ValueError, match="nothing to serve"):
+        serve({}, CORPUS)
+
+
+def test_the_description_names_every_path_and_entry(port):
+    described = answered(port, "/openapi.json")
+    assert described["openapi"].startswith("3.1")
+    bodies = {}
+    for path, operations in described["paths"].items():
+        if "post" in operations:
+            bodies[path] = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(bodies) == {"/search", "/rerank", "/explain", "/save", "/encode", "/differences"}
+    assert bodies["/search"]["required"] == ["queries"]
+    assert bodies["/search"]["properties"]["k"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 1000,
+        "default": 10,
+    }
+
+
+def test_queries_that_come_together_are_one_search(retrievers):
+    """And each gets its own answer; a query that fails does not fail the others."""
+    searches = []
+
+    class Counting(BM25):
+        def search(self, queries, k=100, *, progress=False):
+            searches.append(len(queries))
+            time.sleep(0.05)
+            if "poison" in queries.values():
+                raise ValueError("poison")
+            return super().search(queries, k)
+
+    words = [f"{word} sea" for word in WORDS.split()[:40]]
+    with serving({"bm25": Counting(CORPUS)}) as port, ThreadPoolExecutor(40) as clients:
+        bodies = [{"queries": {"q": text}, "k": 5} for text in (*words, "poison")]
+        answers = list(clients.map(lambda body: answered(port, "/search", body), bodies))
+    assert sum(searches) >= len(words)
+    assert max(searches) > 1
+    expected = retrievers["bm25"].search({text: text for text in words}, 5)
+    for text, answer in zip(words, answers, strict=False):
+        assert run_of(answer)["bm25"] == expected[text]
+    assert answers[-1]["systems"]["bm25"] == {"error": "poison"}
+
+
+def test_more_requests_than_may_wait_are_refused(retrievers, monkeypatch):
+    monkeypatch.setattr("paradigms.serve.together.WAITING", 0)
+    with serving({"bm25": retrievers["bm25"]}) as port:
+        assert asked(port, "/search", {"queries": {"q": QUERY}})[0] == 503
+        assert asked(port, "/systems")[0] == 200
+
+
+def test_a_saved_page_needs_no_service(port):
+    page = answered(port, "/save", {"query": "<b>fish", "document": "7", "systems": ["bm25", "colbert"]})[
+        "html"
+    ]
+    assert "&lt;b&gt;fish" in page
+    assert '"system":"colbert"' in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
