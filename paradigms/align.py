@@ -163,10 +163,16 @@ class PoolTopK(Alignment, reads={"similarity", "pool"}):
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
 
     XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates passed in, and ties
-    at the k-th place are all retrieved.
+    at the k-th place are all retrieved. k: a whole number, or below 1 a share of the pool's real tokens, of
+    which at least one is retrieved: `pool_count`.
     """
 
-    k: Annotated[int, Range(1, 1 << 40)]
+    k: Annotated[int | float, Range(0, 1 << 40, above=True)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k >= 1 and not isinstance(self.k, int):
+            raise ValueError(f"PoolTopK: k={self.k} must be a whole number of tokens or a share below 1")
 
     def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
         return _argmax(S, retrieved_tokens(S, valid, self.k), axis=-2)
@@ -240,14 +246,22 @@ def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
     return documents.ids, queries.ids
 
 
-def retrieved_tokens(S: Pairs, valid: Valid, k: int) -> Valid:
+def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
+    """Tokens that `PoolTopK` retrieves: k of them, or max(⌊k·m⌋, 1) with k < 1 of a pool of m real tokens."""
+    share = (k * tokens.double() + 1e-9).floor().long()  # as in `TopP.kept`
+    return share.clamp(min=1) if k < 1 else torch.full_like(tokens, int(k))
+
+
+def retrieved_tokens(S: Pairs, valid: Valid, k: int | float) -> Valid:
     """Â of XTR: which pairs are among query token j's k most similar tokens of the whole pool."""
-    if k < 1:
-        raise ValueError(f"token retrieval needs k >= 1, got {k}")
-    pool = S.detach().masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
-    if pool.shape[-1] <= k:
+    if k <= 0:
+        raise ValueError(f"token retrieval needs k above 0, got {k}")
+    counts = pool_count(k, valid.sum((1, 2))).clamp(max=S.shape[1] * S.shape[2])
+    most = int(counts.max()) if counts.numel() else 0
+    if most == S.shape[1] * S.shape[2]:
         return valid
-    threshold = pool.topk(k).values[..., -1]
+    pool = S.detach().masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
+    threshold = pool.topk(most).values.gather(-1, counts[..., None] - 1)[..., 0]
     return valid & (S.detach() >= threshold[:, None, None, :])
 
 

@@ -5,20 +5,17 @@ Z = 1; Z = N, used by Lee et al. 2023 (Eq. 1), ranks the same and gives the loss
 every length. Markers, [MASK] augmentation and the punctuation skip list of the paper are settings.
 """
 
-import string
 from dataclasses import dataclass
 
 from paradigms.align import QueryToDocument
-from paradigms.encoder.settings import EncoderSettings
+from paradigms.encoder.settings import TokenSettings
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColBERT(EncoderSettings):
+class ColBERT(TokenSettings):
     """All token vectors; punctuation of documents is skipped."""
-
-    skip: str = string.punctuation
 
 
 @paradigm(ColBERT)

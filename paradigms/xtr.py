@@ -10,19 +10,20 @@ processes, those included that the loss sets aside for a query as relevant too.
 from dataclasses import dataclass
 
 from paradigms.align import PoolTopK
-from paradigms.encoder.settings import EncoderSettings
+from paradigms.encoder.settings import TokenSettings
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class XTR(EncoderSettings):
+class XTR(TokenSettings):
     """k_train tokens of the training pool are retrieved, search_tokens (k') of the corpus.
 
-    imputation: a key of `impute.IMPUTATIONS`.
+    k_train: a number, 320 and less in the paper, or below 1 a share of the pool's tokens, so that one rule
+    serves batches of any size. imputation: a key of `impute.IMPUTATIONS`.
     """
 
-    k_train: int = 320
+    k_train: int | float = 0.005
     search_tokens: int = 1000
     imputation: str = "kth"
 

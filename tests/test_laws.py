@@ -28,6 +28,7 @@ from paradigms.align import (
     TopK,
     TopP,
     one,
+    pool_count,
 )
 from paradigms.core import (
     Interaction,
@@ -78,6 +79,7 @@ CASES: dict[str, Case] = {
     "aligner top-p": Case(TopP(p=0.4), "total", salience=True),
     "aligner entropic": Case(Entropic(k=2, eps=0.3), "total", salience=True),
     "xtr": Case(PoolTopK(k=7), "retrieved"),
+    "xtr, share of the pool": Case(PoolTopK(k=0.3), "retrieved"),
     "xtr, pool smaller than k": Case(PoolTopK(k=1000), "retrieved"),
     "fde": Case(Buckets(planes=2, repetitions=3), "one"),
     "mvdr q<-d": Case(DocumentToQuery(), "document_tokens"),
@@ -157,7 +159,8 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
             best = []
             for j in range(own.shape[1]):
                 pool = torch.cat([s[:, j] for s in S]).sort(descending=True).values
-                kept = own[:, j][own[:, j] >= pool[min(k, len(pool)) - 1]]
+                count = k if k >= 1 else max(int(k * len(pool)), 1)
+                kept = own[:, j][own[:, j] >= pool[min(count, len(pool)) - 1]]
                 best += [kept.max()] if len(kept) else []
             return torch.stack(best).mean() if best else own.sum() * 0
         case Buckets():
@@ -326,7 +329,8 @@ def test_A_reads_nothing_else(case, what):
     if getattr(case.A, "k", None) == 1000:  # a pool smaller than k has room for every token
         assert same == (what != "similarity")
     else:
-        assert same == (what not in case.A.reads), f"A of {case.A} {'ignores' if same else 'reads'} {what}"
+        reads = case.A.reads | ({"lengths"} if getattr(case.A, "k", 1) < 1 else set())  # of the pool
+        assert same == (what not in reads), f"A of {case.A} {'ignores' if same else 'reads'} {what}"
 
 
 @ALL
@@ -355,6 +359,15 @@ def test_a_share_counts_exactly():
     lengths = torch.arange(1, 601)
     first = [int(lengths[TopP(p / 100).kept(lengths) > 1][0]) for p in (0.5, 1, 1.5, 2)]
     assert first == [400, 200, 134, 100]
+
+
+def test_a_share_of_the_pool_is_one_rule_for_pools_of_any_size():
+    tokens = torch.tensor([[1, 199, 200], [400, 3700, 10**6]])
+    assert pool_count(0.005, tokens).tolist() == [[1, 1, 1], [2, 18, 5000]]
+    assert pool_count(7, tokens).tolist() == [[7] * 3] * 2
+    for wrong in (0, 0.0, 2.5, -1):
+        with pytest.raises(ValueError, match="k"):
+            PoolTopK(k=wrong)
 
 
 def test_what_an_alignment_may_read_is_checked_when_it_is_made():

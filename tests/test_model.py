@@ -189,7 +189,7 @@ def test_recipes_with_the_former_names_of_alignments_are_read():
 def test_settings_are_keywords_that_help_shows(tiny_bert):
     """All settings of the encoder with the paradigm's own defaults, and the knobs of its recipe."""
     shown = signature(PARADIGMS["xtr"]).parameters
-    assert (shown["k_train"].default, shown["dim"].default) == (320, 128)
+    assert (shown["k_train"].default, shown["dim"].default) == (0.005, 128)
     assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"
     for name, build in PARADIGMS.items():
         assert next(iter(signature(build).parameters)) == "backbone", name

@@ -1,5 +1,6 @@
 """Encoder settings: how text becomes D or Q. The paradigms' encoders differ in nothing else."""
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -79,6 +80,17 @@ class EncoderSettings:
     def weighs(self, side: Side) -> bool:
         """Whether tokens of a side have a salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSettings(EncoderSettings):
+    """Document tokens of late interaction, the same for ColBERT and XTR: punctuation is skipped.
+
+    Khattab & Zaharia 2020, §3.2. Lee et al. 2023 name no such filter; with the same tokens, the paradigms
+    differ in A and Z alone.
+    """
+
+    skip: str = string.punctuation
 
 
 class Layout(NamedTuple):

@@ -29,6 +29,7 @@ ALIGNED = [
     EqualIds(),
     PositiveEqualIds(),
     PoolTopK(k=5),
+    PoolTopK(k=0.2),
     PoolTopK(k=10**6),
     TopK(k=1),
     TopK(k=3),
