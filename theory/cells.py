@@ -1,4 +1,4 @@
-"""How many real numbers, and how many judged queries, does each A need? Counted by cells, without a precision.
+"""How many real numbers and how many judged queries each A needs, counted by cells, without a precision.
 
 n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
 relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
@@ -21,8 +21,8 @@ ways to choose are few, another is smaller: all m·C(n, 2) differences under all
 ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their sign patterns.
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
-for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. That a count of
-cells bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free too, 2k numbers answer
+for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. A count of cells
+bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free too, 2k numbers answer
 everything (`theory.capacity`).
 """
 
