@@ -23,7 +23,7 @@ from studies.systems import (
 
 from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
-from paradigms.data.identical import told
+from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.evaluate import MEASURES, Report
 from paradigms.io.files import write_json, write_text
@@ -79,7 +79,6 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
                 },
                 baseline=labels.get(settings.baseline, settings.baseline),
                 primary=measures[:1],
-                seed=settings.seed,
             )
             for stage, found in bar.track(measured.items(), description="test differences")
         ]
@@ -174,7 +173,7 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
         how = f"fusion ({fusion['fusion']}) of the runs of one seed"
         yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
     if data.own:
-        yield told(data.own)
+        yield left_out(data.own)
 
 
 def show(

@@ -16,7 +16,7 @@ from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
 from paradigms.evaluate.claims import Claim
 from paradigms.retrieve.strategies import MEASURED, STRATEGIES
-from paradigms.scoring.machine import shared
+from paradigms.scoring.threads import shared
 
 PRINTED = printed("qian2022")
 PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
