@@ -179,7 +179,7 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
 def show(
     report: Report, stages: Sequence[str], folder: Path, accelerator: Accelerator, console: Console
 ) -> None:
-    """Tables, each of one of the stages, to the terminal and as files, the report, and the same to W&B."""
+    """Print the table of each stage, write tables, pictures and report to `folder`, and log them to W&B."""
     for table in report.tables:
         console.print(evaluate.rich_table(table))
         if table.pairs:

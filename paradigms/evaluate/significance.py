@@ -82,9 +82,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compare(
-    systems: Mapping[str, PerQuery],
-    baseline: str | None,
-    measures: Sequence[str] = ("nDCG@10",),
+    systems: Mapping[str, PerQuery], baseline: str | None, measures: Sequence[str] = ("nDCG@10",)
 ) -> list[Comparison]:
     """Compare each system with the baseline on each of `measures`, as one family of Holm's correction.
 

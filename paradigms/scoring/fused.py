@@ -234,11 +234,7 @@ def _best(
         tl.store(place + out, tl.where(aligned, where, -1).to(place.dtype.element_ty), mask=inside)
 
 
-@_tuned(
-    ({"ROWS": 16}, 4, 1, None),
-    ({"ROWS": 8}, 2, 1, None),
-    ({"ROWS": 32}, 4, 1, None),
-)
+@_tuned(({"ROWS": 16}, 4, 1, None), ({"ROWS": 8}, 2, 1, None), ({"ROWS": 32}, 4, 1, None))
 @triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def _to_queries(

@@ -30,9 +30,9 @@ SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 8
 
 
 class Task:
-    """One collection, and the ALIGNERs trained with one alignment, its default.
+    """A collection, and the measurements of ALIGNERs trained with the same alignment, its default.
 
-    models: what was measured of each, nDCG@10 of the same queries under the same strategies.
+    models: nDCG@10 of each model for the same queries and strategies.
     """
 
     def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
