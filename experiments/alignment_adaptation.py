@@ -167,7 +167,7 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
 
 
 def open_tasks(folder: Path, settings: Settings) -> list[Task]:
-    """Every finished model of the folder, those of one collection and training alignment together."""
+    """Group the finished models in a folder by collection and training alignment."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):
         groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)

@@ -107,7 +107,7 @@ from studies.systems import Data
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Run, read_run, write_run
-from paradigms.data.identical import told, without_own
+from paradigms.data.identical import left_out, without_own
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import candidates
 from paradigms.find import INDEXES
@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
         by_main(partial(keep_settings, bound(settings.chosen[name], settings), folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
-        console.print(told(data.own))
+        console.print(left_out(data.own))
     if settings.passages:
         documents, passages = len(collection.corpus), len(data.pieces.corpus)
         console.print(

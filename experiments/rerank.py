@@ -62,7 +62,7 @@ from encode import open_encoded
 
 from paradigms import load
 from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
-from paradigms.data.identical import own_documents, told, without_own
+from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
 from paradigms.evaluate import (
     MEASURES,
@@ -180,7 +180,7 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
         console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
     excluded = own_documents(collection.corpus, split, settings.identical_ids)
     if excluded:
-        console.print(told(excluded))
+        console.print(left_out(excluded))
     pool: Run = {}
     for query, scores in without_own(known, excluded).items():
         pool[query] = best_first(scores, settings.depth)

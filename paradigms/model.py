@@ -65,11 +65,11 @@ class Trainable(nn.Module, ABC):
 
     @property
     def document_length(self) -> int | None:
-        """Tokens of a document that it reads at most; None where its documents are in its weights."""
+        """The most tokens that it reads of a document; None if documents are stored in its weights."""
         return None
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
-        """How many documents it cuts, and how much of them; None where it encodes none."""
+        """How many documents it truncates, and by how much; None if it encodes none."""
         return None
 
     def check_corpus(self, ids: Sequence[str]) -> None:

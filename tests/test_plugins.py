@@ -82,7 +82,7 @@ def test_a_plugin_is_imported_once_under_its_own_name(tmp_path, monkeypatch):
     ("name", "message"),
     [
         ("absent.py", "no such Python file"),
-        ("json.py", "json is no module name, or taken"),
+        ("json.py", "json is not a free module name"),
         ("a.b.py", "no module name"),
         ("broken_plugin.py", "broken_plugin.py, line 2: SyntaxError"),
         ("failing_plugin.py", "failing_plugin.py, line 2: ZeroDivisionError"),

@@ -85,12 +85,12 @@ def main(settings: Settings) -> None:
 
 
 def machine(settings: Settings) -> str:
-    """Where the times were taken."""
+    """The device of the measurements."""
     return torch.cuda.get_device_name() if settings.device == "cuda" else f"{settings.threads} CPU thread(s)"
 
 
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """One case; on a CPU in a process of its own, so that no earlier case's memory counts."""
+    """`measure` one case; on a CPU in a new process, so that memory of earlier cases does not count."""
     if settings.device == "cuda":
         return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -98,7 +98,7 @@ def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, f
 
 
 def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Seconds of a forward and backward pass, and MiB above what was held before."""
+    """Measure the seconds of a forward and backward pass, and the MiB that they add."""
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()

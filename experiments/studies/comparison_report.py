@@ -23,7 +23,7 @@ from studies.systems import (
 
 from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
-from paradigms.data.identical import told
+from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.evaluate import MEASURES, Report
 from paradigms.io.files import write_json, write_text
@@ -79,7 +79,6 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
                 },
                 baseline=labels.get(settings.baseline, settings.baseline),
                 primary=measures[:1],
-                seed=settings.seed,
             )
             for stage, found in bar.track(measured.items(), description="test differences")
         ]
@@ -174,13 +173,13 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
         how = f"fusion ({fusion['fusion']}) of the runs of one seed"
         yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
     if data.own:
-        yield told(data.own)
+        yield left_out(data.own)
 
 
 def show(
     report: Report, stages: Sequence[str], folder: Path, accelerator: Accelerator, console: Console
 ) -> None:
-    """Tables, each of one of the stages, to the terminal and as files, the report, and the same to W&B."""
+    """Print the table of each stage, write tables, pictures and report to `folder`, and log them to W&B."""
     for table in report.tables:
         console.print(evaluate.rich_table(table))
         if table.pairs:

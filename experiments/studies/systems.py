@@ -288,8 +288,7 @@ def trained(system: System, data: Data, settings: Any, folder: Path, accelerator
         return make().to(accelerator.device)
     model: Model = trained_once(folder, settings.seed, make, train, accelerator)
     if layers:
-        assert isinstance(model, Paradigm)
-        keep_frozen(model)
+        keep_frozen(as_paradigm(model, folder))
     return model
 
 

@@ -1,1 +1,1 @@
-"""Search from the terminal: `python -m paradigms` with index, search, rerank, explain and compare."""
+"""The command `python -m paradigms`: index, search, rerank, explain, export, compare and dimensions."""

@@ -3,10 +3,10 @@
     python -m paradigms index notes
     python -m paradigms search notes.index "how do I renew the certificate?"
 
-A source is a folder of text files, one such file, JSON lines {"_id", "title", "text"} (.jsonl), or a
+A source is a folder of text files, a text file, JSON lines {"_id", "title", "text"} (.jsonl), or a
 collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE, DPR). A model is
-any checkpoint that paradigms.load opens, by folder or name on the hub, or offline, the small encoder that
-comes with this project.
+any checkpoint that paradigms.load opens, by folder or by its name on the hub, or "offline", the small encoder
+that comes with this project.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from paradigms.io.device import HELP, choose_device
 from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import interruptible, shown
 
-OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector a text
-# The keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, whose import takes seconds.
+OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
+# Copies of the keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers")
 FORMAT_NAMES = ("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain")
 
 
 def count(text: str) -> int:
-    """A number from 1 on."""
+    """Parse an integer of at least 1."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)
 
 
@@ -42,17 +42,17 @@ def port(text: str) -> int:
     return int(text)
 
 
-# What argparse is told of an option, by its name or, where it differs for one command, by "COMMAND name".
+# Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option".
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of text files, JSON lines, or a collection"},
     "folder": {"help": "made by index"},
     "search folder": {"help": "made by index, or a saved generative model"},
     "folders": {"nargs": "+", "help": "made by index from the same source"},
-    "query": {"nargs": "*", "help": "texts; search reads them from the terminal, by line, without any"},
+    "query": {"nargs": "*", "help": "texts; without any, search reads one per line from the terminal"},
     "explain query": {},
     "model": {"help": f"checkpoint: a folder, a name on the hub, or {OFFLINE}"},
-    "output": {"help": "folder to write: a new one, or that of a model in the same layout"},
-    "--output": {"help": "folder to make; without it SOURCE.index in the current folder"},
+    "output": {"help": "folder to write: a new one, or a saved model in the same layout, to be replaced"},
+    "--output": {"help": "folder to create (default SOURCE.index in the current folder)"},
     "compare --output": {"help": "folder for runs and tables"},
     "--plugin": {
         "action": "append",
@@ -61,105 +61,99 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "registers what the model needs, such as an encoder of your own; may be repeated",
     },
     "--device": {"default": "", "help": HELP},
-    "--kind": {"default": "exact", "help": f"of index: {', '.join(INDEX_KINDS)}, or of a plug-in"},
+    "--kind": {"default": "exact", "help": f"of index: {', '.join(INDEX_KINDS)}, or one of a plug-in"},
     "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
     "dimensions --model": {
         "default": "",
-        "help": f"checkpoint to place beside linear maps, such as {OFFLINE}",
+        "help": f"checkpoint to compare with linear maps, such as {OFFLINE}",
     },
     "--document-model": {
         "default": "",
         "metavar": "MODEL",
-        "help": "the encoder of documents, where the model encodes queries alone",
+        "help": "the encoder of documents, if the model encodes queries alone",
     },
-    "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "where its files do not tell"},
-    "--pickled": {"action": "store_true", "help": "read pickled weights too, as weights alone"},
+    "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "if its files do not show it"},
+    "--pickled": {"action": "store_true", "help": "read pickled weights too, but run no code in them"},
     "--precision": {"choices": ["auto", "no", "bf16", "fp16"], "default": "auto"},
     "--words": {
         "type": count,
-        "help": f"of a passage at most (default {WORDS}, fewer where the model reads fewer)",
+        "help": f"of a passage at most (default {WORDS}, or as many as the model reads)",
     },
     "--passages": {
         "action": "store_true",
-        "help": "split documents of JSON lines or a collection too, into passages of --words; documents are "
-        "found by their best passages",
+        "help": "split documents of JSON lines or a collection, too, into passages of --words; documents are "
+        "ranked by their best passages",
     },
     "--best-passages": {
         "type": count,
         "default": 1,
         "metavar": "N",
-        "help": "of split documents, the score is the sum of that of the N best passages (default 1: MaxP)",
+        "help": "score split documents by the sum of their N best passages (default 1: MaxP)",
     },
-    "--among": {
-        "metavar": "FILE",
-        "help": "search these documents alone, an id on each line (not generative)",
-    },
-    "--hybrid": {
-        "action": "store_true",
-        "help": "fuse with BM25's results, by reciprocal ranks (not generative)",
-    },
+    "--among": {"metavar": "FILE", "help": "search only these documents, one id per line (not generative)"},
+    "--hybrid": {"action": "store_true", "help": "fuse with BM25 by reciprocal ranks (not generative)"},
     "--query": {"action": "append", "default": [], "help": "a text; may be repeated"},
     "--queries": {"help": "file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"},
     "--split": {"help": "queries of the source, a collection, such as test"},
     "--identical-ids": {
         "choices": ["auto", "leave_out", "keep"],
         "default": "auto",
-        "help": "with --split, a document with the query's id: auto leaves it out where it is the query",
+        "help": "with --split, a document with the query's id: auto leaves it out if it is the query",
     },
     "-k": {"type": count, "default": 10, "help": "documents to show (default %(default)s)"},
     "explain -k": {"type": count, "default": 10, "help": "documents among which XTR looks for tokens"},
-    "compare -k": {"type": count, "default": 100, "help": "documents of each query"},
+    "compare -k": {"type": count, "default": 100, "help": "documents per query"},
     "--format": {"choices": ("table", "jsonl", "trec"), "default": "table"},
-    "--run": {"help": "TREC run to take the candidates from; without it BM25 finds them"},
-    "--depth": {"type": count, "default": 100, "help": "candidates of each query"},
-    "--document": {"help": "id of the document; without it the best one"},
+    "--run": {"help": "TREC run with the candidates (default: BM25 retrieves them)"},
+    "--depth": {"type": count, "default": 100, "help": "candidates per query"},
+    "--document": {"help": "id of the document (default: the best one)"},
     "--layout": {"choices": LAYOUT_NAMES, "default": "sentence-transformers"},
-    "--results": {"help": "folder of the script that trained it; without it the one around it"},
-    "--push": {"metavar": "OWNER/NAME", "help": "upload it to the Hugging Face hub too, private"},
+    "--results": {"help": "results folder of the training script (default: the one around the model)"},
+    "--push": {"metavar": "OWNER/NAME", "help": "also upload it, privately, to the Hugging Face hub"},
     "serve --model": {
         "action": "append",
         "default": [],
         "help": "also serve a saved model: a generative one, or one that reranks what BM25 finds",
     },
     "--bm25": {"action": "store_true", "help": "also serve BM25"},
-    "serve --fuse": {"action": "store_true", "help": "also serve the fusion of all, by reciprocal ranks"},
+    "serve --fuse": {"action": "store_true", "help": "also serve a fusion of all by reciprocal ranks"},
     "serve --split": {"help": "judged queries of the source to walk through, such as test"},
-    "--host": {"default": "127.0.0.1", "help": "address to answer at; beyond this machine with --token"},
+    "--host": {"default": "127.0.0.1", "help": "address to listen on; beyond this machine with --token"},
     "--port": {"type": port, "default": 8765, "help": "0: any that is free (default %(default)s)"},
-    "--token": {"default": "", "help": "text that every request must then have"},
+    "--token": {"default": "", "help": "text that every request must contain"},
     "--fuse": {
         "action": "store_true",
-        "help": "add the fusion of all: reciprocal ranks, or with --dev a sum",
+        "help": "add a fusion of all by reciprocal ranks, or with --dev a sum",
     },
-    "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, as dev"},
+    "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, such as dev"},
 }
 READING = "--document-model --model-layout --pickled"
 QUERIES = "--queries --split --identical-ids"
-# What a command does, and its options; each has --plugin and --device too.
+# Command -> its description and options; every command also has --plugin and --device.
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
         f"source --output --kind --model {READING} --precision --words --passages",
     ),
     "search": (
-        "The best documents of an indexed folder, or of a saved generative model, for each query.",
+        "Find the best documents of an indexed folder, or of a saved generative model, for each query.",
         f"folder query --pickled --best-passages --among --hybrid {QUERIES} -k --format",
     ),
     "rerank": (
-        "Order the first documents of BM25, or of any run, anew by a model; nothing is indexed.",
+        "Rerank the first documents of BM25, or of any run, with a model; nothing is indexed.",
         f"source query --run --depth --model {READING} --precision --words --passages --best-passages "
         f"{QUERIES} -k --format",
     ),
     "explain": (
-        "Which tokens made a document's score, in colours: the best document's, or that of --document.",
+        "Show in colours which tokens make the score of the best document, or of --document.",
         "folder query --document -k --pickled",
     ),
     "export": (
-        "Write a model as a folder that sentence-transformers 6 opens, or as our own, with a model card.",
+        "Write a model in the layout of sentence-transformers 6, or in our own, with a model card.",
         f"model output --layout --results --push {READING}",
     ),
     "compare": (
-        "BM25 and several indexed folders of the same documents: side by side, or measured by judgements.",
+        "Compare BM25 and indexed folders of the same documents, side by side or measured by judgements.",
         f"folders --query --fuse --dev --output -k --pickled --best-passages {QUERIES}",
     ),
     "serve": (
@@ -167,17 +161,17 @@ COMMANDS = {
         "folders --model --bm25 --fuse --split --host --port --token --pickled --best-passages",
     ),
     "dimensions": (
-        "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
+        "Estimate how many dimensions a linear map needs to keep BM25's order; needs no judgements.",
         f"source --query --model {READING} --words {QUERIES}",
     ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; wrong input ends the program with a line and exit code 1."""
+    """Run one command; wrong input ends the program with one line and exit code 1."""
     whole = parser()
     settings, rest = whole.parse_known_args(arguments)
-    # argparse gives up on texts that come after an option.
+    # argparse does not assign texts that follow an option.
     takes_texts = settings.command in ("search", "rerank")
     if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
         whole.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -193,7 +187,7 @@ def run(settings: argparse.Namespace) -> None:
     try:
         choose_device(settings.device)
         load_plugins(settings.plugin)
-        # After what argparse tells, as these imports take seconds; `dimensions` needs no torch.
+        # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
         where = "dimensions" if settings.command == "dimensions" else "commands"
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
@@ -202,14 +196,14 @@ def run(settings: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every command with its arguments."""
+    """Build the parser of all commands."""
     whole = argparse.ArgumentParser(
         "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (described, options) in COMMANDS.items():
-        own = commands.add_parser(name, help=described, description=described)
+        command = commands.add_parser(name, help=described, description=described)
         for option in ("--plugin", "--device", *options.split()):
             short = ["-q"] if option == "--query" else []
-            own.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
+            command.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
     return whole

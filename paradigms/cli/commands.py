@@ -1,4 +1,4 @@
-"""What each command does; `arguments` has what it is for."""
+"""The commands, except `dimensions`: one function for each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shlex import quote
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.indexed import Checkpoint, Opened, make, open_folder, words_that_fit
-from paradigms.cli.queries import read_queries, refuse_blank, typed
+from paradigms.cli.queries import read_queries, refuse_blank, typed_lines
 from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
-from paradigms.data.identical import own_documents, told, without_own
+from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
 from paradigms.evaluate import (
     MEASURES,
@@ -41,21 +41,21 @@ BASELINE, FUSED = "bm25", "fused"
 
 
 def run_index(settings: argparse.Namespace) -> None:
-    """Make the folder, or go on with it, and say how it is searched."""
+    """Build, resume or update an index folder, and print the command that searches it."""
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
-    made, problems = make(settings, output, precision_of(settings))
-    tell_cuts(settings, made.made.words, problems)
-    cut = made.index.model.count_cut(made.pieces.corpus)
+    opened, problems = make(settings, output, precision_of(settings))
+    report_source(settings, opened.made.words, problems)
+    cut = opened.index.model.count_cut(opened.pieces.corpus)
     if cut.cut:
-        show.tell(cut.summary + ("" if made.made.words else " (--passages)"))
-    count = f"{len(made.corpus):,} document{'s' * (len(made.corpus) != 1)}"
+        show.tell(cut.summary + ("" if opened.made.words else " (--passages)"))
+    count = f"{len(opened.corpus):,} document{'s' * (len(opened.corpus) != 1)}"
     show.tell(f"{count} of {settings.source} in {output}")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
     show.tell(f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}')
 
 
 def run_search(settings: argparse.Namespace) -> None:
-    """Results of the queries that are given, or of each line that is typed."""
+    """Print the results of the queries, or of each line of the standard input."""
     corpus: Corpus | None = None
     source, retriever = None, retriever_in(settings)
     if retriever is None:
@@ -66,7 +66,7 @@ def run_search(settings: argparse.Namespace) -> None:
         if settings.among:
             ids = [line.strip() for _, line in numbered_lines(settings.among)]
             if not ids:
-                raise ValueError(f"{settings.among} holds no id")
+                raise ValueError(f"{settings.among} has no ids")
             opened = opened.only(ids)
         retriever = opened.retriever
         if settings.hybrid:
@@ -74,11 +74,11 @@ def run_search(settings: argparse.Namespace) -> None:
     queries = read_queries(settings, source)
     if queries:
         if corpus is not None and source is not None:
-            retriever = WithoutOwn(retriever, own_of(settings, source, corpus, queries))
+            retriever = WithoutOwn(retriever, identical(settings, source, corpus, queries))
         run = retriever.search(queries, settings.k, progress=len(queries) > 1)
         show.results(queries, run, corpus, settings.format)
         return
-    for n, text in enumerate(typed(), 1):
+    for n, text in enumerate(typed_lines(), 1):
         queries = {str(n): text}
         show.results(queries, retriever.search(queries, settings.k), corpus, settings.format)
     if not queries and not sys.stdin.isatty():
@@ -86,7 +86,7 @@ def run_search(settings: argparse.Namespace) -> None:
 
 
 def retriever_in(settings: argparse.Namespace) -> Retriever | None:
-    """The generative model in the folder that the command searches; None where it is no such folder."""
+    """Open the folder to search if it holds a generative model; otherwise None."""
     if not (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         return None
     if settings.hybrid or settings.among:
@@ -95,7 +95,7 @@ def retriever_in(settings: argparse.Namespace) -> Retriever | None:
 
 
 def run_rerank(settings: argparse.Namespace) -> None:
-    """Results of the candidates, which are encoded for this once."""
+    """Encode the candidates, print their ranking and keep nothing."""
     check_source(settings.source)
     queries = read_queries(settings, settings.source)
     if not queries:
@@ -105,15 +105,15 @@ def run_rerank(settings: argparse.Namespace) -> None:
     words = words_of(settings.source, settings.words, words_that_fit(model), split)
     problems = Problems()
     corpus = corpus_of(settings.source, words, problems)
-    tell_cuts(settings, words, problems)
-    own = own_of(settings, settings.source, corpus, queries)
+    report_source(settings, words, problems)
+    ids = identical(settings, settings.source, corpus, queries)
     if settings.run:
-        run = without_own(read_run(settings.run), own)
+        run = without_own(read_run(settings.run), ids)
     else:
-        run = WithoutOwn(BM25(corpus), own).search(queries, settings.depth)
+        run = WithoutOwn(BM25(corpus), ids).search(queries, settings.depth)
     known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
-        raise ValueError(f"{settings.run} names none of the queries: {', '.join(list(queries)[:3])} …")
+        raise ValueError(f"{settings.run} has none of the queries: {', '.join(list(queries)[:3])} …")
     pieces = Pieces(corpus, words if split else 0)
     reranking = Reranking(model, pieces.corpus, precision=precision_of(settings))
     reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, known, progress=True)
@@ -122,7 +122,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
 
 
 def run_explain(settings: argparse.Namespace) -> None:
-    """The alignment of one document, among those found where A reads them all."""
+    """Show the alignment of one document; XTR's A reads the other results of the search, too."""
     refuse_blank({"1": settings.query})
     opened = open_folder(settings.folder, pickled=settings.pickled)
     run = opened.retriever.search({"1": settings.query}, settings.k)["1"]
@@ -136,13 +136,12 @@ def run_explain(settings: argparse.Namespace) -> None:
     described = model.description()
     if described["query_vectors"] == described["document_vectors"] == "pooled":
         show.tell(
-            f"{model.name} makes one vector of a text: tokens are seen of a model of token vectors, "
-            "such as colbert"
+            f"{model.name} has one vector per text: models of token vectors, such as colbert, show tokens"
         )
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """Every system's run, as a file where that is wanted; side by side, or measured."""
+    """Search with all systems; write their runs, and show them side by side or measured."""
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
@@ -153,19 +152,19 @@ def run_compare(settings: argparse.Namespace) -> None:
     if settings.dev and not settings.fuse:
         raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
     retrievers: dict[str, Retriever] = {BASELINE: BM25(corpus)}
-    retrievers |= {one.name: one.retriever for one in systems}
+    retrievers |= {system.name: system.retriever for system in systems}
 
-    def search(queries: dict[str, str], own: frozenset[str]) -> dict[str, Run]:
+    def search(queries: dict[str, str], ids: frozenset[str]) -> dict[str, Run]:
         return {
-            name: WithoutOwn(retriever, own).search(queries, settings.k, progress=name != BASELINE)
+            name: WithoutOwn(retriever, ids).search(queries, settings.k, progress=name != BASELINE)
             for name, retriever in retrievers.items()
         }
 
-    runs = search(queries, own_of(settings, source, corpus, queries))
-    if settings.dev:  # which chooses the weights of a sum, and they are told
+    runs = search(queries, identical(settings, source, corpus, queries))
+    if settings.dev:
         dev = load_collection(source).split(settings.dev)
-        tried = list(search(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
-        weights = tune_weights(tried, with_judgements(dev, corpus, tried))
+        dev_runs = list(search(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
+        weights = tune_weights(dev_runs, with_judgements(dev, corpus, dev_runs))
         listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, weights, strict=True))
         show.tell(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}")
         runs[FUSED] = fuse(list(runs.values()), weights, "sum", settings.k)
@@ -212,7 +211,7 @@ def run_serve(settings: argparse.Namespace) -> None:
 
 
 def run_export(settings: argparse.Namespace) -> None:
-    """The folder, and the repository on the hub where there is to be one."""
+    """Write a model's folder, and upload it if --push asks for it."""
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
     card = model_card(model, settings.results or results_of(settings.model), settings.layout)
     model.save_pretrained(settings.output, settings.layout, card)
@@ -220,13 +219,13 @@ def run_export(settings: argparse.Namespace) -> None:
     if settings.push:
         try:
             push_to_hub(model, settings.push, settings.layout, card)
-        except Exception as error:  # of what kind depends on the version of the hub's HTTP library
-            raise ValueError(f"{settings.push} is not on the hub: {error}") from error
+        except Exception as error:  # its class depends on the version of the hub's HTTP library
+            raise ValueError(f"{settings.push} was not uploaded: {error}") from error
         show.tell(f"and on the hub as {settings.push}")
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
-    """The table of all systems, tested against BM25, to the terminal and as files."""
+    """Print the table of all systems, tested against BM25, and write it to `output`."""
     judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
     measures = collection.measures or MEASURES
     values = {name: on_split(run, judged, measures) for name, run in runs.items()}
@@ -238,41 +237,41 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
 
 
 def check_same(systems: list[Opened]) -> None:
-    """ValueError unless all folders hold the same documents, under names of their own."""
-    first_one = systems[0]
-    for other in systems[1:]:
-        same_source = other.made.source == first_one.made.source and not first_one.made.passages
-        if same_source and other.made.words != first_one.made.words:
+    """Raise ValueError unless all folders hold the same documents and differ in their names."""
+    first, *others = systems
+    for other in others:
+        same_source = other.made.source == first.made.source and not first.made.passages
+        if same_source and other.made.words != first.made.words:
             raise ValueError(
-                f"{first_one.folder} has passages of {first_one.made.words} words and {other.folder} of "
+                f"{first.folder} has passages of {first.made.words} words and {other.folder} of "
                 f"{other.made.words}: index both with the same --words"
             )
-        contents = [dict(zip(of.corpus.ids, of.corpus, strict=True)) for of in (first_one, other)]
-        if contents[0] != contents[1]:  # an index that was brought up to date has another order
-            raise ValueError(f"{first_one.folder} and {other.folder} hold different documents")
-    names = [BASELINE, FUSED, *(one.name for one in systems)]
+        texts = [dict(zip(system.corpus.ids, system.corpus, strict=True)) for system in (first, other)]
+        if texts[0] != texts[1]:  # compared by id, as an update changes the order
+            raise ValueError(f"{first.folder} and {other.folder} hold different documents")
+    names = [BASELINE, FUSED, *(system.name for system in systems)]
     if len(set(names)) < len(names):
-        raise ValueError(f"each folder needs a name of its own, got {', '.join(names)}")
+        raise ValueError(f"folders need different names, got {', '.join(names)}")
 
 
-def own_of(
+def identical(
     settings: argparse.Namespace, source: str, corpus: Corpus, queries: dict[str, str]
 ) -> frozenset[str]:
-    """The documents that are queries of the split that was asked for, which are told and left out."""
+    """The queries of --split that are documents (`own_documents`); prints how many there are."""
     if not settings.split or not queries.keys() & set(corpus.ids):
         return frozenset()
-    own = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)
-    if own:
-        show.tell(told(own))
-    return own
+    ids = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)
+    if ids:
+        show.tell(left_out(ids))
+    return ids
 
 
 def precision_of(settings: argparse.Namespace) -> str:
     return native_precision() if settings.precision == "auto" else settings.precision
 
 
-def tell_cuts(settings: argparse.Namespace, words: int, problems: Problems) -> None:
-    """What was wrong with the data, counted, and how text files were cut where the user has not said how."""
+def report_source(settings: argparse.Namespace, words: int, problems: Problems) -> None:
+    """Print what was wrong with the data and, without --words, how text files were cut."""
     for line in problems.lines():
         show.tell(line, "yellow")
     if words and not settings.words:

@@ -1,7 +1,7 @@
 """`python -m paradigms dimensions`: how many dimensions keep BM25's best document among the first ten?
 
-The one file of the library that uses `theory`, and the terminal imports it for this command alone. The long
-report is experiments/random_projections.py.
+The only file of `paradigms` that imports `theory`; the terminal imports it for this command alone.
+experiments/random_projections.py writes a longer report.
 """
 
 import argparse
@@ -28,59 +28,59 @@ from theory.collection import (
     truncated,
 )
 
-RANK, BETA = 10, 0.05  # the best document is to stay in the first RANK for 1 − BETA of the queries
-QUERIES, SAMPLES, BINS = 100, 64, 4  # queries and Gaussian vectors that are drawn, groups of document length
-FEW = 50  # queries below which the interval is too narrow
-MOST = 512  # dimensions of the truncated SVD that are tried
+RANK, BETA = 10, 0.05  # goal: the best document stays in the first RANK for 1 − BETA of the queries
+QUERIES, SAMPLES, BINS = 100, 64, 4  # drawn queries, drawn Gaussian vectors, groups of document length
+FEW = 50  # with fewer queries, the interval is too narrow
+MOST = 512  # most dimensions tried for the truncated SVD
 BATCH = 64  # texts that a model encodes at once
 SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the answer in a sentence, by length, by map and by idf, and what it is not."""
+    """Print the numbers of dimensions by map, by document length and by place of the idf, and a model's."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
-    given = bool(queries)
-    queries = queries or own_queries(corpus, is_text(settings.source))
+    real = bool(queries)
+    queries = queries or title_queries(corpus, is_text(settings.source))
     counts = count_terms(corpus, queries, QUERIES, seed=0)
-    lines, problem, thresholds = answer(counts, given, settings.source)
+    lines, problem, thresholds = answer(counts, real, settings.source)
     for line in lines:
         print(line)
     if settings.model:
-        print(of_model(settings, corpus, [queries[id] for id in counts.query_ids], problem, thresholds))
+        print(compare_model(settings, corpus, [queries[id] for id in counts.query_ids], problem, thresholds))
     print(
         "This is how well BM25's order is kept, not how well documents are found: a trained encoder can rank "
         "better than BM25 with fewer dimensions."
     )
 
 
-def own_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
-    """Each document's title where it has one, else its first sentence. paths: titles name files."""
-    found = {}
+def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
+    """document id → its title, or its first sentence if it has none. paths: titles are file names."""
+    queries = {}
     for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
         match = None if title.strip() and not paths else SENTENCE.search(body(title, text))
-        found[id] = match[0] if match else title
-    return found
+        queries[id] = match[0] if match else title
+    return queries
 
 
-def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem, Array]:
+def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
     """(lines about linear maps, the problem, its exact thresholds [m, samples] over all documents).
 
-    given: whether queries are the user's, or named like their documents. ValueError where no query
-    has `RANK` documents below its best.
+    real: whether the queries are the user's; otherwise they are `title_queries`. Raises ValueError if BM25
+    ranks `RANK` documents below the best one for no query.
     """
     lengths = np.array([len(text.split()) for text in counts.corpus])
     groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
     problem = Problem.of(*weigh(counts), groups)
     (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
-    if not given:  # a title asks for its own document, which stands in one group of lengths
-        own = np.array([counts.corpus.position(id) for id in counts.query_ids])
-        for group, of in zip(groups, thresholds, strict=True):
-            of[~np.isin(own, group)] = np.nan
+    if not real:  # a title asks for its document, which is in one group of lengths
+        titled = np.array([counts.corpus.position(id) for id in counts.query_ids])
+        for group, values in zip(groups, thresholds, strict=True):
+            values[~np.isin(titled, group)] = np.nan
     known = int((~np.isnan(thresholds[-1, :, 0])).sum())
     if not known:
         raise ValueError(f"{source}: no query has {RANK} documents that BM25 ranks below the best")
-    ks = [projected_dimension(of, BETA) for of in thresholds]
+    ks = [projected_dimension(values, BETA) for values in thresholds]
     svd = least_dimension(*truncated(problem, RANK, MOST), BETA)
     others = {}
     for place in PLACEMENTS:
@@ -94,41 +94,41 @@ def answer(counts: Counts, given: bool, source: str) -> tuple[list[str], Problem
     ]
     if known < FEW:
         lines.append(
-            f"These are fewer than {FEW} queries: such an interval holds the true number less often than 95% "
-            "(in .92 of the cases with 50 queries, .78 with 20), and it is mostly higher."
+            f"With fewer than {FEW} queries, such an interval contains the true number less often than 95% "
+            "(.92 with 50 queries, .78 with 20), which is mostly higher."
         )
     if copies := len(counts.corpus) - len(set(counts.corpus)):
         have = "documents have" if copies > 1 else "document has"
         lines.append(
             f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
         )
-    if not given:
+    if not real:
         lines.append(
-            "Queries are titles or first sentences of documents: --queries or --split gives real ones, which "
-            "mostly share fewer words with their documents and need more."
+            "The queries are titles or first sentences of documents. Real ones (--queries or --split) mostly "
+            "share fewer words with their documents and need more dimensions."
         )
     cells = [(rows, k) for rows, k in zip(groups, ks[:-1], strict=False) if not np.isnan(k.k)]
     if len(ks) > 2 and cells:
         by_length = [f"{lengths[rows].mean():.0f} words" for rows, _ in cells]
         shares = "; ".join(f"{name} {shown(k)}" for name, (_, k) in zip(by_length, cells, strict=True))
-        lines.append(f"Among documents of one length, a quarter each: {shares}.")
+        lines.append(f"Among the documents of each quarter by length: {shares}.")
         if len(set(by_length)) < len(by_length):
-            lines.append("Groups of the same length differ by chance alone.")
+            lines.append("Quarters of the same length differ only by chance.")
     moved_to = "; ".join(f"in {place} {shown(k)}" for place, k in others.items())
-    lines.append(f"The idf stands in the query here; the scores are the same with it {moved_to}.")
+    lines.append(f"These are for the idf in the query. With the same scores, but the idf {moved_to}.")
     return lines, problem, thresholds[-1]
 
 
 def shown(k: Dimension, most: int = 0) -> str:
-    """k [low, high]; more than `most` where that many were not enough."""
+    """Format k [low, high]; infinite values are "more than `most`"."""
     cells = [f"{x:,.0f}" if np.isfinite(x) else f"more than {most:,.0f}" for x in k]
     return cells[0] if np.isinf(k.low) else f"{cells[0]} [{cells[1]}, {cells[2]}]"
 
 
-def of_model(
+def compare_model(
     settings: argparse.Namespace, corpus: Corpus, queries: list[str], problem: Problem, thresholds: Array
 ) -> str:
-    """How often a model keeps BM25's best document, and the dimension at which an untrained map does."""
+    """Report how often a model keeps BM25's best document, and the dimensions with which a map does."""
     import torch
 
     from paradigms.cli.indexed import Checkpoint
@@ -138,13 +138,13 @@ def of_model(
 
     model = as_paradigm(Checkpoint.of(settings).open(pickled=settings.pickled), settings.model)
     if model.recipe.reads_pool:
-        raise ValueError(f"{settings.model} gives a document no score that depends on it and the query alone")
-    asked, parts, vectors = model.encode_queries(queries), [], []
+        raise ValueError(f"{settings.model} scores a document by the whole pool, not by the pair alone")
+    encoded, parts, vectors = model.encode_queries(queries), [], []
     with progress_bar() as bar:
         for start in bar.track(range(0, len(corpus), BATCH), description="encode"):
             end = min(start + BATCH, len(corpus))
             documents = model.encode_documents([corpus[i] for i in range(start, end)])
-            parts.append(model.score(documents, asked).float().cpu())
+            parts.append(model.score(documents, encoded).float().cpu())
             vectors.append(documents.vectors[0, :, 0].float().cpu())
     scores = torch.cat(parts, 1).numpy()
     lost = []
@@ -153,18 +153,18 @@ def of_model(
         if len(below) >= RANK:
             lost.append(float((scores[query, below] >= scores[query, best]).sum() >= RANK))
     mean, low, high = seeds_interval(1 - np.array(lost)[None])
-    worth = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
-    told = ["–" if k is None else f"{k:,.0f}" for k in worth]
-    dim = model.encoder.dim
+    equal = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
+    k, least, most = ("–" if k is None else f"{k:,.0f}" for k in equal)
     line = (
-        f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}], as an untrained "
-        f"map to {told[0]} dimensions [{told[1]}, {told[2]}]; its vectors have {dim} numbers."
+        f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}]. An untrained map "
+        f"keeps it as often with {k} dimensions [{least}, {most}]; the model's vectors have "
+        f"{model.encoder.dim}."
     )
-    if not (model.encoder.settings.normalize and documents.vectors.shape[2] == asked.vectors.shape[2] == 1):
+    if not (model.encoder.settings.normalize and documents.vectors.shape[2] == encoded.vectors.shape[2] == 1):
         return line
     ks = np.unique(np.geomspace(2, MOST, POINTS).astype(int))
     of_cosine = cosine_lost(
-        torch.cat(vectors).numpy(), asked.vectors[:, 0, 0].float().cpu().numpy(), ks, RANK
+        torch.cat(vectors).numpy(), encoded.vectors[:, 0, 0].float().cpu().numpy(), ks, RANK
     )
     kept = shown(least_dimension(ks, of_cosine, BETA), MOST)
     return (

@@ -1,7 +1,7 @@
-"""A folder that can be searched: the documents, their index, and which model made it.
+"""A folder that can be searched: the documents, their index, and the name of the model that made it.
 
-corpus.jsonl has the documents in BEIR's form; index/ is a `Store`; search.json, written last, says
-what they were made of; .begun marks a folder whose build or update has not ended and can be resumed.
+corpus.jsonl has the documents in BEIR's form; index/ is a `Store`; search.json (`Made`) is written last;
+.begun marks a folder whose build or update has not ended and can be resumed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from paradigms.registry import as_paradigm, load
 from paradigms.retrieve import Indexed, Passages, Retriever
 
 BEGUN = ".begun"
-FRESH = ".fresh.jsonl"  # during an update, the source's documents as they are now
+FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What `load` is given: names, or the whole paths of folders."""
+    """The arguments of `load`: names, or absolute paths of folders."""
 
     model: str = OFFLINE
     document_model: str = ""  # "" = the same
-    model_layout: str = ""  # a key of `FORMATS`; "" = its files tell
+    model_layout: str = ""  # a key of `FORMATS`; "" = recognised by its files
 
     @classmethod
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
-        """That which a command was given."""
+        """The checkpoint named on the command line."""
         return cls(
             model=settings.model if settings.model == OFFLINE else whole(settings.model),
             document_model=whole(settings.document_model),
@@ -52,37 +52,37 @@ class Checkpoint:
         )
 
     def open(self, *, pickled: bool) -> Any:
-        """Return the model on the `chosen_device`; errors as those of `load`."""
+        """Load the model on the `chosen_device`. Raises the errors of `load`."""
         documents, layout = self.document_model or None, self.model_layout or None
         model = load(self.model, documents=documents, layout=layout, pickled=pickled)
         return model.to(chosen_device())
 
 
 def whole(name: str) -> str:
-    """A path that holds in any current folder; other names are kept."""
+    """Make the path of an existing file absolute; other names are kept."""
     return os.path.abspath(name) if name and Path(name).exists() else name
 
 
 def words_that_fit(model: Any) -> int:
-    """`WORDS`, or what a model reads where that is less: two words for three tokens, as in English prose."""
+    """`WORDS`, or fewer if the model reads less: two words for three tokens, as in English prose."""
     length = model.document_length
     return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Checkpoint):
-    """search.json: what a folder was made of. Each command is told anew whether weights may be pickled."""
+    """search.json: the source, settings and model of a folder. `pickled` is not kept, for safety."""
 
-    source: str  # a name, or the whole path of a folder or file
-    kind: str  # of `INDEXES`
-    words: int  # of a passage; 0 where the source is no text files
+    source: str  # a name, or the absolute path of a folder or file
+    kind: str  # a key of `INDEXES`
+    words: int  # of a passage; 0: the source is not cut
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An opened folder. retriever: of its documents."""
+    """An opened folder."""
 
     folder: Path
     made: Made
@@ -100,48 +100,49 @@ class Opened:
         return Passages(self.index, self.pieces, self.best)
 
     def only(self, ids: Iterable[str]) -> Opened:
-        """With these documents alone (`Indexed.only`). KeyError names an unknown one."""
+        """Restrict searches to these documents (`Indexed.only`). Raises KeyError for an unknown id."""
         return replace(self, index=self.index.only(piece for id in ids for piece in self.pieces.of(id)))
 
 
 def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
-    """Index a source. A finished index is brought up to date (`update`), an interrupted build resumes.
+    """Index a source. Updates a finished index (`update`), and resumes an interrupted build.
 
-    settings: of the command `index`. FileExistsError where the folder holds something else; ValueError where
+    settings: of the command `index`. Raises FileExistsError if the folder holds anything else, ValueError if
     the source has no document.
     """
     source, checkpoint = settings.source, Checkpoint.of(settings)
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
     ours = file.is_file() or begun.is_file()
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
-        raise FileExistsError(f"{folder} exists and is no index: choose another output")
+        raise FileExistsError(f"{folder} exists and is not an index: choose another output")
     check_source(source)
     if settings.kind not in INDEXES:
         raise ValueError(f"unknown kind {settings.kind!r} of index; there are {', '.join(INDEXES)}")
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     passages = settings.passages and not is_text(source)
     words = words_of(source, settings.words, words_that_fit(paradigm), passages)
-    found = digest.passing(documents(source, problems, words))
-    first = next(found, None)
+    rows = digest.passing(documents(source, problems, words))
+    first = next(rows, None)
     if first is None:
         raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
+    rows = chain([first], rows)
 
     def made() -> dict[str, Any]:
-        own = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
-        return asdict(Made(**asdict(checkpoint) | own, fingerprint=digest.hexdigest()))
+        how = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
+        return asdict(Made(**asdict(checkpoint) | how, fingerprint=digest.hexdigest()))
 
     with locked(folder, make=True):
         if file.is_file():
             old = read_settings(Made, file)
             _check_made(folder, asdict(replace(old, fingerprint="")), made() | {"fingerprint": ""})
             fresh = folder / FRESH
-            write_corpus(chain([first], found), fresh)
+            write_corpus(rows, fresh)
             if begun.is_file() or old.fingerprint != digest.hexdigest():
                 update(folder, old, read_corpus(fresh), paradigm, precision)
             fresh.unlink()
             return open_folder(folder, paradigm), problems
         write_text(begun, "")
-        write_corpus(chain([first], found), folder / CORPUS)
+        write_corpus(rows, folder / CORPUS)
         corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
         how = {"kind": settings.kind, "precision": precision, "progress": True}
         Indexed.build(paradigm, corpus, folder / INDEX, **how)
@@ -151,13 +152,13 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
 
 
 def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, precision: str) -> None:
-    """Bring an index up to date: encode new and changed documents, delete changed and missing ones.
+    """Update an index: encode new and changed documents, delete changed and missing ones.
 
-    Prints how many of each. After an interruption, at any point, the same call continues: what changed is
-    deleted from the index before the corpus has its new text, and encoded after that.
+    Prints how many of each. After an interruption at any point, the same call continues: changed documents
+    are deleted from the index before their new texts are written to the corpus, and encoded after that.
     """
     write_text(folder / BEGUN, "")
-    store = open_index(folder / INDEX).store.compact()  # after an interruption, without deleted documents
+    store = open_index(folder / INDEX).store.compact()  # an interrupted update may have deleted some
     before = read_corpus(folder / CORPUS)
     held, words = set(store.ids), made.words if made.passages else 0
 
@@ -187,15 +188,16 @@ def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, prec
     (folder / BEGUN).unlink()
     if encoded or gone:
         counts = f"{len(encoded) - changed:,} added, {changed:,} encoded again, {gone:,} deleted"
-        show.tell(f"{folder} is brought up to date: {counts}")
+        show.tell(f"{folder} is up to date: {counts}")
 
 
 def open_folder(
     folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
 ) -> Opened:
-    """What `make` made. paradigm: its model, where that is open. FileNotFoundError where there is none.
+    """Open a folder that `make` made.
 
-    best: passages of a document whose scores are summed, where the index holds passages.
+    paradigm: its model, if already loaded. best: if the index holds passages, how many of a document are
+    summed. Raises FileNotFoundError if there is no such folder, ValueError if it is incomplete or changed.
     """
     folder = Path(folder)
     file = folder / MARKER
@@ -203,25 +205,25 @@ def open_folder(
         near = folder.with_name(f"{folder.name}.index")
         meant = f"; {near} is one" if (near / MARKER).is_file() else ""
         raise FileNotFoundError(
-            f"{folder} is no index, which `python -m paradigms index SOURCE` makes: no {MARKER} in it{meant}"
+            f"{folder} is not an index of `python -m paradigms index SOURCE`: it has no {MARKER}{meant}"
         )
     if (folder / BEGUN).is_file():
         raise ValueError(
-            f"an update of {folder} has not ended: if none is running, resume it with the command "
-            "`python -m paradigms index` that made it"
+            f"an update of {folder} has not ended: unless it is running, resume it with the command "
+            "`python -m paradigms index` that made the index"
         )
     made, digest = read_settings(Made, file), Digest()
     index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
     pieces = Pieces(corpus, made.words if made.passages else 0)
     if digest.hexdigest() != made.fingerprint or pieces.corpus.ids != index.store.ids:
-        raise ValueError(f"{folder / CORPUS} has other documents than were indexed: index the source again")
+        raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
     paradigm = paradigm or made.open(pickled=pickled)
     index.store.check(paradigm)
     return Opened(folder, made, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
 
 
 def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """FileExistsError where a folder was made of something else."""
+    """Raise FileExistsError if a folder was made with other settings or from another source."""
     changed = [
         "documents" if name == "fingerprint" else f"{name.replace('_', ' ')} ({value}, not {made[name]})"
         for name, value in kept.items()

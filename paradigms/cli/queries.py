@@ -1,4 +1,4 @@
-"""Where a command's queries come from: its arguments, a file, a collection's split, or the keyboard."""
+"""Read a command's queries from its arguments, a file, a collection's split, or the keyboard."""
 
 import argparse
 import sys
@@ -14,13 +14,13 @@ from paradigms.io.terminal import Terminal
 
 
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
-    """id -> text, of the one of query, queries and split that is given; {} where none is.
+    """id -> text from the setting query, queries or split; {} if all are empty.
 
-    source: the collection that a split is of.
+    source: the collection of the split. Raises ValueError if several are set.
     """
-    given = [name for name in ("query", "queries", "split") if getattr(settings, name)]
-    if len(given) > 1:
-        raise ValueError(f"queries come from one place, not from {' and '.join(given)}")
+    places = [name for name in ("query", "queries", "split") if getattr(settings, name)]
+    if len(places) > 1:
+        raise ValueError(f"queries must come from one place, not from {' and '.join(places)}")
     if settings.query:
         queries = {str(n): mended(text) for n, text in enumerate(settings.query, 1)}
         refuse_blank(queries)
@@ -29,22 +29,23 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
         return from_file(settings.queries)
     if settings.split:
         if source is None:
-            raise ValueError("--split takes queries of the collection that was indexed; here none was")
+            raise ValueError("--split needs an index of a collection")
         return load_collection(source).split(settings.split).queries
     return {}
 
 
 def refuse_blank(queries: Mapping[str, str]) -> None:
-    """ValueError names a query without a text, which every document would match alike."""
+    """Raise ValueError for a query without text, which would match all documents alike."""
     blank = next((id for id, text in queries.items() if not text.strip()), None)
     if blank is not None:
-        raise ValueError(f"query {blank} is blank: nothing can be found by it")
+        raise ValueError(f"query {blank} is blank: give it a text")
 
 
 def from_file(file: str) -> dict[str, str]:
-    """JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, which are numbered.
+    """Read JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, whose ids are line numbers.
 
-    The first line tells which. ValueError names a line of another form, a repeated id and a blank text.
+    The first line decides which. Raises ValueError, with the line, for another form, a repeated id or a
+    blank text.
     """
     queries: dict[str, str] = {}
     form = ""
@@ -59,7 +60,7 @@ def from_file(file: str) -> dict[str, str]:
         else:
             id, text = str(number), line
         if id in queries:
-            raise ValueError(f"{where}: the id {id!r} is there twice")
+            raise ValueError(f"{where}: the id {id!r} is repeated")
         if not text.strip():
             raise ValueError(f"{where}: the text of the query {id!r} is blank")
         queries[id] = mended(text)
@@ -68,8 +69,8 @@ def from_file(file: str) -> dict[str, str]:
     return queries
 
 
-def typed() -> Iterator[str]:
-    """Lines of the standard input that are not blank; at a terminal after a prompt, until an empty one."""
+def typed_lines() -> Iterator[str]:
+    """Yield lines of the standard input that are not blank; at a terminal, prompt until one is empty."""
     if not sys.stdin.isatty():
         yield from (mended(line.strip()) for line in sys.stdin if line.strip())
         return

@@ -1,4 +1,4 @@
-"""What the commands print: results as table, JSON lines or TREC run; aligned tokens in colours."""
+"""The commands' output: results as a table, JSON lines or TREC run; aligned tokens in colours."""
 
 import json
 from collections import Counter
@@ -23,22 +23,22 @@ LINKS = 30  # of an alignment, listed
 
 
 def tell(line: str, style: str = "") -> None:
-    """A line beside the results: to the standard error, not broken."""
+    """Print a line to the standard error, unwrapped."""
     Terminal(stderr=True, highlight=False).print(Text(line, style), soft_wrap=True)
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
-    """Each query's documents, best first, to the standard output; their texts where there is a corpus.
+    """Print each query's documents, best first, with their texts if there is a corpus.
 
     A score of −inf, of a document without tokens, is null in JSON.
     """
     console = Terminal(highlight=False)
     for query, text in queries.items():
-        found = run.get(query, {})
+        documents = run.get(query, {})
         if form == "table":
-            console.print(_listed(text, found, corpus))
+            console.print(_listed(text, documents, corpus))
             continue
-        for rank, (id, score) in enumerate(found.items(), 1):
+        for rank, (id, score) in enumerate(documents.items(), 1):
             if form == "trec":
                 check_ids([query, id], "id")
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
@@ -49,7 +49,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
 
 
 def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
-    """The first documents of every system, in bold those that all have, and how many they share."""
+    """Print the first documents of all systems beside each other, shared ones in bold, and count these."""
     console = Terminal(highlight=False)
     for query, text in queries.items():
         table = Table(title=Text(text), title_justify="left")
@@ -59,43 +59,38 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
         firsts = {name: list(run[query])[:RANKS] for name, run in runs.items()}
         counts = Counter(id for ids in firsts.values() for id in ids)
         for rank in range(max(map(len, firsts.values()), default=0)):
-            ids = [of[rank] if rank < len(of) else "" for of in firsts.values()]
+            ids = [first[rank] if rank < len(first) else "" for first in firsts.values()]
             cells = [Text(id, "bold" if counts[id] == len(runs) else "") for id in ids]
             table.add_row(str(rank + 1), *cells)
         shared = sum(count == len(runs) for count in counts.values())
         console.print(table)
-        console.print(f"{shared} of the first {RANKS} are found by all (bold)")
+        console.print(f"{shared} of the first {RANKS} are shared by all (bold)")
 
 
-def alignment(found: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
-    """Query tokens each in a colour, document tokens in that of the query token they score most for.
+def alignment(explanation: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
+    """Print query tokens in colours, and document tokens in that of the query token they score most with.
 
-    Below them the links that make the score, largest first: S, A and their share of rel.
+    Below, list the links that make the score, largest first: S, A and their share of rel.
     """
-    console = console or Terminal(highlight=False)
-    colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in found.links}))}
+    console, links = console or Terminal(highlight=False), explanation.links
+    colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in links}))}
     best: dict[int, tuple[float, int]] = {}
-    for i, j, s, a in found.links:
+    for i, j, s, a in links:
         best[i] = max(best.get(i, (s * a, j)), (s * a, j))
     console.print(Text(query, "bold"))
-    console.print(_tokens(found.query_tokens, colours))
+    console.print(_tokens(explanation.query_tokens, colours))
     console.print(Text(document, "bold"))
-    console.print(_tokens(found.document_tokens, {i: colours[j] for i, (_, j) in best.items()}))
-    table = Table(caption=f"rel = {found.rel:.4g}, Z = {found.Z:.4g}; A reads {found.reads}")
+    console.print(_tokens(explanation.document_tokens, {i: colours[j] for i, (_, j) in best.items()}))
+    Z = explanation.Z
+    table = Table(caption=f"rel = {explanation.rel:.4g}, Z = {Z:.4g}; A reads {explanation.reads}")
     for name in ("query token", "document token", "place"):
         table.add_column(name, justify="right" if name == "place" else "left")
     for name in ("S", "A", "S·A/Z"):
         table.add_column(name, justify="right")
-    links = sorted(found.links, key=lambda link: (-link[2] * link[3], link[1], link[0]))
-    for i, j, s, a in links[:LINKS]:
-        table.add_row(
-            Text(found.query_tokens[j], colours[j]),
-            Text(found.document_tokens[i], colours[j]),
-            str(i),
-            f"{s:.3f}",
-            f"{a:.3g}",
-            f"{s * a / found.Z:.3f}" if found.Z else "–",
-        )
+    for i, j, s, a in sorted(links, key=lambda link: (-link[2] * link[3], link[1], link[0]))[:LINKS]:
+        tokens = explanation.query_tokens[j], explanation.document_tokens[i]
+        share = f"{s * a / Z:.3f}" if Z else "–"
+        table.add_row(*(Text(token, colours[j]) for token in tokens), str(i), f"{s:.3f}", f"{a:.3g}", share)
     console.print(table)
     if len(links) > LINKS:
         console.print(f"{len(links) - LINKS:,} smaller links are not listed")
@@ -105,14 +100,14 @@ def _tokens(tokens: list[str], colours: Mapping[int, str]) -> Text:
     line = Text()
     for n, token in enumerate(tokens):
         style = f"bold {colours[n]}" if n in colours else "dim"
-        inside = token.startswith("##")  # WordPiece's mark of a token that goes on a word
+        inside = token.startswith("##")  # WordPiece's mark of a token within a word
         line.append("" if inside or not n else " ").append(token.removeprefix("##"), style)
     return line
 
 
-def _listed(query: str, found: Mapping[str, float], corpus: Corpus | None) -> Group:
+def _listed(query: str, documents: Mapping[str, float], corpus: Corpus | None) -> Group:
     lines: list[RenderableType] = [Text(query, "bold")]
-    for rank, (id, score) in enumerate(found.items(), 1):
+    for rank, (id, score) in enumerate(documents.items(), 1):
         title, text = ("", "") if corpus is None else _document(id, corpus)
         heading = "" if id.startswith(title) else f"  {title}"
         lines.append(Text.assemble(f"{rank:>3}. ", (id, "cyan"), heading, (f"  {score:.4f}", "dim")))
@@ -120,7 +115,7 @@ def _listed(query: str, found: Mapping[str, float], corpus: Corpus | None) -> Gr
         if shown:
             cut = shown if len(shown) <= SNIPPET else shown[: SNIPPET - 1] + "…"
             lines.append(Padding(Text(cut), (0, 0, 0, 5), expand=False))
-    return Group(*lines, "" if found else "  nothing found")
+    return Group(*lines, "" if documents else "  nothing found")
 
 
 def _document(id: str, corpus: Corpus) -> tuple[str, str]:

@@ -1,14 +1,12 @@
-"""Collections of documents, queries and judgements from wherever they lie, in one form.
+"""Load collections of documents, queries and judgements from any source, in one form.
 
-    collection = load_collection("pydocs")                      # the built-in one, or
-    collection = load_collection("path/to/scifact")             # a folder in BEIR layout
-    collection = load_collection("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE, DPR have it
-    collection = load_collection("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
-    collection = load_collection("irds:beir/scifact/test")      # an identifier of ir_datasets
-    test = collection.split("test")                             # .queries, .judgements
-    print(collection.problems)                                  # what was wrong with the data, counted
-
-Of the rest of the project this package imports only `paradigms.io`.
+collection = load_collection("pydocs")                      # the built-in one, or
+collection = load_collection("path/to/scifact")             # a folder in BEIR layout
+collection = load_collection("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE, DPR have it
+collection = load_collection("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
+collection = load_collection("irds:beir/scifact/test")      # an identifier of ir_datasets
+test = collection.split("test")                             # .queries, .judgements
+print(collection.problems)                                  # problems of the data, counted
 """
 
 from collections.abc import Callable
@@ -33,7 +31,7 @@ from paradigms.data.open_qa import is_open_qa, read_open_qa
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 
-# Layout and what tells it from the others in words -> whether a folder has it, and its reader.
+# Name and files of a layout -> (whether a folder has it, its reader).
 LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] = {
     "BEIR (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)": (is_beir, read_folder),
     "MIRACL (topics/, qrels/, docs-<n>.jsonl.gz)": (is_miracl, read_miracl),
@@ -47,16 +45,16 @@ LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] 
 
 
 def load_collection(name: str | Path, *, documents: int | None = None) -> Collection:
-    """Collection by name: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or else a folder's path.
+    """Load a collection: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or a folder.
 
-    documents: size of a fixed subset, for "pydocs" only. What was wrong with the data without making it
-    unusable is in `collection.problems`.
+    documents: size of a fixed subset, for "pydocs" only. Problems that leave the data usable are counted in
+    `collection.problems`.
     """
     if name == "pydocs":
         return read_pydocs(documents)
     if documents is not None:
         raise ValueError(
-            f"documents={documents} goes with load_collection('pydocs') only, not with {str(name)!r}"
+            f"documents={documents} is for load_collection('pydocs') only, not for {str(name)!r}"
         )
     if isinstance(name, str) and name.startswith("irds:"):
         return read_irds(name.removeprefix("irds:"))
@@ -67,13 +65,13 @@ def load_collection(name: str | Path, *, documents: int | None = None) -> Collec
 
 
 def check_collection(name: str | Path) -> None:
-    """Check a folder's layout without reading it. Raises FileNotFoundError as `load_collection` does."""
+    """Check that a folder has a known layout, without reading it. Raises FileNotFoundError if not."""
     if not str(name).startswith(("hf:", "irds:")) and name != "pydocs":
         layout_of(Path(name))
 
 
 def layout_of(folder: Path) -> Callable[[Path], Collection]:
-    """The reader of a folder's layout. Raises FileNotFoundError if there is none."""
+    """Find the reader of a folder's layout. Raises FileNotFoundError if there is none."""
     name = str(folder)
     if not folder.is_dir():
         raise FileNotFoundError(

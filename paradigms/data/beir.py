@@ -37,9 +37,9 @@ def is_beir(folder: Path) -> bool:
 
 
 def read_folder(path: str | Path) -> Collection:
-    """Collection of a folder in BEIR layout, named after the folder; any splits may exist under qrels/.
+    """Read a folder in BEIR layout; qrels/ may hold any splits, and the collection has the folder's name.
 
-    FileNotFoundError names a missing file; ValueError the file and line of a bad line.
+    Raises FileNotFoundError if a file is missing, ValueError, with file and line, for a bad line.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -60,8 +60,8 @@ def read_folder(path: str | Path) -> Collection:
 def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
 
-    A title with which the text does not begin is written as `metadata.title`. ValueError for what this layout
-    has no place for: answers, and one id of different queries in two splits.
+    A title that does not begin the text is written as `metadata.title`. Raises ValueError for answers, and
+    for different queries with the same id in two splits, which this layout cannot hold.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
@@ -86,9 +86,9 @@ def write_corpus(documents: Iterable[Document], file: Path) -> None:
 
 
 def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
-    """The documents of a corpus.jsonl without queries. Errors as in `read_folder`; ValueError where empty.
+    """Read the documents of a corpus.jsonl. Raises the errors of `read_folder`, ValueError if it is empty.
 
-    digest: gets the id, title and text of each.
+    digest: the id, title and text of each document are added to it.
     """
     documents, stored = read_documents([file], json_document)
     rows = documents if digest is None else digest.passing(documents)
@@ -103,18 +103,18 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Split name -> file: train, dev, test first, any others after them by name."""
-    found: dict[str, Path] = {}
+    """Split -> file: train, dev and test first, then others by name."""
+    files: dict[str, Path] = {}
     for file in sorted([*folder.glob("qrels/*.tsv.gz"), *folder.glob("qrels/*.tsv")]):
-        found[file.name.removesuffix(".gz").removesuffix(".tsv")] = file
-    if not found:
+        files[file.name.removesuffix(".gz").removesuffix(".tsv")] = file
+    if not files:
         raise FileNotFoundError(f"{folder} holds no qrels/<split>.tsv (BEIR layout)")
-    known = [name for name in SPLITS if name in found]
-    return {name: found[name] for name in [*known, *sorted(found.keys() - set(known))]}
+    known = [name for name in SPLITS if name in files]
+    return {name: files[name] for name in [*known, *sorted(files.keys() - set(known))]}
 
 
 def _divided(title: str, text: str) -> dict[str, Any]:
-    """The row of which `title_of` and `text_of` give back the title and the text."""
+    """A row of corpus.jsonl from which `title_of` and `text_of` restore title and text."""
     if not title:
         return {"text": text}
     rest = body(title, text)

@@ -1,7 +1,7 @@
 """A retrieval collection: documents, and for each split its queries with graded judgements.
 
-Every source is a stream of documents, one of queries, and the judgements of each split; `assemble` makes the
-collection from these and counts what is wrong with them.
+Readers of each layout pass streams of documents, queries and judgements to `assemble`, which checks them and
+counts their problems.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ LONE = "with lone surrogates (each replaced by U+FFFD)"
 
 
 Document = tuple[str, str, str]
-"""(id, title, text), the title joined to the text."""
+"""(id, title, text); the text begins with the title."""
 Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
-"""Positions in a stream of documents -> sequences of their titles and texts that read on demand."""
+"""Positions in a stream of documents -> their titles and texts, as sequences that read on demand."""
 
 
 class Corpus(Sequence[str]):
     """Documents by position, corpus[i], and by id, corpus[corpus.position(id)].
 
-    titles[i] is the title of document i, "" where it has none; where the source keeps titles and texts apart,
-    the text begins with it (`joined`). `texts` and `titles` may be lists or sequences that read on demand.
+    titles[i] is the title of document i, or "". If the source keeps titles and texts apart, the text begins
+    with the title (`joined`). `texts` and `titles` may be lists or sequences that read on demand.
     """
 
     def __init__(self, ids: list[str], texts: Sequence[str], titles: Sequence[str] | None = None):
@@ -40,16 +40,16 @@ class Corpus(Sequence[str]):
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         if not len(ids) == len(texts) == len(self.titles):
             raise ValueError(
-                f"{len(ids)} ids, {len(texts)} texts and {len(self.titles)} titles must be as many"
+                f"{len(ids)} ids, {len(texts)} texts, {len(self.titles)} titles: numbers must be equal"
             )
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}
         if len(self._positions) != len(ids):
-            raise ValueError("the ids of a corpus must differ from each other")
+            raise ValueError("the ids of a corpus must be unique")
 
     @classmethod
     def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
-        """The corpus itself, or one of document id → text."""
+        """Make a corpus of document id → text; a corpus is returned as it is."""
         return texts if isinstance(texts, Corpus) else cls(list(texts), list(texts.values()))
 
     def __len__(self) -> int:
@@ -68,14 +68,14 @@ class Corpus(Sequence[str]):
         return iter(self._texts)
 
     def position(self, id: str) -> int:
-        """The i with ids[i] == id. KeyError names an unknown id."""
+        """The i with ids[i] == id. Raises KeyError for an unknown id."""
         try:
             return self._positions[id]
         except KeyError:
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
 
     def only(self, ids: Iterable[str]) -> "Corpus":
-        """The corpus of these documents alone, in its order. KeyError names an unknown id."""
+        """Restrict the corpus to these documents, in its order. Raises KeyError for an unknown id."""
         rows = sorted({self.position(id) for id in ids})
         titles = [self.titles[row] for row in rows]
         return Corpus([self.ids[row] for row in rows], [self[row] for row in rows], titles)
@@ -83,10 +83,10 @@ class Corpus(Sequence[str]):
 
 @dataclass(frozen=True)
 class Split:
-    """The queries of one split and their judgements: both have the same query ids.
+    """The queries of one split and their judgements, which have the same query ids.
 
-    answers: query id -> the answers that make a document relevant that contains one; judgements may then be
-    empty. groups: query id -> its group, where means are macro-averages over groups; of all queries or none.
+    answers: query id -> answers; a document is relevant if it contains one, and judgements may be empty.
+    groups: query id -> group, for means that are macro-averages over groups; for all queries or none.
     """
 
     queries: dict[str, str]
@@ -95,7 +95,7 @@ class Split:
     groups: dict[str, str] = field(default_factory=dict)
 
     def only(self, ids: Iterable[str]) -> "Split":
-        """The split of these queries alone, in their order."""
+        """Restrict the split to these queries, in the order of `ids`."""
         ids = list(ids)
         return Split(
             {q: self.queries[q] for q in ids},
@@ -107,7 +107,7 @@ class Split:
 
 @dataclass
 class Problems:
-    """What was wrong with the data without stopping the load: per kind a count and the first few cases."""
+    """Problems of the data that did not stop the load: a count and the first few cases of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -133,9 +133,9 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    `measures` are those that its paper reports, the first the one to test systems on. `fingerprint` (sha256)
-    changes with any document, query, judgement or answer and the documents' order, but not with where a title
-    ends: what was computed by document position under one fingerprint stays valid.
+    measures: those that its paper reports; systems are tested on the first. fingerprint: sha256 of documents
+    in their order, queries, judgements and answers, but not of where titles end. Results by document position
+    stay valid while it is the same.
     """
 
     name: str
@@ -147,26 +147,28 @@ class Collection:
     built_in: bool = False  # pydocs, or a subset of it
 
     def split(self, name: str) -> Split:
-        """The split of this name. ValueError names a wrong one and lists those that exist."""
+        """Look up a split. Raises ValueError, with the existing names, for an unknown one."""
         if name not in self.splits:
             raise ValueError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
 
 
 def all_queries(collection: Collection) -> tuple[dict[str, str], Judgements]:
-    """Queries and judgements of all splits. ValueError where two splits have different queries of one id."""
+    """Merge queries and judgements of all splits. Raises ValueError if an id has two different queries."""
     queries: dict[str, str] = {}
     judged: Judgements = {}
     for split in collection.splits.values():
         for query, text in split.queries.items():
             if queries.setdefault(query, text) != text:
-                raise ValueError(f"{collection.name}: the id {query!r} is of different queries in two splits")
+                raise ValueError(
+                    f"{collection.name}: two splits have different queries with the id {query!r}"
+                )
             judged[query] = {**judged.get(query, {}), **split.judgements[query]}
     return queries, judged
 
 
 def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
-    """Documents by falling score, equal scores by document id: the first `count`, or all.
+    """Rank documents by falling score, equal scores by id: the first `count`, or all.
 
     >>> best_first({"b": 1.0, "a": 1.0, "c": 2.0}, 2)
     {'c': 2.0, 'a': 1.0}
@@ -175,44 +177,45 @@ def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[st
 
 
 def ranked(query: str, scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
-    """`best_first` of a query's documents. ValueError names one whose score is NaN."""
-    lost = next((document for document, score in scores.items() if isnan(score)), None)
-    if lost is not None:
-        raise ValueError(f"the score of document {lost!r} for query {query!r} is NaN: it has no rank")
+    """`best_first` for a query's documents. Raises ValueError for a score that is NaN."""
+    unranked = next((document for document, score in scores.items() if isnan(score)), None)
+    if unranked is not None:
+        raise ValueError(f"the score of document {unranked!r} for query {query!r} is NaN: it has no rank")
     return best_first(scores, count)
 
 
 def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
-    """KeyError names a query of the run that has no text."""
+    """Raise KeyError if a query of the run has no text."""
     unknown = next((query for query in run if query not in queries), None)
     if unknown is not None:
-        raise KeyError(f"the run names the query {unknown!r}, which has no text")
+        raise KeyError(f"the run has the query {unknown!r}, which has no text")
 
 
-def check_answered(run: Run, asked: Names[str], what: object) -> None:
-    """ValueError, which begins with `what`, if the run lacks one of the queries that were asked.
+def check_answered(run: Run, queries: Names[str], where: object) -> None:
+    """Raise ValueError, beginning with `where`, if the run lacks any of the queries.
 
-    A query for which no document was found is in the run, without documents.
+    A query for which nothing was retrieved is in the run, without documents.
     """
-    lost = [query for query in asked if query not in run]
+    lost = [query for query in queries if query not in run]
     if lost:
         raise ValueError(
-            f"{what}: {len(lost):,} of {len(asked):,} queries have no answer, such as {lost[0]!r}"
+            f"{where}: {len(lost):,} of {len(queries):,} queries have no answer, such as {lost[0]!r}"
         )
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """The split without round(share · queries) of its queries, and these, drawn by a hash of their ids."""
+    """Divide a split in two: (the rest, round(share · queries) queries drawn by a hash of their ids)."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
     held = set(order[: round(share * len(order))])
-    kept, out = ([q for q in split.queries if (q in held) == which] for which in (False, True))
-    return split.only(kept), split.only(out)
+    return split.only(q for q in split.queries if q not in held), split.only(
+        q for q in split.queries if q in held
+    )
 
 
 def mended(text: str) -> str:
-    """The text with U+FFFD for every lone surrogate, half a character, which JSON can spell."""
+    """Replace lone surrogates, halves of characters that JSON can hold, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -221,29 +224,29 @@ def mended(text: str) -> str:
 
 
 def joined(title: str, text: str) -> str:
-    """A document's text as BEIR has it: title and text with a space between, no space without a title."""
+    """Join a title and a text with a space, as BEIR does."""
     return f"{title} {text}".strip()
 
 
 def body(title: str, text: str) -> str:
-    """A document's text without the title that it begins with: `joined` undone."""
+    """Remove the title from the start of a text: the inverse of `joined`."""
     return text.removeprefix(f"{title} ") if title else text
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """The title of a row in BEIR's form; `metadata.title` is one that is no part of the text."""
+    """The title of a row in BEIR's form; `metadata.title` is a title that does not begin the text."""
     metadata = row.get("metadata")
     title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
     return title.strip() if isinstance(title, str) else ""
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """The text of a row in BEIR's form, its title included."""
+    """The text of a row in BEIR's form, with its title."""
     return joined(row.get("title") or "", row.get("text") or "")
 
 
 def grade(value: Any, where: str = "a judgement") -> int:
-    """A judgement's grade as an integer, from 1, "1" or "1.0". ValueError says where it is anything else."""
+    """Convert a judgement's grade to an integer, from 1, "1" or "1.0". Raises ValueError for others."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -260,7 +263,7 @@ class Digest:
         self._hash = hashlib.sha256()
 
     def passing(self, rows: Iterable[Document]) -> Iterator[Document]:
-        """The documents, each added as it passes."""
+        """Yield the documents, adding each to the digest."""
         for row in rows:
             self.add(*row)
             yield row
@@ -289,13 +292,15 @@ def assemble(
     problems: Problems | None = None,
     stored: Stored | None = None,
 ) -> Collection:
-    """Collection from streams of (id, title, text), (id, text) and per split (query id, document id, grade).
+    """Make a collection from streams.
 
-    queries: of all splits, or split -> stream where an id may stand for another text in another split.
-    answers: split -> query id -> answers; a query with answers needs no judgement. groups: query id -> group.
-    Of equal ids the first counts; judgements for absent documents or queries are left out; empty texts stay,
-    and lone surrogates are replaced. Each of these is counted in `problems`. stored: how kept documents are
-    read on demand; without it titles and texts are kept in memory.
+    documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
+    for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
+    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads kept documents
+    on demand; without it titles and texts are kept in memory.
+
+    Only the first of equal ids is kept; judgements for absent documents or queries are left out; empty texts
+    are kept, and lone surrogates replaced. All of these are counted in `problems`.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
@@ -306,12 +311,11 @@ def assemble(
             yield place, id, title, text
 
     corpus = gathered(name, digested(), stored)
-    own = queries if isinstance(queries, Mapping) else None
     shared = {} if isinstance(queries, Mapping) else _texts(queries, problems)
     splits: dict[str, Split] = {}
     answers, groups = answers or {}, groups or {}
     for split in dict.fromkeys([*judgements, *answers]):
-        every = shared if own is None else _texts(own[split], problems)
+        every = _texts(queries[split], problems) if isinstance(queries, Mapping) else shared
         judged: Judgements = {query: {} for query in answers.get(split, {})}
         for query, document, value in judgements.get(split, ()):
             if query not in every:
@@ -322,7 +326,7 @@ def assemble(
                 problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
             else:
                 judged.setdefault(query, {})[document] = value
-        # In the order of the queries, so that two ways of writing the same judgements give the same split.
+        # In the order of the queries, whatever the order of the judgements.
         part = Split(every, judged, answers.get(split, {}), groups).only(q for q in every if q in judged)
         splits[split] = part
         digest.add(split, str(len(part.queries)))
@@ -331,8 +335,8 @@ def assemble(
             for document in sorted(grades):
                 digest.add(document, str(grades[document]))
             if query in part.answers:
-                found = part.answers[query]
-                digest.add("answers", str(len(found)), *found, part.groups.get(query, ""))
+                texts = part.answers[query]
+                digest.add("answers", str(len(texts)), *texts, part.groups.get(query, ""))
     if not any(split.queries for split in splits.values()):
         raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
     return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
@@ -344,29 +348,29 @@ def some_documents(
     kept: Set[str],
     judgements: Mapping[str, Iterable[tuple[str, str, int]]],
 ) -> Collection:
-    """The collection of the documents `kept` and the queries of these judgements, as in `assemble`."""
+    """Restrict a collection to the documents `kept` and the queries of `judgements` (see `assemble`)."""
     corpus = collection.corpus
     rows = ((id, corpus.titles[i], corpus[i]) for i, id in enumerate(corpus.ids) if id in kept)
     queries = all_queries(collection)[0].items()
-    found = assemble(name, rows, queries, judgements, measures=collection.measures)
-    return replace(found, built_in=collection.built_in)
+    part = assemble(name, rows, queries, judgements, measures=collection.measures)
+    return replace(part, built_in=collection.built_in)
 
 
 def checked(
     kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(place among `rows`, row) of those with a new id; rows are (id, title, text) or (id, text).
+    """Yield (position, row) of each row with a new id. rows: (id, title, text) or (id, text).
 
-    Lone surrogates are replaced; this, repeated ids and empty texts are counted.
+    Replaces lone surrogates; counts these, repeated ids and empty texts.
     """
     seen: set[str] = set()
-    for place, (id, *found) in enumerate(rows):
+    for place, (id, *parts) in enumerate(rows):
         if id in seen:
             problems.add(f"duplicate {kind} id (first one kept)", id)
             continue
         seen.add(id)
-        texts = list(map(mended, found))
-        if texts != found:
+        texts = list(map(mended, parts))
+        if texts != parts:
             problems.add(f"{kind} {LONE}", id)
         if not texts[-1].strip():
             problems.add(f"{kind} with empty text (kept)", id)
@@ -374,7 +378,7 @@ def checked(
 
 
 def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
-    """The corpus of (place, id, title, text); stored: as in `assemble`. ValueError for no document."""
+    """Make a corpus of (position, id, title, text). stored: as in `assemble`. Raises ValueError if empty."""
     ids, titles, texts, places = [], [], [], []
     for place, id, title, text in rows:
         ids.append(id)

@@ -1,4 +1,4 @@
-"""Collections through other libraries: `datasets` (Hugging Face hub or a local folder) and `ir_datasets`."""
+"""Read collections with `datasets` (from the Hugging Face hub or a local folder) and `ir_datasets`."""
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,12 +16,10 @@ REPORTED = {"miracl": layouts.MIRACL, "lotte": layouts.LOTTE, "dpr-w100": open_q
 
 
 class Rows(Sequence[str]):
-    """`part` of the documents of a `datasets.Dataset`, which stays memory-mapped on disk."""
+    """The titles or texts (`part`) of a `datasets.Dataset`, which stays memory-mapped on disk."""
 
     def __init__(self, dataset: Any, positions: np.ndarray, part: Callable[[dict], str]):
-        self._dataset = dataset
-        self._positions = positions
-        self._part = part
+        self._dataset, self._positions, self._part = dataset, positions, part
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -35,14 +33,14 @@ class Rows(Sequence[str]):
 
 
 def read_hub(path: str, prefix: str | None = None) -> Collection:
-    """Collection of a hub dataset, or of a local folder that `datasets` reads, in a BEIR hub layout.
+    """Read a hub dataset, or a local folder that `datasets` reads, in a BEIR hub layout.
 
-    Corpus and queries are the configurations "corpus" and "queries"; judgements (query-id, corpus-id, score)
-    are "qrels" or "default" of the same dataset (as mteb/* has them) or the dataset <path>-qrels (as BeIR/*
-    has them). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de" and so on; where
-    the configurations have no prefix it is a split of each, such as NanoSciFact of NanoBEIR-en, read as test.
-    So is the one split, "train", of each dataset Nano*. Judgements without a score are relevant (1).
-    ValueError says which configurations were looked for.
+    Corpus and queries are the configurations "corpus" and "queries". Judgements (query-id, corpus-id, score)
+    are "qrels" or "default" of the same dataset (as in mteb/*) or the dataset <path>-qrels (as in BeIR/*);
+    without a score, the grade is 1. With a prefix such as "de", the configurations are "de-corpus" or
+    "corpus-de" and so on; if they have no prefix, it is the name of a split of each, such as NanoSciFact in
+    NanoBEIR-en, which is read as test. The only split, "train", of a dataset Nano* is read as test, too.
+    Raises ValueError, with the configurations searched, if one is missing.
     """
     import datasets
 
@@ -62,7 +60,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         )
     if split or (list(judged) == ["train"] and path.rstrip("/").rsplit("/", 1)[-1].startswith("Nano")):
         judged = {"test": judged[split or "train"]}
-    names = {} if "dev" in judged else {"validation": "dev"}  # as folders and papers of BEIR say
+    names = {} if "dev" in judged else {"validation": "dev"}  # as BEIR's folders and papers name it
     return assemble(
         name,
         ((json_id(row, f"{name}, row {n}"), title_of(row), text_of(row)) for n, row in enumerate(corpus)),
@@ -74,11 +72,10 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
 
 
 def read_irds(identifier: str) -> Collection:
-    """Collection of an `ir_datasets` identifier, such as "beir/scifact/test", or the splits of
-    "beir/scifact".
+    """Read an `ir_datasets` identifier, such as "beir/scifact/test", or all splits of "beir/scifact".
 
-    Queries bring their answers where they have some (dpr-w100), and the collection its papers' measures.
-    Documents are held in memory. ImportError says how to install the library.
+    Answers of queries (dpr-w100) and the measures of known papers are kept. Documents are held in memory.
+    Raises ImportError, with the command to install it, without the library.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")
@@ -90,7 +87,7 @@ def read_irds(identifier: str) -> Collection:
     try:
         dataset = ir_datasets.load(identifier)
     except KeyError:
-        raise ValueError(f"irds:{identifier}: ir_datasets knows no such identifier") from None
+        raise ValueError(f"irds:{identifier}: ir_datasets has no such identifier") from None
     if dataset.has_qrels():
         last = identifier.rsplit("/", 1)[-1]
         parts = {last if last in ("train", "dev", "test") else "test": dataset}
@@ -110,14 +107,14 @@ def read_irds(identifier: str) -> Collection:
             (document.doc_id, (getattr(document, "title", "") or "").strip(), _plain_text(document))
             for document in dataset.docs_iter()
         ),
-        {split: ((query.query_id, _plain_text(query)) for query in of) for split, of in queries.items()},
+        {split: ((query.query_id, _plain_text(query)) for query in rows) for split, rows in queries.items()},
         {
             split: ((row.query_id, row.doc_id, int(row.relevance)) for row in part.qrels_iter())
             for split, part in parts.items()
         },
         answers={
-            split: {query.query_id: list(query.answers) for query in of if getattr(query, "answers", None)}
-            for split, of in queries.items()
+            split: {query.query_id: list(query.answers) for query in rows if getattr(query, "answers", None)}
+            for split, rows in queries.items()
         },
         measures=REPORTED.get(identifier.split("/")[0], ()),
     )
@@ -135,23 +132,23 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
-    """The name under which the hub keeps a part of a collection. wanted: ValueError names the lack of it."""
+    """The configuration of a part of a collection. wanted: if set, raise ValueError if there is none."""
     names = [part, "default"] if part == "qrels" else [part]
     if prefix is not None:
         names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
         names += [prefix] if part == "qrels" else []
-    found = next((name for name in names if name in existing), None)
-    if wanted and found is None:
+    configuration = next((name for name in names if name in existing), None)
+    if wanted and configuration is None:
         looked = " or ".join(map(repr, names))
         raise ValueError(f"{wanted} has no configuration {looked}; it has {', '.join(map(repr, existing))}")
-    return found
+    return configuration
 
 
 def _rows(datasets: Any, path: str, configuration: str | None, split: str | None) -> Any:
-    found = datasets.load_dataset(path, configuration)
-    if split is not None and split not in found:
-        raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(found)}")
-    parts = [found[split]] if split is not None else list(found.values())
+    splits = datasets.load_dataset(path, configuration)
+    if split is not None and split not in splits:
+        raise ValueError(f"hf:{path} has no {split!r} in {configuration}; it has {', '.join(splits)}")
+    parts = [splits[split]] if split is not None else list(splits.values())
     return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
 

@@ -1,6 +1,6 @@
-"""Queries that are themselves documents: on ArguAna and Quora a query's own document would rank first.
+"""Queries that are documents: on ArguAna and Quora, a query's own document would rank first.
 
-BEIR's figures leave it out (`ignore_identical_ids`): a document with the id of the query is no result of it.
+BEIR's figures leave it out (`ignore_identical_ids`): a document with the query's id is not a result.
 """
 
 from collections.abc import Set
@@ -11,11 +11,11 @@ CHOICES = ("auto", "leave_out", "keep")
 
 
 def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozenset[str]:
-    """The ids that a query and a document share, where these are one text.
+    """The ids of queries that are documents themselves.
 
-    choice: "auto" = the shared ids where at least half of these documents hold the text of their query, else
-    none, as ids that are numbers may be equal by chance (Cranfield, SciFact), and no document that is judged
-    relevant to the query; "leave_out" = all shared ids, as BEIR; "keep" = none. ValueError for others.
+    choice: "auto" = ids that a query and a document share, unless the document is judged relevant; none if
+    fewer than half of these documents contain their query, as numbers may be equal by chance (Cranfield,
+    SciFact). "leave_out" = all shared ids, as BEIR does. "keep" = none. Raises ValueError for others.
     """
     queries = split.queries
     if choice not in CHOICES:
@@ -31,21 +31,23 @@ def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozens
     return frozenset(id for id in shared if split.judgements.get(id, {}).get(id, 0) <= 0)
 
 
-def without_own(run: Run, own: Set[str], k: int | None = None) -> Run:
-    """The run without the documents that are the query itself; the first k of each query, or all.
+def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
+    """Leave out the document with the query's id, for the queries `ids`; keep the first k documents, or all.
 
     >>> without_own({"a": {"a": 2.0, "b": 1.0}}, {"a"})
     {'a': {'b': 1.0}}
     """
-    if not own:
+    if not ids:
         return run
-    kept = ((q, {d: s for d, s in scores.items() if d != q or q not in own}) for q, scores in run.items())
+    kept = ((q, {d: s for d, s in scores.items() if d != q or q not in ids}) for q, scores in run.items())
     return {query: best_first(scores, k) for query, scores in kept}
 
 
-def told(own: Set[str]) -> str:
-    """What is left out, in a line; "" where nothing is."""
-    return f"{len(own):,} queries have a document's id, which is left out of their results." if own else ""
+def left_out(ids: Set[str]) -> str:
+    """A line that reports the documents left out; "" if there are none."""
+    return (
+        f"{len(ids):,} queries are documents themselves, which are left out of their results." if ids else ""
+    )
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Collections as they are published: MIRACL, LoTTE, and the tab-separated layout of MS MARCO and NQ320K."""
+"""Published layouts: MIRACL, LoTTE, and the tab-separated layout of MS MARCO and NQ320K."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,30 +22,32 @@ def is_miracl(folder: Path) -> bool:
 
 
 def read_miracl(folder: Path) -> Collection:
-    """A language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
+    """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
 
     Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
     and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published apart: the passages may
     lie in the folder, in miracl-corpus-v1.0-<language> beside it, or in that folder inside a miracl-corpus
-    beside the folder's parent. FileNotFoundError says where files were looked for, ValueError names a bad
-    line.
+    beside the folder's parent. Raises FileNotFoundError, with the places searched, if files are missing, and
+    ValueError for a bad line.
     """
     folder = folder.resolve()
-    found = {
+    stems = {
         match["split"]: match["stem"] for match in map(QRELS.fullmatch, _names(folder / "qrels")) if match
     }
-    if not found:
+    if not stems:
         raise FileNotFoundError(f"{folder}/qrels holds no qrels.*-<split>.tsv (MIRACL's layout)")
-    splits = [split for split in ("train", "dev", "test", "test-a", "test-b") if split in found]
+    splits = [split for split in ("train", "dev", "test", "test-a", "test-b") if split in stems]
     documents, stored = read_documents(_shards(folder), json_document)
-    judged = {split: read_judgements(folder / "qrels" / f"qrels.{found[split]}.tsv") for split in splits}
+    judged = {split: read_judgements(folder / "qrels" / f"qrels.{stems[split]}.tsv") for split in splits}
     return assemble(
         folder.name,
         documents,
-        {split: _pairs(folder / "topics" / f"topics.{found[split]}.tsv") for split in splits},
+        {split: _pairs(folder / "topics" / f"topics.{stems[split]}.tsv") for split in splits},
         {
-            split: ((query, document, grade) for query, row in of.items() for document, grade in row.items())
-            for split, of in judged.items()
+            split: (
+                (query, document, grade) for query, row in rows.items() for document, grade in row.items()
+            )
+            for split, rows in judged.items()
         },
         measures=MIRACL,
         stored=stored,
@@ -53,7 +55,7 @@ def read_miracl(folder: Path) -> Collection:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files of passages in the order of their numbers."""
+    """The files of passages, by number."""
     corpus = folder.name.replace("miracl-", "miracl-corpus-", 1)
     places = [folder, folder.parent / corpus, folder.parent.parent / "miracl-corpus" / corpus]
     for place in places:
@@ -65,7 +67,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Names of the folder's files, .gz before plain: of two alike the plain one, read last, is taken."""
+    """Names of a folder's files, .gz before plain, as the last of two with the same stem is used."""
     return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
 
 
@@ -74,12 +76,12 @@ def is_lotte(folder: Path) -> bool:
 
 
 def read_lotte(folder: Path) -> Collection:
-    """A folder <domain>/<dev or test> of LoTTE: collection.tsv (id, passage); the splits search and forum.
+    """Read a folder <domain>/<dev or test> of LoTTE, with the splits search and forum.
 
     Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL
-    2022. Each split is questions.<split>.tsv (id, question) and qas.<split>.jsonl, where answer_pids are the
-    relevant passages; an id names another question in either. ValueError names file and line,
-    FileNotFoundError a file.
+    2022. Files are collection.tsv (id, passage) and, for each split, questions.<split>.tsv (id, question) and
+    qas.<split>.jsonl, where answer_pids are the relevant passages. The splits reuse ids for different
+    questions. Raises ValueError for a bad line, FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
     splits = [match["split"] for match in map(QUESTIONS.fullmatch, _names(folder)) if match]
@@ -117,23 +119,23 @@ def is_msmarco(folder: Path) -> bool:
 
 
 def read_msmarco(folder: Path) -> Collection:
-    """Collection of collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
+    """Read collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
-    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The code of Wu
-    et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's documents, as Sun et al.
-    processed them (arXiv:2304.04171), in this layout, ColBERT's.
+    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. In this layout,
+    ColBERT's, the code of Wu et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's
+    documents, as processed by Sun et al. (arXiv:2304.04171).
 
-    queries.all.tsv stands for all others. Judgements are qrels.<split>.tsv or qrel.<split>.tsv (query, 0,
-    document, grade) or else triples.<split>.tsv (query, a relevant document, others); anything may follow the
-    split, as in queries.dev.small.tsv. Papers report on `dev`: without a split `test` that is its name.
-    ValueError names file and line, or judgements whose queries have no text; FileNotFoundError a missing
-    file.
+    queries.all.tsv replaces all other files of queries. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
+    (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); anything may
+    follow the split, as in queries.dev.small.tsv. Without a split `test`, `dev`, on which papers report,
+    becomes `test`. Raises ValueError for a bad line, or if a split judges no query that has a text, and
+    FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
     names = _names(folder)[::-1]
-    found = [match for match in map(JUDGEMENTS.fullmatch, names) if match]
-    found.sort(key=lambda match: match["kind"] != "triples")  # of a split with both, the judgements count
-    files = {match["split"]: folder / match.string for match in found}
+    matches = [match for match in map(JUDGEMENTS.fullmatch, names) if match]
+    matches.sort(key=lambda match: match["kind"] != "triples")  # qrels replace triples of the same split
+    files = {match["split"]: folder / match.string for match in matches}
     if not files:
         raise FileNotFoundError(f"{folder} holds no qrels.<split>.tsv and no triples.<split>.tsv")
     if "dev" in files and "test" not in files:
@@ -146,7 +148,7 @@ def read_msmarco(folder: Path) -> Collection:
         rows = judgements[split] = list(_judgements(file))
         if rows and not any(query in known for query, _, _ in rows):
             read = ", ".join(every) or "no queries.<split>.tsv"
-            raise ValueError(f"{file} judges no query that has a text; texts of queries are in: {read}")
+            raise ValueError(f"{file} judges no query that has a text; queries were read from: {read}")
     documents, stored = read_documents([folder / "collection.tsv"], _titled)
     return assemble(folder.name, documents, queries, judgements, stored=stored)
 
@@ -170,7 +172,7 @@ def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
 
 
 def _rows(path: Path, least: int, most: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """(place in words, columns) of each line."""
+    """Yield (file and line, columns) of each line."""
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         yield where, columns(line, where, least, most)

@@ -1,6 +1,6 @@
-"""Documents that are lines of files: read once in a stream, and from then on where they lie on disk.
+"""Documents in the lines of files: streamed once, and afterwards read from disk on demand.
 
-Of a plain file only the offsets of its lines are kept (8 bytes a document); a .gz is read into memory.
+For a plain file only the offsets of its lines are kept (8 bytes per document); a .gz is read into memory.
 """
 
 import mmap
@@ -18,15 +18,15 @@ from paradigms.io.gzipped import byte_lines
 from paradigms.io.typed import parse_json
 
 Parse = Callable[[bytes, str], Document | None]
-"""(line, its place in words) -> its document, or None for a line that holds none, such as a header."""
+"""(line, file and line number) -> its document, or None for a line without one, such as a header."""
 TITLE, TEXT = 1, 2
 IDS = ("_id", "id", "docid", "doc_id")  # names of an id in JSON
 
 
 class Lines(Sequence[str]):
-    """One `column` (`TITLE` or `TEXT`) of the documents of plain files, read when asked for.
+    """One `column` (`TITLE` or `TEXT`) of the documents in plain files, read on demand.
 
-    offsets: byte where each document's line starts, counted through all files in their order.
+    offsets: the first byte of each document's line, counted through all files in order.
     """
 
     def __init__(self, paths: Sequence[Path], offsets: np.ndarray, parse: Parse, column: int):
@@ -52,10 +52,10 @@ class Lines(Sequence[str]):
 
 
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
-    """The documents of the files' lines in a stream, and, once it is read, how to read them again.
+    """Stream the documents of files; also return a function that reads them on demand, once the stream ends.
 
-    The second is None where a file is a .gz. `parse` raises ValueError for a bad line; FileNotFoundError
-    names a missing file.
+    The function is None if a file is a .gz. parse: raises ValueError for a bad line. Raises FileNotFoundError
+    if a file is missing.
     """
     offsets = array("q")
 
@@ -77,7 +77,7 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
-    """The cells between a line's tabs; the last of `most` keeps its own. ValueError for too few, or no id."""
+    """Split a line at tabs, into at most `most` cells. Raises ValueError for fewer than `least`, or no id."""
     cells = [cell.strip() for cell in line.split("\t", most - 1)]
     if len(cells) < least or not cells[0]:
         raise ValueError(f"{where}: not {least} columns with tabs between them: {line[:60]!r}")
@@ -85,7 +85,7 @@ def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:
-    """The JSON object in a line. ValueError says where there is none."""
+    """Parse a line that holds a JSON object. Raises ValueError, beginning with `where`, if it does not."""
     row = parse_json(line, where)
     if not isinstance(row, dict):
         raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
@@ -93,17 +93,17 @@ def json_object(line: bytes | str, where: str) -> dict[str, Any]:
 
 
 def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:
-    """The id of a JSON row, a string or an integer, by a name of `IDS`; else `number`. ValueError: none."""
+    """The id of a JSON row, a string or integer under a key of `IDS`, or `number`. Raises ValueError."""
     id = next((row[key] for key in IDS if row.get(key) is not None), number)
     if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
         raise ValueError(
-            f"{where}: no usable id, a string or an integer as {' or '.join(IDS)} (found {id!r})"
+            f"{where}: no usable id, a string or an integer under {' or '.join(IDS)} (found {id!r})"
         )
     return str(id)
 
 
 def json_row(line: bytes | str, where: str) -> tuple[str, dict[str, Any]]:
-    """(id, row) of a JSON line whose title and text, where it has them, are strings. ValueError otherwise."""
+    """Parse a JSON line to (id, row). Raises ValueError if its title or text is not a string."""
     row = json_object(line, where)
     for key in ("title", "text"):
         if not isinstance(row.get(key), str | None):
@@ -112,7 +112,7 @@ def json_row(line: bytes | str, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def json_document(line: bytes, where: str) -> Document:
-    """The document of a line of corpus.jsonl, as BEIR and MIRACL have it. ValueError says what is wrong."""
+    """Parse a line of corpus.jsonl, as in BEIR and MIRACL. Raises ValueError for a bad line."""
     id, row = json_row(line, where)
     return id, title_of(row), text_of(row)
 

@@ -1,28 +1,28 @@
-"""Near copies among texts, found exactly: a set-similarity join over word triples."""
+"""Find near copies among texts, exactly: a set-similarity join over word triples."""
 
 import re
 
 import numpy as np
 
-BITS = 21  # of a word's number: three of them fit an int64
+BITS = 21  # of a word's number: three fit an int64
 
 
 def words(text: str) -> list[str]:
-    """The text's words in lower case, without punctuation: what copies are compared by."""
+    """The text's words in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower())
 
 
 def phrase(text: str) -> str:
-    """The words with a space around each: one phrase holds another whose words follow each other in it."""
+    """The words with a space around each, so that a substring is a sequence of whole words."""
     return f" {' '.join(words(text))} "
 
 
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
-    """For each text, whether J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is no copy itself.
+    """For each text x, whether J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not a copy.
 
-    x and y are sets of word triples. originals: the first so many texts, which are no copies; the others are
-    compared with these alone. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): sets with J ≥ t in
-    the same order, rarest first, meet within the first |x| − ⌈t·|x|⌉ + 1 elements of both.
+    x and y are sets of word triples. originals: the first `originals` texts are no copies, and the others are
+    compared with these alone. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): with elements in the
+    same order, rarest first, sets with J ≥ t share one of the first |x| − ⌈t·|x|⌉ + 1 elements of each.
     """
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])
@@ -37,9 +37,9 @@ def near_copies(texts: list[str], threshold: float, originals: int | None = None
         size = len(triples)
         prefix = triples[: size - int(np.ceil(threshold * size)) + 1].tolist()
         earlier = {holder for triple in prefix for holder in holders.get(triple, ())}
-        own = originals is not None and text < originals
-        copies.append(not own and any(jaccard(triples, by_rarity[n]) >= threshold for n in earlier))
-        if own or (originals is None and not copies[-1]):
+        original = originals is not None and text < originals
+        copies.append(not original and any(jaccard(triples, by_rarity[n]) >= threshold for n in earlier))
+        if original or (originals is None and not copies[-1]):
             for triple in prefix:
                 holders.setdefault(triple, []).append(text)
     return copies
@@ -51,7 +51,7 @@ def jaccard(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _word_triples(texts: list[str]) -> list[np.ndarray]:
-    """Per text the distinct triples of words that follow each other, each as one integer."""
+    """For each text, its distinct triples of consecutive words, each as one integer."""
     numbers: dict[str, int] = {}
     triples = []
     for text in texts:

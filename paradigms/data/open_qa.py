@@ -1,9 +1,9 @@
-"""Open-domain question answering over passages, in DPR's layout: a passage is relevant that holds an answer.
+"""Open-domain question answering over passages, in DPR's layout: passages with an answer are relevant.
 
 Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", EMNLP 2020 (Natural Questions,
 TriviaQA, SQuAD); Sciavolino et al., "Simple Entity-Centric Questions Challenge Dense Retrievers", EMNLP 2021
-(EntityQuestions, a file a relation, macro-averaged over these). Their measure is top-k retrieval accuracy:
-the share of questions for which one of the first k passages contains an answer, here Success@k.
+(EntityQuestions, one file per relation, macro-averaged over relations). Their measure is top-k retrieval
+accuracy, here Success@k: the share of questions with an answer in the first k passages.
 """
 
 import ast
@@ -32,12 +32,12 @@ def is_open_qa(folder: Path) -> bool:
 
 
 def read_open_qa(folder: Path) -> Collection:
-    """Collection of psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
+    """Read psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
 
-    Questions lie in the folder, its train/, dev/, test/, or those of its dataset/: <split>.csv, .qa.csv or
-    .tsv with a question and a Python list of answers a line, .json with a list of {"question", "answers"}, or
-    .jsonl. Files P17.test.json and so on of EntityQuestions together are the split test, grouped by relation.
-    ValueError names the file and line of what cannot be read.
+    Files of questions are in the folder, in its train/, dev/, test/, or in dataset/train/ and so on:
+    <split>.csv, .qa.csv or .tsv with a question and a Python list of answers per line, .json with a list of
+    {"question", "answers"}, or .jsonl. EntityQuestions' files P17.test.json and so on together are the split
+    test, grouped by relation. Raises ValueError, with file and line, for a bad question or passage.
     """
     folder = folder.resolve()
     documents, stored = read_documents(
@@ -58,7 +58,7 @@ def read_open_qa(folder: Path) -> Collection:
     return assemble(
         folder.name,
         documents,
-        {split: of.items() for split, of in queries.items()},
+        {split: texts.items() for split, texts in queries.items()},
         {},
         answers=answers,
         groups=groups,
@@ -69,18 +69,18 @@ def read_open_qa(folder: Path) -> Collection:
 
 
 def _question_files(folder: Path) -> dict[str, Path]:
-    """Name without endings -> file, by name. ValueError for two files of a name."""
-    found: dict[str, Path] = {}
+    """Name without suffixes -> file, by name. Raises ValueError if two files have the same name."""
+    files: dict[str, Path] = {}
     for place in PLACES:
         for path in sorted((folder / place).glob("*")):
             match = FILE.fullmatch(path.name)
             if match and path.is_file() and path.name not in PASSAGES:
-                if match["stem"] in found:
-                    raise ValueError(f"two question files have one name: {found[match['stem']]} and {path}")
-                found[match["stem"]] = path
-    if not found:
+                if match["stem"] in files:
+                    raise ValueError(f"two question files have one name: {files[match['stem']]} and {path}")
+                files[match["stem"]] = path
+    if not files:
         raise FileNotFoundError(f"{folder} holds passages, but no file of questions (.csv, .tsv, .json[l])")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _document(line: bytes, where: str) -> Document | None:
@@ -110,13 +110,13 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
 
 
 def _question(row: Any, where: str, problems: Problems) -> Question:
-    """The question and answers of a row; the published files say "answers" or "answer"."""
+    """The question and answers of a row; published files have the key "answers" or "answer"."""
     question = row.get("question") if isinstance(row, dict) else None
     answers = row.get("answers", row.get("answer")) if isinstance(row, dict) else None
     if not isinstance(question, str) or not isinstance(answers, list):
         raise ValueError(f'{where}: no "question" with a list of "answers": {str(row)[:100]}')
     if not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"{where}: an answer that is no text: {str(answers)[:100]}")
+        raise ValueError(f"{where}: an answer is not a text: {str(answers)[:100]}")
     kept = [answer for answer in answers if answer.strip()]
     if len(kept) < len(answers):
         problems.add("empty answer (left out)", where)
@@ -130,15 +130,15 @@ def _columns(line: str, where: str) -> dict[str, Any]:
     try:
         return {"question": question, "answers": ast.literal_eval(answers.strip())}
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{where}: the answers are no list as Python writes it: {answers[:60]!r}") from error
+        raise ValueError(f"{where}: the answers are not a Python list: {answers[:60]!r}") from error
 
 
 def _row(line: str, where: str, columns: int, form: str) -> list[str]:
-    """The columns of a line with tabs between them, quoted as in CSV."""
+    """Split a line at tabs, with quotes as in CSV."""
     try:
         row = next(csv.reader([line], delimiter="\t"))
     except csv.Error as error:
         raise ValueError(f"{where}: {error}") from error
     if len(row) != columns:
-        raise ValueError(f"{where}: {len(row)} columns where {columns} belong ({form}, tabs between them)")
+        raise ValueError(f"{where}: {len(row)} columns instead of {columns} ({form}, separated by tabs)")
     return row

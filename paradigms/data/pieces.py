@@ -1,8 +1,8 @@
-"""Documents cut into passages: a corpus of its own, and the way back to documents.
+"""Cut documents into passages, and rank documents by the scores of their passages.
 
 pieces = Pieces(corpus, words=85)
 index = Indexed.build(model, pieces.corpus)
-Passages(index, pieces).search(queries, 10)  # finds documents (`paradigms.retrieve`)
+Passages(index, pieces).search(queries, 10)  # ranks documents (`paradigms.retrieve`)
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paradigms.data.texts import WORD, passages
 
 
 class Pieces:
-    """The passages of a corpus, as a corpus of their own, and the way back to documents.
+    """The passages of a corpus, as a corpus (`Pieces.corpus`), and the documents that they belong to.
 
-    words: of a passage at most, its title included; cuts as in `texts.passages`. Passage n of the document d
-    is "d:n" and begins with d's title. A document without text is one passage without text. 0: nothing is
-    split, and each document is its own passage.
+    words: most words of a passage, with its title, cut as in `texts.passages`; 0 splits nothing, and each
+    document is its only passage. Passage n of document d has the id "d:n" and begins with d's title. A
+    document without text is one passage without text.
     """
 
     def __init__(self, corpus: Corpus, words: int):
@@ -33,18 +33,18 @@ class Pieces:
             return
         ids: list[str] = []
         rows: list[tuple[int, int, int]] = []
-        for of, (id, title, text) in enumerate(zip(corpus.ids, corpus.titles, corpus, strict=True)):
+        for document, (id, title, text) in enumerate(zip(corpus.ids, corpus.titles, corpus, strict=True)):
             rest = body(title, text)
             taken = len(WORD.findall(title)) if len(rest) < len(text) else 0
-            found = list(passages(rest, max(words - taken, (words + 1) // 2))) or [(0, len(rest))]
-            rows += [(of, start, end) for start, end in found]
-            ids += [f"{id}:{n}" for n in range(len(found))]
-        self._owners = np.array([of for of, _, _ in rows], dtype=np.int64)
+            spans = list(passages(rest, max(words - taken, (words + 1) // 2))) or [(0, len(rest))]
+            rows += [(document, start, end) for start, end in spans]
+            ids += [f"{id}:{n}" for n in range(len(spans))]
+        self._owners = np.array([document for document, _, _ in rows], dtype=np.int64)
         texts = _Texts(corpus, np.array(rows, dtype=np.int64))
-        self.corpus = Corpus(ids, texts, [corpus.titles[of] for of, _, _ in rows])
+        self.corpus = Corpus(ids, texts, [corpus.titles[document] for document, _, _ in rows])
 
     def of(self, document: str) -> list[str]:
-        """The passages of a document. KeyError names an unknown one.
+        """The ids of a document's passages. Raises KeyError for an unknown document.
 
         >>> Pieces(Corpus(["a", "b"], ["one two three", "four"]), words=2).of("a")
         ['a:0', 'a:1']
@@ -55,11 +55,11 @@ class Pieces:
 
     @property
     def mean(self) -> int:
-        """Passages of a document on average, rounded up."""
+        """Passages per document on average, rounded up."""
         return -(-len(self.corpus) // max(1, len(self._documents)))
 
     def documents(self, scores: Mapping[str, float], best: int = 1) -> dict[str, float]:
-        """Document → the sum of the `best` largest scores among its passages, in no order."""
+        """Document → sum of the `best` largest scores of its passages, in no order."""
         rows = [self.corpus.position(passage) for passage in scores]
         grouped: dict[int, list[float]] = {}
         for owner, score in zip(self._owners[rows].tolist(), scores.values(), strict=True):
@@ -69,7 +69,7 @@ class Pieces:
 
 
 class _Texts(Sequence[str]):
-    """Title and body[start:end] of a document for each row (document, start, end), read when asked for."""
+    """Title and body[start:end] for each row (document, start, end), read on demand."""
 
     def __init__(self, corpus: Corpus, rows: np.ndarray):
         self._corpus, self._rows = corpus, rows
@@ -78,8 +78,8 @@ class _Texts(Sequence[str]):
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        of, start, end = self._rows[index].tolist()
-        title, text = self._corpus.titles[of], self._corpus[of]
+        document, start, end = self._rows[index].tolist()
+        title, text = self._corpus.titles[document], self._corpus[document]
         rest = body(title, text)
         before = text[: len(text) - len(rest)]
         return f"{before}{rest[start:end]}"

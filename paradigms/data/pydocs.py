@@ -1,20 +1,20 @@
-"""pydocs: known-item search over the API documentation that every installation of this project has.
+"""pydocs: known-item search over the API documentation that is part of every installation.
 
-Documents are the docstrings of the Python standard library and of PACKAGES, read with `ast` and never
-imported: about ten thousand. Query (`q:` before the id): the summary, the first paragraph of 3 to 12 words.
-Relevant: the rest of the same docstring (at least 30 words), with id `module:qualified.name` and the id in
-words as title, "max pool2d in torch nn functional"; the title is empty where it would hold the query.
+About ten thousand docstrings of the Python standard library and of PACKAGES, read with `ast`, never imported.
+A query (`q:` before the id) is a docstring's summary, its first paragraph of 3 to 12 words; the relevant
+document is the rest of the docstring, at least 30 words. The document's id is `module:qualified.name`, and
+its title the id in words, "max pool2d in torch nn functional", or empty if that would contain the query.
 
-The split `parameters` has another kind of query (`p:`): the first sentence of a parameter's description (6 to
-20 words, among the document's first PARAMETER_WORDS words), one for each test document that has any. Relevant
-are all documents, at most MOST, in which these words follow each other.
+The split `parameters` has other queries (`p:`): the first sentence of a parameter's description (6 to 20
+words, among the document's first PARAMETER_WORDS words), one for each test document that has one. All
+documents that contain these words in sequence are relevant, at most MOST.
 
-It is no published test collection: judgements are incomplete, and documents follow the installed versions.
-Only differences between systems under the same fingerprint, over content and versions, mean something.
+This is not a published test collection: judgements are incomplete, and documents depend on the installed
+versions. Compare systems only under the same fingerprint, which covers content and versions.
 
-No leaks between train, dev and test: a split takes whole groups of modules (`asyncio`, `scipy.stats`), by a
-hash of the group's name; a docstring that repeats another's summary, or whose document shares half of its
-word triples with one already taken (Jaccard similarity at least NEAR), is left out.
+Train, dev and test do not leak into each other: a split has whole groups of modules (`asyncio`,
+`scipy.stats`), by a hash of the group's name. A docstring is left out if it repeats another's summary, or if
+its document is a near copy of an earlier one (Jaccard similarity of word triples at least NEAR).
 """
 
 import ast
@@ -41,7 +41,7 @@ from paradigms.io.files import atomic_text, locked
 from paradigms.io.progress import progress_bar
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
-# Parts of a module's path that mark tests and code that belongs to somebody else.
+# Parts of a module's path that mark tests and vendored code.
 EXCLUDED = frozenset(
     {
         *("test", "tests", "testing", "idle_test", "conftest", "benchmarks"),
@@ -49,7 +49,7 @@ EXCLUDED = frozenset(
         *("extern", "externals", "_external", "array_api_compat", "array_api_extra"),
     }
 )
-# Parts of the standard library that some distributions ship apart or drop, and lists of topics.
+# Parts of the standard library that some distributions package separately or omit, and lists of topics.
 OPTIONAL = frozenset(
     {
         *("distutils", "ensurepip", "idlelib", "lib2to3", "msilib"),
@@ -62,7 +62,7 @@ NOT_A_SUMMARY = re.compile(
     r">>>|```|::|---|===|~~~|^\W|^\w+ \(`|"
     r"^(args|arguments|param|parameters|returns?|examples?|notes?)\b[^.]*:"
 )
-# Where words of a name meet: between small and capital letters, and before the last capital of a row.
+# Boundaries of words in a name: between small and capital letters, and before the last of several capitals.
 WORD_STARTS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # "name : type", then indented lines (numpydoc); "name (type): …" (Google); ":param name: …" (Sphinx).
 PARAMETER = re.compile(
@@ -83,7 +83,7 @@ PARAMETERS = "parameters"  # the split of the second kind of query
 
 @dataclass(frozen=True)
 class Docstring:
-    """One docstring in two: summary and rest. group: the modules that always share its split."""
+    """A docstring, divided into summary and rest. group: modules that are always in the same split."""
 
     id: str
     group: str
@@ -92,13 +92,13 @@ class Docstring:
 
 
 def read_pydocs(documents: int | None = None) -> Collection:
-    """The built-in collection, built in about half a minute at first and then read from the cache.
+    """Read the built-in collection; the first call builds it, in about half a minute, and caches it.
 
-    documents: a fixed subset of this many documents with their queries, each split shrunk in proportion.
+    documents: size of a fixed subset of documents with their queries; splits keep their proportions.
     """
     versions = installed_versions()
     folder = cache_folder() / f"pydocs-{_key(versions)}"
-    with locked(folder.parent, make=True, wait=True):  # of several processes that start together one builds
+    with locked(folder.parent, make=True, wait=True):  # if several processes start together, one builds
         collection = _cached(folder)
         if collection is None:
             write_folder(_assembled(build(_sources())), folder)
@@ -114,7 +114,7 @@ def read_pydocs(documents: int | None = None) -> Collection:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and the packages, without the mark of a build (+cpu), which changes no docstring."""
+    """Versions of Python and the packages, without build tags (+cpu), which change no docstring."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES},
@@ -126,22 +126,21 @@ def cache_folder() -> Path:
 
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
-    """The collection's docstrings, by id, from top-level name -> package folder or module file."""
+    """Collect the docstrings, by id. sources: top-level name -> package folder or module file."""
     files = [item for name, path in sorted(sources.items()) for item in _modules(name, path)]
     collecting = gc.isenabled()
-    gc.disable()  # millions of short-lived syntax nodes, none in a cycle: a quarter of the time
+    gc.disable()  # saves a quarter of the time: syntax nodes have no cycles
     try:
         with progress_bar(sys.stderr.isatty()) as bar:
             tracked = bar.track(files, description="Reading docstrings")
-            found = [item for module, file in tracked for item in docstrings(module, file)]
+            return distinct([item for module, file in tracked for item in docstrings(module, file)])
     finally:
         if collecting:
             gc.enable()
-    return distinct(found)
 
 
 def docstrings(module: str, file: Path) -> Iterator[Docstring]:
-    """The public docstrings of a source file that split in two; generated files have none."""
+    """Yield the public docstrings of a source file that can be `divided`; none from generated files."""
     source = file.read_bytes()
     if GENERATED.search(source[:2000]):
         return
@@ -160,7 +159,7 @@ def docstrings(module: str, file: Path) -> Iterator[Docstring]:
 
 
 def divided(docstring: str) -> tuple[str, str] | None:
-    """(summary, rest) of a docstring, or None when either is no summary or no document of enough words."""
+    """Divide a docstring into (summary, rest); None if either is unsuitable or too short or long."""
     text = "\n".join(line.rstrip() for line in inspect.cleandoc(docstring).splitlines())
     summary, _, rest = text.partition("\n\n")
     summary, rest = " ".join(summary.split()), rest.strip()
@@ -171,27 +170,27 @@ def divided(docstring: str) -> tuple[str, str] | None:
 
 def parameters(text: str) -> list[str]:
     """The first sentence about each parameter that the document's beginning describes, if its length fits."""
-    found = []
+    sentences = []
     for match in PARAMETER.finditer(text):
         if len(near.words(text[: match.start()])) > PARAMETER_WORDS:
             break
         described = next(filter(None, match.groups()))
         sentence = " ".join(SENTENCE_END.split(NAME.sub("", described.strip()), maxsplit=1)[0].split())
         if len(near.words(sentence)) in PARAMETER_QUERY_WORDS:
-            found.append(sentence)
-    return found
+            sentences.append(sentence)
+    return sentences
 
 
 def title(item: Docstring) -> str:
-    """The id in words: name, "in", module; "" where it would hold the summary, which is the query."""
+    """The id in words: name, "in", module; "" if that contains the summary, which is the query."""
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
-    found = " in ".join(parts)
-    return "" if near.phrase(item.summary) in near.phrase(found) else found
+    words = " in ".join(parts)
+    return "" if near.phrase(item.summary) in near.phrase(words) else words
 
 
 def distinct(items: Iterable[Docstring]) -> list[Docstring]:
-    """Of docstrings with equal ids, equal summaries or near-equal documents the first by id, sorted by id."""
+    """Sort docstrings by id, and keep the first of equal ids, equal summaries or near-equal documents."""
     unique: dict[str, Docstring] = {}
     taken: set[str] = set()
     for item in sorted(items, key=lambda item: item.id):
@@ -205,7 +204,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
 
 
 def split_of(group: str) -> str:
-    """The split that a group of modules belongs to, by the hash of its name and SHARES."""
+    """The split of a group of modules, by the hash of its name and SHARES."""
     point = uniform(group)
     for name, share in SHARES.items():
         if point < share:
@@ -215,9 +214,9 @@ def split_of(group: str) -> str:
 
 
 def subset(collection: Collection, documents: int) -> Collection:
-    """`documents` documents with their queries, each split in its proportion (largest remainders).
+    """Choose `documents` documents with their queries; splits keep their proportions (largest remainders).
 
-    Chosen by the hash of the documents' ids, so that a smaller subset lies in a larger one but for rounding.
+    Documents are chosen by a hash of their ids, so that larger subsets contain smaller ones, up to rounding.
     """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
@@ -242,7 +241,7 @@ def subset(collection: Collection, documents: int) -> Collection:
 
 
 def _assembled(items: list[Docstring]) -> Collection:
-    # A query's id differs from its document's: some evaluators leave out results that are named as the query.
+    # A query's id differs from its document's, as some evaluators ignore results with the query's id.
     queries = [(f"q:{item.id}", item.summary) for item in items]
     judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
     for item in items:
@@ -262,7 +261,7 @@ def _assembled(items: list[Docstring]) -> Collection:
 
 
 def _cached(folder: Path) -> Collection | None:
-    """The collection of a cache folder, or None when it is absent, incomplete or damaged."""
+    """Read the collection in a cache folder; None if it is absent, incomplete or damaged."""
     try:
         content = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["content"]
         collection = read_folder(folder)
@@ -272,7 +271,7 @@ def _cached(folder: Path) -> Collection | None:
 
 
 def _sources() -> dict[str, Path]:
-    """Top-level name -> package folder or module file, found without importing anything."""
+    """Top-level name -> package folder or module file; imports nothing."""
     library = Path(sysconfig.get_path("stdlib"))
     sources = {}
     for name in sorted(sys.stdlib_module_names - OPTIONAL - EXCLUDED):
@@ -291,7 +290,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _modules(name: str, path: Path) -> Iterator[tuple[str, Path]]:
-    """(dotted module name, file) of a package folder or single module, tests and foreign code left out."""
+    """Yield (module name, file) for a package folder or single module, without tests and vendored code."""
     if path.is_file():
         yield name, path
         return
@@ -302,7 +301,7 @@ def _modules(name: str, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _documented(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(qualified name, docstring) of a module, its public classes, functions and methods."""
+    """Yield (qualified name, docstring) of a module and its public classes, functions and methods."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         docstring = ast.get_docstring(node, clean=False)
         if docstring:
@@ -318,11 +317,11 @@ def _documented(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, str
 
 
 def uniform(text: str) -> float:
-    """A number in [0, 1) from the text's hash."""
+    """Hash a text to a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:8], "big") / 2**64
 
 
 def _key(versions: Mapping[str, str]) -> str:
-    """A short name for what is built: it follows the versions and the code that builds."""
+    """A short name of the cache, by a hash of the versions and of the code that builds it."""
     code = Path(__file__).read_bytes() + Path(near.__file__).read_bytes()
     return hashlib.sha256(code + json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]

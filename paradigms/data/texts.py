@@ -1,4 +1,4 @@
-"""Documents that come without queries, as (id, title, text): a folder of text files, or any JSON lines."""
+"""Read documents without queries, as (id, title, text), from a folder of text files or from JSON lines."""
 
 import os
 import re
@@ -11,32 +11,31 @@ from paradigms.data.collection import Document, Problems, checked, joined
 from paradigms.data.lines import json_id, json_object
 from paradigms.io.gzipped import numbered_lines
 
-WORDS = 85  # of a passage at most: about what 128 tokens hold
+WORDS = 85  # most words of a passage: about 128 tokens
 TEXTS = ("text", "contents", "content", "body")
 JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 HTML = (".html", ".htm", ".xhtml")
-UNSEEN = {"script", "style", "template", "noscript"}  # tags whose text no reader of a page sees
+UNSEEN = {"script", "style", "template", "noscript"}  # tags whose text a page does not show
 INLINE = {"a", "abbr", "b", "bdi", "code", "em", "font", "i", "mark", "s", "small", "span", "strong"}
-INLINE |= {"sub", "sup", "u", "wbr"}  # tags that may stand within a word
+INLINE |= {"sub", "sup", "u", "wbr"}  # tags that may occur within a word
 CORPUS, INDEX = "corpus.jsonl", "index"
-MARKER = "search.json"  # written last into a folder that an index command makes, which is no source
-OWN = {CORPUS, INDEX, MARKER}
+MARKER = "search.json"  # the last file that the command `index` writes to its folder, which is not a source
 # Scripts without white space between words: each character is one. Thai, Lao, Burmese, Khmer, kana, Han.
 ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 RUN, WORD = re.compile(r"\S+"), re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
-UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # what an id has none of, and the sign that stands for it
+UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids hold as in URLs
 
 
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
-    """Passages of at most `words` words of every text file in and below a folder, which may also be one file.
+    """Yield passages of at most `words` words from a text file, or from all those in and below a folder.
 
-    A passage is named "path:line" by its first line, white space as in URLs (%20), a second one of that line
-    "path:line.2"; its title is the path. Hidden files are left out; files that
-    are empty or no UTF-8 text, and links that lead out of the folder, are left out and counted.
+    The id of a passage is "path:line", where it begins, with white space as in URLs (%20); the second one of
+    a line is "path:line.2". Its title is the path. Hidden files are left out; files that are empty or not
+    UTF-8 text, and links that lead out of the folder, are left out and counted.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
-        id = UNNAMED.sub(lambda found: quote(os.fsencode(found[0])), name)
+        id = UNNAMED.sub(lambda match: quote(os.fsencode(match[0])), name)
         places = dict[int, int]()
         for line, title, text in sections(file, name, problems):
             upto = 0
@@ -48,9 +47,9 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
-    """(line, title, text) of a file: each document of JSON lines, or the whole file, HTML without its tags.
+    """Yield (line, title, text) of each document of JSON lines, or of a whole file, HTML without its tags.
 
-    JSON lines that are not documents are counted under the file's name.
+    Invalid JSON lines are counted under the file's name.
     """
     if file.name.lower().endswith(JSON_LINES):
         try:
@@ -64,7 +63,7 @@ def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, s
 
 
 def visible_text(html: str) -> str:
-    """The text of an HTML page, each word on the line where the page has it."""
+    """The text of an HTML page; words keep their lines."""
     page = _Page()
     page.feed(html)
     page.close()
@@ -72,7 +71,7 @@ def visible_text(html: str) -> str:
 
 
 class _Page(HTMLParser):
-    """Collects text outside of tags, scripts and styles."""
+    """Collect text outside of tags, scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class _Page(HTMLParser):
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Start and end of passages of at most `words` words, cut on white space, or else before a word."""
+    """Yield start and end of passages of at most `words` words, cut at white space, or else at words."""
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:
@@ -109,7 +108,7 @@ def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
 
 
 def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
-    """Start, end and words of what is not cut: the text between white space, or each word of a longer one."""
+    """Yield (start, end, words) of text between white space, or of each word if it has more than `words`."""
     for run in RUN.finditer(text):
         first, end = run.span()
         places = [word.start() for word in WORD.finditer(text, first, end)]
@@ -121,9 +120,9 @@ def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
 
 
 def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
-    """The files in and below a folder by name, or the one file that it is.
+    """Yield the files in and below a folder, by name; `folder` may also be one file.
 
-    Hidden files, what an index command wrote, and links to folders are left out; links to files outside of
+    Hidden files, folders of the command `index` and links to folders are left out; links to files outside of
     the folder are left out and counted.
     """
     root = folder.resolve()
@@ -143,18 +142,18 @@ def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
 
 
 def is_index(folder: Path) -> bool:
-    """Whether an index command made this folder, or began to."""
+    """Whether the command `index` made this folder, or began to."""
     names = visible(folder)
-    return MARKER in names or (CORPUS in names and names <= OWN)
+    return MARKER in names or (CORPUS in names and names <= {CORPUS, INDEX})
 
 
 def visible(folder: Path) -> set[str]:
-    """The names of a folder's entries, hidden ones left out."""
+    """Names of a folder's entries that are not hidden."""
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
 
 
 def read_text(file: Path, name: str, problems: Problems) -> str:
-    """A file's text; "" where it holds none, which is counted under its name."""
+    """Read a file's text; a file without text is counted under `name` and gives ""."""
     data = file.read_bytes()
     if data.startswith(b"%PDF-"):
         problems.add("PDF (left out: convert it to text)", name)
@@ -172,19 +171,18 @@ def read_text(file: Path, name: str, problems: Problems) -> str:
 
 
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
-    """One document of each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
+    """Yield a document for each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
-    The id may also be called id, docid or doc_id, by default the line's number; the text contents, content or
-    body. Of equal ids the first counts. ValueError names the line of bad JSON, or without a usable id or
-    text.
+    The id may also be called id, docid or doc_id, and defaults to the line's number; the text may be called
+    contents, content or body. Only the first of equal ids is kept. Raises ValueError, with the line, for bad
+    JSON or without a usable id or text.
     """
-
     rows = ((id, title, text) for _, id, title, text in json_rows(file))
     return ((id, title, text) for _, (id, title, text) in checked("document", rows, problems))
 
 
 def json_rows(file: Path) -> Iterator[tuple[int, str, str, str]]:
-    """Line number, id, title and text of each of the `json_lines`. Raises ValueError as it does."""
+    """Yield (line number, id, title, text). Raises ValueError as `json_lines` does."""
     for number, line in numbered_lines(file):
         where = f"{file}, line {number}"
         row = json_object(line, where)

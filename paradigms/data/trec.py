@@ -1,6 +1,6 @@
 """TREC files: runs "query Q0 document rank score tag" and judgements "query 0 document grade", plain or .gz.
 
-Columns lie between white space (trec_eval), so no id may hold any.
+White space separates the columns, as in trec_eval, so ids cannot contain any.
 """
 
 import math
@@ -15,11 +15,11 @@ from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.typed import check_text
 
-INFINITY = 0x7F800000  # the bits of the largest float32
+INFINITY = 0x7F800000  # the bits of ∞ in float32
 
 
 def read_run(path: str | Path) -> Run:
-    """Run of a six-column file. ValueError names the file and line of anything else, NaN or a repeat too."""
+    """Read a run. Raises ValueError, with file and line, for another format, NaN or a repeated document."""
     run: Run = {}
     for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
         try:
@@ -35,11 +35,11 @@ def read_run(path: str | Path) -> Run:
 
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
-    """Write a run best first, whole or not at all, so that every tool ranks the documents alike.
+    """Write a run best first, whole or not at all, so that all tools rank the documents alike.
 
-    Scores are written in full. Where two are equal in single precision, which trec_eval compares, the better
-    one is raised to the next number: tools order ties by falling, rising or no document id. Reading the file
-    gives the same ranking, and the same scores but for these.
+    Scores are written in full, without ties, which tools break differently: if two are equal in single
+    precision, as trec_eval compares them, the better one is raised to the next float. Reading the file gives
+    the same ranking, and the same scores except for these.
     """
     check_ids([tag, *run], "tag or query id")
     with atomic_text(path) as stream:
@@ -54,7 +54,7 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
 
 def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Falling scores, changed by the fewest steps of float32 that make them fall strictly in float32."""
+    """Change falling scores by the fewest steps of float32 so that they fall strictly in float32."""
     with np.errstate(over="ignore"):
         bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the order of the numbers, 1 apart
@@ -66,7 +66,7 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def read_judgements(path: str | Path) -> Judgements:
-    """Judgements of a four-column file. ValueError names the file and line of anything else."""
+    """Read judgements. Raises ValueError, with file and line, for another format or a repeated document."""
     judgements: Judgements = {}
     for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
         if document in judgements.setdefault(query, {}):
@@ -88,15 +88,13 @@ def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list
     for number, line in numbered_lines(path):
         parts = line.split()
         if len(parts) != columns:
-            raise ValueError(f"{path}, line {number}: {len(parts)} columns where {columns} belong ({form})")
+            raise ValueError(f"{path}, line {number}: {len(parts)} columns instead of {columns} ({form})")
         yield f"{path}, line {number}", parts
 
 
 def check_ids(words: Iterable[str], what: str) -> None:
-    """ValueError names an id that no run or judgement of TREC's could hold."""
+    """Raise ValueError for an id that a TREC file cannot hold."""
     for word in words:
         if word.split() != [word]:
-            raise ValueError(
-                f"the {what} {word!r} cannot stand in a TREC file: it is empty or has white space"
-            )
+            raise ValueError(f"a TREC file cannot hold the {what} {word!r}: it is empty or has white space")
         check_text(word, f"the {what} {word!r}")

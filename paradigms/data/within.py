@@ -1,4 +1,4 @@
-"""A division of queries within documents: every relevant document of a test query has training queries too.
+"""Divide queries within documents: every relevant document of a test query also has training queries.
 
 Generative retrieval's regime: NQ320K has 307,373 training pairs for 109,739 documents, and its test queries
 ask for these documents (Wu et al. 2024, §6.1); other collections divide by article or module.
@@ -15,17 +15,17 @@ from paradigms.data.collection import Collection, Digest, Split, all_queries, so
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
-TEST, DEV = 0.25, 0.1  # of the queries, as far as their documents keep a training query
-NEAR = 0.5  # Jaccard similarity of word triples from which a query is a near copy of a training query
+TEST, DEV = 0.25, 0.1  # shares of the queries, as far as their documents keep a training query
+NEAR = 0.5  # least Jaccard similarity of word triples of near copies
 
 
 def within_documents(collection: Collection) -> Collection:
-    """The same documents, all queries divided anew into train, dev and test.
+    """Divide a collection's queries anew into train, dev and test, over the same documents.
 
-    A dev or test query is drawn by a hash of its id. Each document relevant to it keeps a query in train and
-    does not contain it word for word; near copies of training queries are left out and counted in `problems`.
-    pydocs gets a query in train for each parameter that a document describes. ValueError where two splits
-    have different queries of one id, or no document has two queries.
+    Dev and test queries are drawn by a hash of their ids. Each of their relevant documents keeps a query in
+    train and does not contain them word for word; near copies of training queries are left out and counted in
+    `problems`. pydocs gets a training query for each parameter that a document describes. Raises ValueError
+    if an id has two different queries, or if no document has two queries.
     """
     queries, judged = all_queries(collection)
     if collection.built_in:
@@ -59,21 +59,21 @@ def within_documents(collection: Collection) -> Collection:
     whole = Split(queries, judged)
     digest = Digest()
     digest.add(WITHIN, collection.fingerprint)
-    for name, of in chosen.items():
-        digest.add(name, *of, *(queries[q] for q in of))
+    for name, ids in chosen.items():
+        digest.add(name, *ids, *(queries[q] for q in ids))
     return replace(
         collection,
         name=f"{collection.name}, {WITHIN}",
-        splits={name: whole.only(sorted(of)) for name, of in chosen.items()},
+        splits={name: whole.only(sorted(ids)) for name, ids in chosen.items()},
         problems=problems,
         fingerprint=digest.hexdigest(),
     )
 
 
 def most_asked(collection: Collection, documents: int) -> Collection:
-    """The `documents` documents with the most queries, or all, and the queries that ask for one of them.
+    """Restrict a collection to the documents with the most queries, and to the queries relevant to these.
 
-    Of equally many by a hash of ids, without judgements of other documents. ValueError for fewer than one.
+    documents: how many, at least 1; a hash of ids decides between documents with equally many queries.
     """
     if documents < 1:
         raise ValueError(f"documents must be at least 1, got {documents}")
@@ -94,7 +94,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
 
 
 def learned_share(train: Split, test: Split) -> float:
-    """Share of the test queries all of whose relevant documents have training queries too."""
+    """Share of test queries whose relevant documents all have training queries."""
     learned = {d for judged in train.judgements.values() for d, grade in judged.items() if grade > 0}
     wanted = [{d for d, grade in judged.items() if grade > 0} for judged in test.judgements.values()]
     return sum(documents <= learned for documents in wanted) / max(1, len(wanted))
@@ -103,15 +103,15 @@ def learned_share(train: Split, test: Split) -> float:
 def _add_parameters(
     collection: Collection, queries: dict[str, str], judged: dict[str, dict[str, int]]
 ) -> None:
-    """Each description of a parameter, of all documents that have it, in place of those of test documents."""
+    """Add a query for each parameter description of all documents, replacing those of test documents."""
     for query in [query for query in queries if query.startswith("p:")]:
         del queries[query], judged[query]
     holders: dict[str, dict[str, str]] = {}  # words -> document -> its sentence
     for id, text in zip(collection.corpus.ids, collection.corpus, strict=True):
         for sentence in parameters(text):
             holders.setdefault(near.phrase(sentence), {}).setdefault(id, sentence)
-    for number, found in enumerate(holders.values()):
-        if len(found) <= MOST:
-            id, sentence = next(iter(found.items()))
+    for number, sentences in enumerate(holders.values()):
+        if len(sentences) <= MOST:
+            id, sentence = next(iter(sentences.items()))
             queries[f"p{number}:{id}"] = sentence
-            judged[f"p{number}:{id}"] = dict.fromkeys(found, 1)
+            judged[f"p{number}:{id}"] = dict.fromkeys(sentences, 1)

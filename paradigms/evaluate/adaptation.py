@@ -1,8 +1,8 @@
 """A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
 
-Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1): on each fold of judged queries the
-strategy with the highest measure is chosen, and measured on the queries outside the fold. `values`
-[strategies, queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows win ties.
+Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1) chooses the strategy with the highest
+measure on each fold of judged queries, and measures it on the queries outside the fold. `values` [strategies,
+queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows win ties.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 
 TIE = 1e-9  # means closer than this are equal: sums of the same measures in another order differ by less
 LEVEL = 0.05
-EXACT_SHOTS = 10  # up to 2^10 sign patterns are all counted; beyond, 999 random ones
-PARTITIONS = 8  # times `shots`: random partitions into folds that `adapt` averages over
+EXACT_SHOTS = 10  # up to here all 2^shots sign patterns are counted; beyond, 999 random ones
+PARTITIONS = 8  # random partitions into folds that `adapt` averages, per shot
 TOGETHER = 256  # folds whose sign patterns are in memory at once
 
 Values = Float[np.ndarray, "strategies ... shots"]  # of the judged queries of one fold, or of many
@@ -26,16 +26,16 @@ Rule = Callable[[Values], Chosen]  # the judged queries' values -> strategies
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What each fold chose, and what the choice is worth."""
+    """The strategy that each fold chose, and its gain."""
 
     chosen: Int[np.ndarray, " folds"]  # strategy
     adapted: Float[np.ndarray, " folds"]  # mean measure of the chosen strategy outside the fold
-    default: Float[np.ndarray, " folds"]  # of the default, on the same queries
+    default: Float[np.ndarray, " folds"]  # mean measure of the default, on the same queries
     gain: Float[np.ndarray, " queries"]  # see `adapt`
 
 
 def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray, "folds shots"]:
-    """⌊queries/shots⌋ disjoint sets of `shots` query numbers. ValueError unless 1 <= shots < queries."""
+    """Draw ⌊queries/shots⌋ disjoint sets of `shots` query numbers. Raises ValueError if shots >= queries."""
     if not 1 <= shots < queries:
         raise ValueError(f"shots must be at least 1 and fewer than the {queries} queries, got {shots}")
     order = np.random.default_rng(seed).permutation(queries)
@@ -43,16 +43,16 @@ def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray
 
 
 def best(values: Values) -> Chosen:
-    """argmax_s mean_q values[s, q], the paper's rule; of equal means the first wins."""
+    """argmax_s mean_q values[s, q], the paper's rule; the first of equal means wins."""
     means = values.mean(axis=-1)
     return np.asarray((means >= means.max(axis=0) - TIE).argmax(axis=0))
 
 
 def best_if_significant(values: Values) -> Chosen:
-    """`best` where its advantage over the default is significant (`evidence`, p <= LEVEL), else the default.
+    """`best` if it is significantly better than the default (`evidence`, p <= LEVEL), otherwise the default.
 
-    Where no strategy is better, at most a share LEVEL of the folds changes. At .05 five judged queries are
-    the fewest that can justify a change (2⁻⁵ ≤ .05).
+    If no strategy is truly better, at most a share LEVEL of the folds changes. A change needs at least five
+    judged queries (2⁻⁵ ≤ .05).
     """
     choice = best(values)
     if 0.5 ** values.shape[-1] > LEVEL:
@@ -62,25 +62,25 @@ def best_if_significant(values: Values) -> Chosen:
 
 
 def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
-    """One-sided p of "strategy s is no better than the default", corrected for having tried all of them.
+    """One-sided p of "strategy s is no better than the default", corrected for trying all strategies.
 
     The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖, d_sq
     = values[s, q] − values[0, q]; a query's sign is flipped for all strategies together, and p_s is the
     share of sign patterns whose largest t reaches t_s. Up to EXACT_SHOTS queries p is exact; beyond, p = (1 +
-    as extreme)/(1 + random patterns). The default itself has p = 1.
+    patterns as extreme)/(1 + random patterns). The default itself has p = 1.
     """
     d = values - values[0]
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
     signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
     largest = (t @ signs.T).max(axis=0)  # [..., patterns]
-    reached = np.array([(largest >= of[..., None] - TIE).sum(axis=-1) for of in t.sum(axis=-1)])
+    reached = np.array([(largest >= total[..., None] - TIE).sum(axis=-1) for total in t.sum(axis=-1)])
     return (reached + extra) / (len(signs) + extra)
 
 
 @lru_cache(maxsize=8)
 def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"], int]:
-    """Patterns of signs, and what a p of random ones counts in addition."""
+    """Patterns of signs, and 1 if they are random, as the observed pattern counts too."""
     if exact:
         return np.array(list(product((1.0, -1.0), repeat=shots))), 0
     return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1
@@ -89,32 +89,32 @@ def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"]
 def adapt(
     values: Float[np.ndarray, "strategies queries"], shots: int, rule: Rule = best, seed: int = 0
 ) -> Adaptation:
-    """`rule` on folds of `shots` queries, each choice measured on the queries outside its fold.
+    """Apply `rule` to folds of `shots` queries, and measure each choice on the queries outside its fold.
 
-    gain: one value per query, whose mean is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)] and whose variance
-    over queries is that of an estimate of θ (gains of folds are no sample: their queries overlap). θ is a
-    U-statistic, and gain_q its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times what
-    q contributes, as the query that is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h
-    | Q₁ = q] − θ), both over PARTITIONS · shots random partitions. Where strategies are equal, 95% intervals
-    cover 92 to 95% from k = n/10 on, and 82% at k = n/3. Same seed, same folds. ValueError for a NaN.
+    gain: one value per query. Their mean is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)], and their variance
+    gives θ's interval, which gains per fold would not, as folds share queries. θ is a U-statistic, and gain_q
+    its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times the contributions of q, as
+    the query that is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h | Q₁ = q] − θ),
+    averaged over PARTITIONS · shots random partitions. If strategies are equal, 95% intervals cover 92 to 95%
+    up to k = n/10, and 82% at k = n/3. Raises ValueError for a NaN.
     """
     if np.isnan(values).any():
         raise ValueError("a measure is NaN: no strategy can be chosen by it")
     strategies, queries = values.shape
     seeds = [[seed, n] for n in range(PARTITIONS * shots)]
-    parts = np.concatenate([folds(queries, shots, own) for own in seeds])  # [folds, shots]
+    parts = np.concatenate([folds(queries, shots, each) for each in seeds])  # [folds, shots]
     some = np.array_split(parts, -(-len(parts) // TOGETHER))
     chosen = np.concatenate([rule(values[:, part]) for part in some])
     rows = np.arange(len(parts))
     inside = values[:, parts].sum(axis=2)  # [strategies, folds]
     outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)
     adapted, plain = outside[chosen, rows], outside[0]
-    # Of each query and strategy the folds that chose it, and those of them that hold the query.
+    # holding[s, q]: folds with query q that chose strategy s; outside_of[s, q]: folds without q that chose s.
     holding, summed = np.zeros((strategies, queries)), np.zeros(queries)
     np.add.at(holding, (chosen[:, None], parts), 1)
     np.add.at(summed, parts, (adapted - plain)[:, None])
     outside_of = np.bincount(chosen, minlength=strategies)[:, None] - holding
-    mean = (adapted - plain).mean()  # for a query that all folds hold, or none
+    mean = (adapted - plain).mean()  # for queries in all folds, or in none
     choosing = _quotient(summed, holding.sum(axis=0), mean)
     searched = _quotient((outside_of * (values - values[0])).sum(axis=0), outside_of.sum(axis=0), mean)
     contributed = searched - searched.mean() + shots * (choosing - choosing.mean())

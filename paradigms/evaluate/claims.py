@@ -1,14 +1,14 @@
-"""Does what a paper says hold here? A claim as data, and one verdict for all studies.
+"""Does a paper's claim hold here? Claims as data, and one function that gives the verdict of all studies.
 
-A claim says that the mean of a contrast over queries and training seeds lies above −margin, or, as one of
+A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
 equality, within ±margin. Its verdict is
 
-- reproduced, where the interval over seeds and queries lies there, and the paired test over queries agrees,
-  with Holm's correction for all claims of a study;
-- contradicted, where both say the opposite;
-- not decided here otherwise: the sample is too small, or a system has not learned what the claim is about.
+- reproduced, if the interval over seeds and queries lies there, and the paired test over queries agrees, with
+  Holm's correction for all claims of a study;
+- contradicted, if both say the opposite;
+- not decided here otherwise: the sample is too small, or a system has not learned enough to test the claim.
 
-A claim without a place is a control, which asks what the paper does not: its verdict is yes, no, or not
+A claim without a place is a control, a question that the paper does not ask: its verdict is yes, no, or not
 decided here.
 """
 
@@ -31,29 +31,29 @@ YES, NO = "yes", "no"  # of controls
 class Claim:
     """mean(contrast) > −margin, or |mean(contrast)| ≤ margin where `equal`."""
 
-    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" of a control
-    statement: str  # the claim in our words, the words at issue quoted; or what a control asks
-    quantity: str  # what `contrast` is, with its measure: "nDCG@10, XTR − ColBERT"
+    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" for a control
+    statement: str  # the claim in our words, the words at issue quoted; or a control's question
+    quantity: str  # the measure and the contrast in words: "nDCG@10, XTR − ColBERT"
     contrast: Float[np.ndarray, "seeds queries"]
-    margin: float = 0.0  # how much less still counts, chosen before measuring
+    margin: float = 0.0  # tolerance, chosen before measuring
     equal: bool = False
     printed: str = ""  # the paper's value of the quantity
-    unlearned: str = ""  # a system that has not learned enough to be heard, and by which measure; "" = none
+    unlearned: str = ""  # a system that has not learned enough to test the claim, with a measure; "" = none
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, the interval of its contrast, p after Holm's correction, and what follows."""
+    """A claim, the interval of its contrast, p after Holm's correction, and the verdict."""
 
     claim: Claim
     interval: Interval
     p: float
     word: str
-    reason: str  # why it is not decided, and what would decide it; or what the interval leaves out
+    reason: str  # why it is not decided, and what would decide it; or a limit of the interval
 
     @property
     def row(self) -> dict[str, str]:
-        """As a row of a study's table."""
+        """The row of a study's table."""
         seeds, queries = self.claim.contrast.shape
         place, statement = self.claim.place, self.claim.statement
         mean, low, high = self.interval
@@ -69,13 +69,13 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:
-    """The verdicts of a study: its claims are one family of Holm's correction. ValueError for NaN."""
+    """Judge a study's claims, as one family of Holm's correction. Raises ValueError for NaN."""
     adjusted = holm([_p(claim) for claim in claims])
     return [_verdict(claim, p) for claim, p in zip(claims, adjusted, strict=True)]
 
 
 def _p(claim: Claim) -> float:
-    """p of mean(contrast) = −margin; of a claim of equality the larger p of its two ends."""
+    """p of mean(contrast) = −margin; for a claim of equality, the larger p of ±margin."""
     ends = (claim.margin, -claim.margin) if claim.equal else (claim.margin,)
     queries = claim.contrast.mean(0)
     return max(paired_test(queries + end, np.zeros_like(queries)) for end in ends)
@@ -91,7 +91,7 @@ def _verdict(claim: Claim, p: float) -> Verdict:
     elif p < ALPHA and (inside or outside):
         words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
         word = words[0] if inside else words[1]
-        reason = "" if claim.contrast.shape[0] > 1 else "of one seed, the interval is over queries alone"
+        reason = "" if claim.contrast.shape[0] > 1 else "with one seed, the interval is over queries alone"
     elif inside or outside:
         word, reason = UNDECIDED, f"the interval decides, but p is {p:.2f} after Holm's correction"
     else:
@@ -100,7 +100,7 @@ def _verdict(claim: Claim, p: float) -> Verdict:
 
 
 def _needed(claim: Claim, interval: Interval, upper: float) -> str:
-    """About how many queries would decide such a mean: widths fall with √queries, seeds as they are."""
+    """Estimate how many queries would decide such a mean, as widths shrink with √queries."""
     distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
     half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
     if not distance:

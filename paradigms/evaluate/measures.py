@@ -1,13 +1,13 @@
 """A run and judgements -> one value per judged query and measure, and intervals for their means.
 
-The measures are those of ir_measures (nDCG as in trec_eval and BEIR). Here every judged query counts, ties
-are ordered alike for every measure, and intervals come from resampling queries (and training seeds).
+ir_measures computes the measures (nDCG as in trec_eval and BEIR). Every judged query counts, ties have the
+same order for every measure, and intervals come from resampling queries (and training seeds).
 """
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ir_measures
 import numpy as np
@@ -27,9 +27,9 @@ RESAMPLES = 10_000
 class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
-    missing: queries that are not in the run (they score 0). without_relevant: judged queries left out as no
-    document is relevant. groups: of each query; means are then means over groups of their means. seeds: the
-    values of each training seed, where `values` are their mean.
+    missing: number of queries that are not in the run (they score 0). without_relevant: number of judged
+    queries left out, as no document is relevant. groups: each query's group; means are then macro-averages
+    over groups. seeds: values of each training seed, whose mean is `values`.
     """
 
     queries: list[str]
@@ -43,7 +43,7 @@ class PerQuery:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
-        """The values times queries / (groups · size of the group): their mean is the macro-average."""
+        """The values times queries / (groups · group size); their mean is the macro-average."""
         return self.values[measure] * self._weights()
 
     def _weights(self) -> float | Float[np.ndarray, " queries"]:
@@ -52,28 +52,27 @@ class PerQuery:
         _, group, sizes = np.unique(self.groups, return_inverse=True, return_counts=True)
         return len(self.queries) / (len(sizes) * sizes[group])
 
-    def intervals(self, seed: int = 0) -> "dict[str, Interval]":
-        """measure -> the bootstrap interval of its mean, over queries, and over seeds where there are any."""
-        options: dict[str, Any] = {"groups": self.groups, "seed": seed}
+    def intervals(self) -> "dict[str, Interval]":
+        """measure -> bootstrap interval of its mean over queries, and over seeds if there are several."""
         if self.seeds is not None:
             weights = self._weights()
-            return {name: seeds_interval(of * weights, **options) for name, of in self.seeds.items()}
+            return {m: seeds_interval(v * weights, groups=self.groups) for m, v in self.seeds.items()}
         rows = np.stack([self.weighted(measure) for measure in self.values])
-        return dict(zip(self.values, bootstrap_intervals(rows, **options), strict=True))
+        return dict(zip(self.values, bootstrap_intervals(rows, groups=self.groups), strict=True))
 
 
 def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
-    """The mean of one system's results with several training seeds, on the same queries."""
+    """Average one system's results with several training seeds, on the same queries."""
     first = results[0]
     if len(results) == 1:
         return first
     seeds = {measure: np.stack([result.values[measure] for result in results]) for measure in first.values}
     missing = max(result.missing for result in results)
-    return replace(first, values={m: of.mean(0) for m, of in seeds.items()}, seeds=seeds, missing=missing)
+    return replace(first, values={m: v.mean(0) for m, v in seeds.items()}, seeds=seeds, missing=missing)
 
 
 class Interval(NamedTuple):
-    """A mean and the limits of its interval."""
+    """A mean and its interval."""
 
     mean: float
     low: float
@@ -81,7 +80,7 @@ class Interval(NamedTuple):
 
 
 def candidates(run: Run, judgements: Judgements, depth: int) -> Run:
-    """The documents that rerank mode scores: the first `depth` of each query, then the relevant others."""
+    """Candidates for reranking: each query's first `depth` documents, then its other relevant ones."""
     result: Run = {}
     for query, scores in run.items():
         top = best_first(scores, depth)
@@ -99,14 +98,14 @@ def per_query(
     groups: Mapping[str, str] | None = None,
     every: bool = False,
 ) -> PerQuery:
-    """value[measure][q] for each judged query q that has a relevant document, in the order of `judgements`.
+    """Measure each judged query that has a relevant document, in the order of `judgements`.
 
     Queries that are not in the run score 0. Documents are ordered by falling score, then by id; ir_measures
-    reads ranks, as its providers break ties differently.
+    is given ranks, as its providers break ties differently.
 
     measures: names of ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to average over
-    groups. every: whether queries without a relevant document count too, as 0. ValueError for an unknown
-    measure, a NaN, a query without a group, or no query to measure.
+    groups. every: count queries without a relevant document too, as 0. Raises ValueError for an unknown
+    measure, a NaN, a query without a group, or if there is no query to measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {
@@ -135,27 +134,27 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split, macro-averaged over its groups; in a split with answers all questions count."""
+    """`per_query` on a split, macro-averaged over its groups; if it has answers, all questions count."""
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 
 def cutoff_curve(
     run: Run, split: Split, measure: str = "R", cutoffs: Sequence[int] = CUTOFFS
 ) -> dict[int, float]:
-    """k -> mean of `measure`@k on the split: with "R", Recall@k."""
+    """k -> mean of `measure`@k on the split; "R" is recall."""
     results = on_split(run, split, [f"{measure}@{k}" for k in cutoffs])
     return {k: results.mean(f"{measure}@{k}") for k in cutoffs}
 
 
 def bootstrap_intervals(
-    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None, seed: int = 0
+    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None
 ) -> list[Interval]:
-    """95% percentile bootstrap interval of the mean of each row, with queries drawn with replacement.
+    """95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
 
-    All rows (such as measures) share the same resampled queries. groups: of each query; resamples draw within
-    groups, and `values` are those of `PerQuery.weighted`. ValueError without values or with NaN.
+    All rows (such as measures) share the drawn queries. groups: each query's group; queries are drawn within
+    groups, and `values` are `PerQuery.weighted`. Raises ValueError for NaN or without values.
     """
-    means = _resampled_means(values, RESAMPLES, seed, groups)
+    means = _resampled_means(values, RESAMPLES, groups)
     low, high = np.quantile(means, TAILS, axis=0)
     return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
 
@@ -165,16 +164,15 @@ def seeds_interval(
     *,
     groups: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> Interval:
-    """As `bootstrap_intervals`, of the mean over training seeds and queries, both drawn with replacement.
+    """`bootstrap_intervals` for the mean over training seeds and queries, both drawn with replacement.
 
-    All drawn seeds are measured on the same drawn queries. S seeds show (S − 1)/S of the variance between
-    seeds: for very few, the interval is too narrow.
+    All drawn seeds share the drawn queries. S seeds show (S − 1)/S of the variance between seeds, so for very
+    few the interval is too narrow.
     """
     seeds = len(values)
-    means = _resampled_means(values, resamples, seed, groups)
-    drawn = np.random.default_rng([seed, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    means = _resampled_means(values, resamples, groups)
+    drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
 
@@ -190,12 +188,12 @@ def _parse(name: str) -> ir_measures.Measure:
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
-    """document -> a score that falls by 1 with each rank, which single precision represents exactly."""
+    """document -> a score that falls by 1 with each rank, exact in single precision."""
     return {document: float(len(scores) - rank) for rank, document in enumerate(ranked(query, scores))}
 
 
 def _resampled_means(
-    values: Float[np.ndarray, "rows queries"], resamples: int, seed: int, groups: Sequence[str] | None = None
+    values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
 ) -> Float[np.ndarray, "resamples rows"]:
     """Mean of each row over each resample, which draws queries within each group."""
     rows, queries = values.shape
@@ -203,12 +201,13 @@ def _resampled_means(
         raise ValueError(f"no values to resample: shape {values.shape}")
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     group = np.zeros(queries) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.zeros((resamples, rows))
-    for stratum in np.unique(group):
-        of = values[:, group == stratum]
-        sums += np.concatenate([counts @ of.T for counts in _draws(of.shape[1], resamples, generator)])
+    for number in np.unique(group):
+        inside = values[:, group == number]
+        draws = _draws(inside.shape[1], resamples, generator)
+        sums += np.concatenate([counts @ inside.T for counts in draws])
     return sums / queries
 
 
@@ -224,14 +223,14 @@ def _draws(
         yield counts.reshape(count, queries).astype(np.float64)
 
 
-# A run of letters, digits and marks, or any other visible character by itself.
+# A word of letters, digits and marks, or any other visible character.
 TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the tokens of one of the answers are consecutive tokens of the text (NFD, lower case).
+    """Whether the tokens of any answer are consecutive tokens of the text (NFD, lower case).
 
-    The relevance of open-domain question answering: Karpukhin et al., EMNLP 2020 (DPR), and its code. An
+    Relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and its code. An
     answer without tokens is in no text; in DPR's code it is in every text.
     """
     tokens = _spaced(text)
@@ -239,10 +238,10 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
 
 def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
-    """The split with grade 1 for each document of the runs that contains an answer to the query.
+    """Judge a split by its answers: grade 1 for each document of the runs that contains one.
 
-    A split without answers is returned unchanged. Only measures of retrieved documents, such as Success@k,
-    are correct under these judgements; recall is not.
+    Returns a split without answers unchanged. Only measures of retrieved documents, such as Success@k, are
+    correct under these judgements; recall is not.
     """
     if not split.answers:
         return split
@@ -259,6 +258,6 @@ def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
 
 
 def _spaced(text: str) -> str:
-    """The text's tokens with a space around each, so that substrings are runs of tokens."""
+    """Join the text's tokens with a space around each, so that substrings are consecutive tokens."""
     tokens = TOKEN.findall(unicodedata.normalize("NFD", text))
     return f" {' '.join(token.lower() for token in tokens)} "

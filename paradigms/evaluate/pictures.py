@@ -1,4 +1,4 @@
-"""Matplotlib figures of A and of recall, for trackers and PNG files. No window is opened."""
+"""Matplotlib figures of A and of recall, for trackers and PNG files; they need no display."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_DOCUMENT_TOKENS = 60
 MOST_QUERY_TOKENS = 32
-PICTURED = 1  # relevant pairs of a report whose alignments become files
+PICTURED = 1  # relevant pairs of a report whose alignments are drawn
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:
@@ -38,10 +38,10 @@ def write_pictures(report: Report, folder: Path) -> list[Path]:
 def alignment_picture(
     example: AlignmentExample, alignment: Explanation, *, weights: bool = False
 ) -> "matplotlib.figure.Figure":
-    """Heat map of A ⊙ S (query tokens down, document tokens across) of one system of an example.
+    """Draw a heat map of A ⊙ S (query tokens down, document tokens across) for one system of an example.
 
-    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). Of more than 60 document or 32
-    query tokens only those used most are shown, and the title says so.
+    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If a document has more than 60
+    tokens, or a query more than 32, the most used ones are shown, and the title reports it.
     """
     entries = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
     for i, j, s, a in alignment.links:
@@ -96,7 +96,7 @@ def alignment_picture(
 
 
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
-    """All positions if they fit; else those of the `most` largest nonzero uses, in their order."""
+    """All positions if they fit; otherwise those of the `most` largest nonzero uses, in order."""
     if len(use) <= most:
         return np.arange(len(use))
     order = np.argsort(-use, kind="stable")[:most]

@@ -1,7 +1,7 @@
 """Results -> one self-contained HTML file: tables, recall curves, costs, and A between tokens.
 
-The page is rendered from plain data (`Report`); the alignment view is drawn in the browser from a JSON block.
-The page's content security policy forbids all requests.
+The page is rendered from plain data (`Report`); the browser draws alignments from a JSON block. The page's
+content security policy forbids all requests.
 """
 
 import base64
@@ -20,7 +20,7 @@ from paradigms.view import card_data, environment, framed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, too pale for lines.
+# Okabe and Ito's colours for colour-blind readers, without yellow, which is too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 DASHES = ("-", "--", ":", "-.")
 
@@ -43,10 +43,10 @@ class AlignmentExample:
 
 @dataclass
 class Report:
-    """Everything that the page shows, as plain data.
+    """The content of the page, as plain data.
 
-    curves: system -> k -> the measure `curve` at k. Each dict of `costs` is a row whose first key names the
-    system; the columns are all keys in order of appearance.
+    curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the columns
+    are all keys in order of appearance.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    ValueError for a number that is not finite; it names query, document and system.
+    Raises ValueError, with query, document and system, for a number that is not finite.
     """
     templates = environment(Path(__file__).parent)
     templates.filters["number"] = format_number
@@ -83,7 +83,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def format_number(value: object) -> str:
-    """A readable value: 1,234; 22.7 M from a million on; fractions to 3 significant digits."""
+    """Format a value: 1,234; 22.7 M from a million on; fractions to 3 significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
@@ -98,7 +98,7 @@ def format_number(value: object) -> str:
 
 
 def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall") -> "Figure":
-    """Recall@k, or another measure, over log k: one line for each system, the highest first in the legend."""
+    """Draw Recall@k, or another measure, over log k: one line per system, the highest first in the legend."""
     from matplotlib.figure import Figure
 
     drawn = {system: curve for system, curve in curves.items() if curve}
@@ -129,12 +129,12 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
 
 
 def shortened(text: str, most: int) -> str:
-    """One line of at most `most` characters, without lone surrogates, on which matplotlib raises."""
+    """Shorten a text to one line of `most` characters, without lone surrogates, which matplotlib refuses."""
     text = " ".join(text.encode("utf-8", errors="replace").decode().split())
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _example_data(example: AlignmentExample) -> dict:
-    """An example as the page's JSON block holds it."""
+    """Convert an example for the page's JSON block."""
     where = f"query {example.query_id!r}, document {example.document_id!r}"
     return vars(example) | {"systems": [card_data(system, where) for system in example.systems]}

@@ -25,15 +25,15 @@ from paradigms.evaluate.significance import (
 )
 from paradigms.io.files import write_text
 
-MATRIX_COLUMNS = 6  # of a difference table: 80 columns hold them beside the names
-ZERO = re.compile(r"(?<!\d)0\.")  # before the point of a number below 1
+MATRIX_COLUMNS = 6  # of a difference table, to fit a terminal of 80 columns
+ZERO = re.compile(r"(?<!\d)0\.")  # the start of a number below 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean over the queries, the limits of its interval, and the mark of significance ("" if not tested).
+    """A mean over queries, its interval, and its mark of significance ("" if not tested).
 
-    before: the mean of the untrained system and the arrow of its test, "0.713 ↗ "; "" if nothing was trained.
+    before: mean of the untrained system and the arrow of its test, "0.713 ↗ "; "" if nothing was trained.
     """
 
     mean: float
@@ -52,20 +52,20 @@ class ResultTable:
     rows: dict[str, dict[str, Cell]]  # system -> measure -> cell
     comparisons: list[Comparison]
     note: str
-    pairs: list[Comparison] = field(default_factory=list)  # of all systems, where there are more than two
-    training: list[Comparison] = field(default_factory=list)  # of trained systems with themselves untrained
+    pairs: list[Comparison] = field(default_factory=list)  # of all systems, if there are more than two
+    training: list[Comparison] = field(default_factory=list)  # of trained systems with the untrained ones
 
     def best(self, measure: str) -> float:
         return max(cells[measure].mean for cells in self.rows.values())
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Row − column of `pairs`, with marks: the differences of each system from those before it."""
-        found: dict[str, list[str]] = {}
+        """(system, its differences from each earlier system, with marks), of `pairs`."""
+        rows: dict[str, list[str]] = {}
         for pair in self.pairs:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
-            found.setdefault(pair.system, []).append(shown)
-        return list(found.items())
+            rows.setdefault(pair.system, []).append(shown)
+        return list(rows.items())
 
     @property
     def matrix_note(self) -> str:
@@ -75,7 +75,7 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limit of a measure's intervals, as the scale of a drawing."""
+        """The lowest and highest limit of a measure's intervals: the scale of its drawing."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
@@ -87,28 +87,27 @@ def result_table(
     baseline: str | None = None,
     primary: Sequence[str] = ("nDCG@10",),
     untrained: Mapping[str, PerQuery] | None = None,
-    seed: int = 0,
 ) -> ResultTable:
-    """system -> values per query, as a table of means, intervals, and marks against the baseline.
+    """Make a table of means, intervals and significance against the baseline, from system -> values.
 
-    Only the `primary` measures are tested, as one family (see `compare`), if there is a baseline. With more
-    than two systems all pairs are tested too, on the first of these measures, as another family. untrained:
-    the values of trained systems before their training, with which they are compared as a third family.
+    With a baseline, the `primary` measures are tested as one family (`compare`). With more than two systems,
+    all pairs are tested too, on the first of these measures, as another family. untrained: values of trained
+    systems before their training, to which they are compared as a third family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
     first = next(iter(systems.values()))
     measures = list(first.values)
-    comparisons = [] if baseline is None else compare(systems, baseline, primary, seed=seed)
+    comparisons = [] if baseline is None else compare(systems, baseline, primary)
     marks = {(row.system, row.measure): row.mark for row in comparisons}
-    training = compare_training(systems, untrained or {}, primary, seed=seed)
+    training = compare_training(systems, untrained or {}, primary)
     before = {
         (row.system, row.measure): f"{(untrained or {})[row.system].mean(row.measure):.3f} {row.mark} "
         for row in training
     }
     rows = {}
     for system, results in systems.items():
-        intervals = results.intervals(seed)
+        intervals = results.intervals()
         rows[system] = {
             name: Cell(*intervals[name], marks.get((system, name), ""), before.get((system, name), ""))
             for name in measures
@@ -117,7 +116,7 @@ def result_table(
     if first.groups is not None:
         over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
         over += f" ({len(first.queries):,} in all)"
-    trainings = max(1 if of.seeds is None else len(of.seeds[measures[0]]) for of in systems.values())
+    trainings = max(1 if row.seeds is None else len(row.seeds[measures[0]]) for row in systems.values())
     also = f" and {trainings} training seeds" if trainings > 1 else ""
     note = f"{over}{also}, with its 95% bootstrap interval."
     if comparisons:
@@ -137,12 +136,12 @@ def result_table(
     for system, results in systems.items():
         if results.missing:
             note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
-    pairs = compare(systems, None, primary[:1], seed=seed) if comparisons and len(systems) > 2 else []
+    pairs = compare(systems, None, primary[:1]) if comparisons and len(systems) > 2 else []
     return ResultTable(title, measures, rows, comparisons, note, pairs, training)
 
 
 def rich_table(table: ResultTable) -> Table:
-    """The table for a terminal, to be printed with rich's `print` or `Console`."""
+    """Format the table for a terminal, to be printed with rich."""
     shown = Table(
         title=Text(table.title), caption=Text(table.note), caption_justify="left", title_justify="left"
     )
@@ -161,7 +160,7 @@ def rich_table(table: ResultTable) -> Table:
 
 
 def rich_matrix(table: ResultTable) -> Group:
-    """`ResultTable.matrix` for a terminal of 80 columns: systems are numbered, numbers stay whole."""
+    """Format `ResultTable.matrix` for a terminal of 80 columns; column headers are system numbers."""
     numbers = {system: n for n, system in enumerate(table.rows, 1)}
     parts = []
     for start in range(0, len(numbers) - 1, MATRIX_COLUMNS):
@@ -178,7 +177,7 @@ def rich_matrix(table: ResultTable) -> Group:
 
 
 def markdown_table(table: ResultTable) -> str:
-    """The table in Markdown (GitHub's dialect): title, rows with the best mean in bold, note."""
+    """Format the table in GitHub's Markdown: title, rows with the best mean in bold, note."""
     lines = [
         f"**{_escape(table.title)}**",
         "",
@@ -203,7 +202,7 @@ def markdown_table(table: ResultTable) -> str:
 
 
 def csv_table(*tables: ResultTable) -> str:
-    """The tables in CSV, one line per system and measure, with unrounded values. p is empty if not tested."""
+    """Format tables as CSV: one line per system and measure, unrounded; p is empty if not tested."""
     lines: list[list[object]] = []
     for table in tables:
         tests = {(row.system, row.measure): row for row in table.comparisons}
@@ -222,7 +221,7 @@ def csv_table(*tables: ResultTable) -> str:
 
 
 def write_per_query(path: str | Path, stages: Mapping[str, Mapping[str, PerQuery]]) -> None:
-    """stage -> system -> values as a CSV file with the columns system, stage, query, measure, value."""
+    """Write stage -> system -> values to a CSV file with the columns system, stage, query, measure, value."""
     lines: list[list[object]] = [
         [system, stage, query, measure, value]
         for stage, systems in stages.items()

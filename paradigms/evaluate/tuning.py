@@ -1,4 +1,4 @@
-"""Weights of a fusion (`retrieve.fusion`) that have the highest measure on dev queries.
+"""Choose the weights of a fusion (`retrieve.fusion`) that maximise a measure on dev queries.
 
 hybrid = Fused([dense, sparse], method="raw")
 weight = tune_raw(*hybrid.runs(dev.queries), dev)
@@ -16,19 +16,19 @@ from paradigms.evaluate.measures import on_split
 from paradigms.retrieve.fusion import check_same, fuse
 
 MEASURE = "nDCG@10"
-STEPS = 10  # of weights between 0 and 1; fewer where there are many systems
-TRIED = 300  # choices of weights at most
-RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2): from 1/64 of the scale to 64 times it
+STEPS = 10  # of weights between 0 and 1; fewer for many systems
+TRIED = 300  # most choices of weights
+RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2), from scale/64 to 64 · scale
 
 
 def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
     """Choose weights ≥ 0 with sum 1 whose `fuse` by sum has the highest nDCG@10 on dev.
 
-    Tries all multiples of 1/10, or of a larger step where that makes more than 300 choices; of equally good
-    ones the most equal weights win. ValueError for a dev split without queries.
+    Tries all multiples of 1/10, or of a larger step if these are more than 300; of equally good weights, the
+    most equal ones win. Raises ValueError for a dev split without queries.
     """
     if not dev.queries:
-        raise ValueError("weights are chosen on dev queries, of which there are none: give them")
+        raise ValueError("weights are chosen on dev queries, but the dev split has none")
     return max(
         _simplex(len(runs)),
         key=lambda weights: (
@@ -39,7 +39,7 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
 
 
 def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
-    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; of equal ones the middle one."""
+    """Choose the λ of dense + λ · sparse with the highest `measure` on dev, the middle one of equals."""
     means = curve(dense, sparse, dev, measure)
     best = [weight for weight, value in means.items() if value == max(means.values())]
     return best[len(best) // 2]
@@ -55,9 +55,9 @@ def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[f
 
 
 def scale(dense: Run, sparse: Run) -> float:
-    """The λ at which both scores weigh the same: the ratio of their mean standard deviations within a query.
+    """The λ with which both runs weigh the same: the ratio of their mean standard deviations within queries.
 
-    Scores of −inf do not count. ValueError where the scores of one run differ within no query.
+    Scores of −inf do not count. Raises ValueError if a run's scores are equal within every query.
     """
     check_same([dense, sparse])
     spread = {}
@@ -66,7 +66,7 @@ def scale(dense: Run, sparse: Run) -> float:
         deviations = [np.std(scores) for scores in finite if scores]
         spread[name] = float(np.mean(deviations)) if deviations else 0.0
         if not spread[name] > 0:
-            raise ValueError(f"the {name} scores of the candidates differ within no query: λ has no scale")
+            raise ValueError(f"the {name} scores are equal within every query: λ has no scale")
     return spread["dense"] / spread["sparse"]
 
 

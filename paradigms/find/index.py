@@ -42,7 +42,7 @@ class Finder(Protocol):
 
 
 class Index:
-    """Search and rerank a store. finder: None: that of the store's kind."""
+    """Search and rerank a store. finder: by default, the finder of the store's kind."""
 
     def __init__(self, store: Store, finder: Finder | None = None) -> None:
         self.store = store
@@ -52,7 +52,7 @@ class Index:
         return len(self.store)
 
     def with_finder(self, **settings: Any) -> "Index":
-        """This index with other settings of its finder, such as probes=16."""
+        """Change settings of the finder, such as probes=16."""
         finder: Any = self.finder
         return Index(self.store, replace(finder, **settings))
 

@@ -30,8 +30,8 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.ranking import Ranked, best, imputed, scanned, scores
 from paradigms.recipe import Recipe
-from paradigms.scoring.machine import shared, worth
 from paradigms.scoring.stored import Packed, Scanned
+from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
 from paradigms.store.residuals import padded

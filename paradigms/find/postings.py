@@ -97,11 +97,11 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 @no_type_check
 @njit(nogil=True, cache=True)
 def best(postings, table, terms, weights, k, rows, scores):
-    """How many documents may be among the k best, their rows and scores: the k best, and all that ever were.
+    """Write rows and scores of all documents that entered the k best during the search; return their number.
 
-    Of a query of terms [m] with weights [m] above 0. Documents without any of the terms are not found. Sums
-    run over terms in their order in bounds as in scores, so no rounding puts a score above its bound. The
-    block of the largest bound comes first; the others come as they lie in memory.
+    terms [m], weights [m] > 0: of the query. Documents without any of the terms are left out. Bounds and
+    scores are summed over terms in the same order, so rounding cannot put a score above its bound. The block
+    with the largest bound is searched first, then the others in memory order.
     """
     bounds = np.zeros(postings.number, np.float32)
     cells = np.full((postings.number, terms.shape[0]), -1, np.int64)

@@ -15,7 +15,7 @@ import torch
 from paradigms.core import Tokens
 from paradigms.find.ranking import Ranked, best
 from paradigms.recipe import Recipe
-from paradigms.scoring.machine import shared
+from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
 from paradigms.store.codecs import LARGEST, TERMS
 from paradigms.store.columns import Writer

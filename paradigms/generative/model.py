@@ -115,7 +115,7 @@ class Generative(Trainable):
         return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus) -> None:
-        """Cluster the identifiers' tokens anew by the encoder as it is; draws from no training generator."""
+        """Cluster the identifiers' tokens again with the current encoder; uses no global random generator."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         reading = self.encoder, self.clusters.vectors, self.tokenizer

@@ -38,7 +38,7 @@ class GenerativeRetriever:
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
     def size_in_bytes(self) -> int:
-        """Bytes of weights (but a frozen encoder's own), identifiers and `valid`."""
+        """Bytes of weights (without a frozen encoder's), identifiers and `valid`."""
         model = self.model
         parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:

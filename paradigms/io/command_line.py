@@ -6,7 +6,7 @@ A script reads its command line before its slow imports, so that help and errors
     class Settings: ...
 
     if __name__ == "__main__":
-        given = command_line(Settings, __doc__ or "")
+        values = command_line(Settings, __doc__ or "")
 
     import torch
 """
@@ -60,9 +60,9 @@ def command_line(
     """Read the values of the dataclass `kind`; flags override the YAML file, which overrides defaults.
 
     The string under each field is its help text. Wrong names and types end the program with a message. Every
-    script also has --config and --plugin; plug-ins are imported here. device: add --device (`choose_device`).
+    script also has --config and --plugin, which imports plug-ins. device: add --device (`choose_device`).
     """
-    # Resolved here, because jsonargparse would run the script's `if TYPE_CHECKING` blocks.
+    # jsonargparse would resolve these by running the script's `if TYPE_CHECKING` blocks.
     hints = get_type_hints(kind)
     vars(kind)["__init__"].__annotations__.update(hints)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -94,7 +94,7 @@ def command_line(
 
 
 def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """The arguments, with brackets around values of lists that lack them: `dpr,colbert` is [dpr,colbert]."""
+    """Add brackets to values of lists that lack them: `dpr,colbert` becomes [dpr,colbert]."""
     words: list[str] = []
     for before, word in pairwise(["", *arguments]):
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
@@ -121,7 +121,7 @@ def _structured(hint: Any) -> bool:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings are nested more than `levels` levels deep, an alias of itself included."""
+    """Whether lists and mappings are nested more than `levels` deep; YAML aliases may nest infinitely."""
     parts = {id(value): value}  # one entry for all aliases of a part
     for _ in range(levels + 1):
         inner = [part for part in parts.values() if isinstance(part, dict | list)]
@@ -131,7 +131,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def folder_name(collection: str) -> str:
-    """Name of a collection in results folders: hf-BeIR-scifact, a folder's name, lifestyle-test."""
+    """Name a collection for results folders: hf-BeIR-scifact, a folder's name, lifestyle-test."""
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     path = Path(collection).resolve()

@@ -1,7 +1,4 @@
-"""The device that models run on: the best one of this machine, or that of --device.
-
-accelerate reads the same environment variable.
-"""
+"""The device of all models: --device, or the GPU if there is one. accelerate reads the same variable."""
 
 from __future__ import annotations
 
@@ -17,23 +14,22 @@ HELP = "cpu, cuda, cuda:N or mps; by default the GPU if there is one"
 
 
 def choose_device(name: str) -> None:
-    """Run the models of this process on a device: cpu, cuda, cuda:N or mps. "" chooses nothing.
+    """Choose the device of this process's models: cpu, cuda, cuda:N or mps; "" keeps the default.
 
-    Raises ValueError if this machine has no such device, or if this process is one of several: a launch
-    gives each of them its device.
+    Raises ValueError if there is no such device, or if a launch of several processes chooses their devices.
     """
     if not name:
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("--device is for one process: a launch of several chooses the device of each")
+        raise ValueError("--device is for one process: a launch of several chooses their devices")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"--device must be cpu, cuda, cuda:N or mps, got {name!r}")
     import torch
 
     kind, _, number = name.partition(":")
     best = torch.accelerator.current_accelerator(check_available=True)
-    there = best is not None and best.type == kind and int(number or 0) < torch.accelerator.device_count()
-    if kind != "cpu" and not there:
+    exists = best is not None and best.type == kind and int(number or 0) < torch.accelerator.device_count()
+    if kind != "cpu" and not exists:
         raise ValueError(f"--device {name}: torch finds no such device on this machine")
     os.environ[VARIABLE] = name
 

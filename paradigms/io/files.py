@@ -27,16 +27,16 @@ except ModuleNotFoundError:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk accepts no more data
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
 LITTER = (".DS_Store", "Thumbs.db")  # files that file managers leave in folders
-SETTLING = 9  # more replacements than may happen while a file is opened
+SETTLING = 9  # attempts to open a file; more than the replacements that may happen meanwhile
 PARTIAL = ".*.????????.partial"  # the hidden folder of a writer: `_workplace`
 
-# What this program writes into one kind of folder: (folder) -> patterns of entries, as in `Path.match`, for
-# files and, with a "/" at the end, for folders; None if the folder is of another kind.
+# The entries that this program writes into one kind of folder: (folder) -> patterns for `Path.match`, with a
+# "/" at the end for folders; None if the folder is of another kind.
 Contents: TypeAlias = Callable[[Path], Collection[str] | None]
 
 
 def contents(*patterns: str, marks: Collection[str] = ()) -> Contents:
-    """`Contents` with fixed patterns. marks: files of which a folder of this kind holds at least one."""
+    """`Contents` with fixed patterns. marks: files, at least one of which identifies this kind of folder."""
     return lambda folder: patterns if not marks or any((folder / mark).is_file() for mark in marks) else None
 
 
@@ -81,11 +81,12 @@ def replace_file(fresh: Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
-    """A folder to fill, which replaces `path` if the body ends without error, and is then on disk.
+    """Yield a folder to fill, which replaces `path` if the body ends without error, and is then on disk.
 
-    written: what may be replaced. Raises FileExistsError if `path` holds anything else (`check_replaceable`).
-    If several processes write the same folder, the last one to end wins. A killed writer leaves at most a
-    hidden folder; the next writer removes it, or `settle` puts it back if it holds the old content.
+    written: entries that may be replaced. Raises FileExistsError if `path` holds others
+    (`check_replaceable`). If several processes write the same folder, the last one to end wins. A killed
+    writer leaves at most a hidden folder; the next writer removes it, or `settle` puts it back if it holds
+    the old content.
     """
     target = Path(os.path.realpath(path))
     settle(target)
@@ -115,8 +116,8 @@ def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
 def _workplace(target: Path) -> Iterator[Path]:
     """Create a locked hidden folder beside `target`, after removing the folders of killed writers.
 
-    `_leftovers` finds it by its name; `_sweep` tells from the lock, which ends with the process, whether its
-    writer is alive.
+    `_leftovers` finds it by its name; the lock, which ends with the process, shows `_sweep` that its writer
+    is alive.
     """
     check_locks(target)
     missing = [folder for folder in target.parents if not folder.exists()]

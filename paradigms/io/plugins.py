@@ -30,7 +30,7 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
         importlib.invalidate_caches()
         spec = find_spec(path.stem) if path.stem.isidentifier() else None
         if spec is None or Path(spec.origin or "").resolve() != path:
-            raise ValueError(f"plug-in {file}: {path.stem} is no module name, or taken: rename the file")
+            raise ValueError(f"plug-in {file}: {path.stem} is not a free module name: rename the file")
         try:
             importlib.import_module(path.stem)
         except Exception as error:  # of the user's own code

@@ -1,6 +1,6 @@
-"""Foreign text on the terminal: control characters are displayed, never executed.
+"""Print foreign text safely: control characters are displayed, never executed.
 
-A document, an id or a file name may contain ESC and thereby change the clipboard, the title or the screen.
+A document, id or file name with ESC could otherwise change the clipboard, the title or the screen.
 """
 
 import signal

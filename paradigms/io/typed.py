@@ -13,15 +13,14 @@ from stat import S_ISDIR, S_ISREG
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-NUMBERS: dict[type, type] = {int: Integral, float: Real}  # numpy's too, and an integer is a float's value
+NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
 
 class Range(NamedTuple):
     """Bounds of a number, in `Annotated[int, Range(1, 64)]`; None has no bounds.
 
-    A file may ask for any number: the upper bound is beyond what a model needs, and keeps time and memory
-    small.
+    A file may hold any number: the upper bound exceeds what a model needs, and bounds time and memory.
     """
 
     least: float | int
@@ -41,7 +40,7 @@ class Range(NamedTuple):
 
 
 class OneLine:
-    """A text without line breaks and control characters: `Annotated[str, OneLine()]`."""
+    """A text without line breaks or control characters: `Annotated[str, OneLine()]`."""
 
     def check(self, name: str, value: str) -> None:
         """Raise ValueError if the text has other characters."""
@@ -165,10 +164,10 @@ def json_or_empty(file: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse folders with files that no checkpoint has, before any file is read. Raises ValueError.
+    """Check a checkpoint's files before any is read. Raises ValueError.
 
-    These are pipes, sockets and devices, where a reader would wait forever; weights with too many tensors
-    (`check_header`); and lists of weights that name a file outside of their folder.
+    Refuses pipes, sockets and devices, where a reader would wait forever; weights with too many tensors
+    (`check_header`); and lists of weights that name a file outside their folder.
     """
     for file in sorted(folder.rglob("*")):
         try:
@@ -184,7 +183,7 @@ def check_files(folder: Path) -> None:
                 names = set(map(str, read_json(file).get("weight_map", {}).values()))
             outside = next((name for name in sorted(names) if name != Path(name).name), None)
             if outside is not None:
-                raise ValueError(f"{file} names {outside!r:.200}, which is not a file of its own folder")
+                raise ValueError(f"{file} names {outside!r:.200}, which is not in its folder")
 
 
 def check_header(file: Path) -> None:

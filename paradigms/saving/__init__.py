@@ -48,9 +48,10 @@ FORMATS: dict[str, Format] = {
 def read_checkpoint(
     folder: Path, *, layout: str | None = None, pickled: bool = False
 ) -> Paradigm | CrossAttention:
-    """The paradigm, or reranker, in a folder of any of `FORMATS`. layout: the one to read it in, where told.
+    """Read a paradigm or reranker from a folder in any of `FORMATS`.
 
-    ValueError says what was found and what is missing, cannot be had, or could mean two things.
+    layout: a key of `FORMATS`; by default it is recognised. Raises ValueError if files are missing, not
+    supported or ambiguous.
     """
     if layout is not None and layout not in FORMATS:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")

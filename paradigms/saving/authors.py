@@ -39,7 +39,10 @@ def is_dpr(folder: Path) -> bool:
 
 
 def read_dpr(folder: Path) -> Paradigm:
-    """One of DPR's two encoders, for both sides (`registry.load` joins two): [CLS] or its projection."""
+    """Read one of DPR's two encoders and use it for both sides; `registry.load` joins two into a pair.
+
+    The vector is [CLS], or its projection if there is one.
+    """
     import transformers
 
     architecture = (read_json(folder / "config.json").get("architectures") or ["none"])[0]

@@ -27,7 +27,7 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """ValueError where weights or tokenizer are missing, and for what is no encoder."""
+    """Raise ValueError if weights or tokenizer are missing, or if the model is not an encoder."""
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
@@ -37,14 +37,14 @@ def read_plain(folder: Path) -> Paradigm:
 
 
 def longest(folder: Path) -> int:
-    """The longest text in tokens that the encoder has places for; `LENGTH` where they are without end."""
+    """The number of positions that the encoder has; `LENGTH` if it is unlimited."""
     from transformers import AutoConfig
 
     return int(getattr(pretrained(AutoConfig, folder), "max_position_embeddings", None) or LENGTH)
 
 
 def check_encoder(folder: Path) -> None:
-    """ValueError for a model that generates, or has a head that says what else it was trained for."""
+    """Raise ValueError for a model that generates, or whose head shows that it has another task."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_MASKED_LM_MAPPING,

@@ -1,16 +1,15 @@
-"""S_best[b, n, j] = maxᵢ ⟨dᵢ, qⱼ⟩ and its i, for every query token and document, without S: Triton kernels.
+"""maxᵢ ⟨dᵢ, qⱼ⟩ and its i for every query token and document, without forming S: Triton kernels.
 
-The forward kernel holds a tile of query tokens, walks through each document's tokens tile by tile and keeps
-the largest similarity and its place, b·n·j numbers in place of b·n·i·j; the backward pass reads the places
-alone:
+The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile and keeps the
+largest similarity and its place: b·n·j numbers instead of b·n·i·j. The backward pass reads only the places:
 
     ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
     ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
 
 The first gathers rows; the second is a product with a one-hot matrix, made tile by tile. Nothing is added
-atomically: one program owns each result and sums in one order, whatever the tiles. Products, maxima and
-gradients are accumulated in float32. Imported only where it is used (`in_batch`), as it needs Triton. With
-TRITON_INTERPRET=1 set before Triton is imported, the kernels run on the CPU, slowly, for the tests.
+atomically: one program owns each result and sums in a fixed order, whatever the tiles. Products, maxima and
+gradients are accumulated in float32. `in_batch` imports this module only to use it, as it needs Triton. For
+the tests, TRITON_INTERPRET=1, set before Triton is imported, runs the kernels slowly on the CPU.
 """
 
 import os
@@ -27,16 +26,16 @@ from paradigms.align import ids_of
 from paradigms.core import Tokens
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-FEATURES_HELD = 128  # of a vector, by a program at once
-PROGRAMS = 1024  # enough to keep every multiprocessor busy; beyond it each takes several documents
-DOCUMENTS = 16  # for which a program keeps its tile of query tokens, at most
-# Sizes that no kernel is compiled for. The last two, rounded up, are for the tuner alone: a batch of another
-# length is not tuned anew.
+FEATURES_HELD = 128  # features of a vector that a program holds at once
+PROGRAMS = 1024  # enough to keep every multiprocessor busy; beyond, a program takes several documents
+DOCUMENTS = 16  # most documents for which a program keeps its tile of query tokens
+# Arguments without compile-time specialisation. The last two are sizes rounded up, keys of the tuner: similar
+# batches are not tuned again.
 SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 
 
 def supports(vectors: Tensor) -> bool:
-    """Whether the kernels are the faster way for such vectors, on their device.
+    """Whether the kernels are faster than torch for these vectors on their device.
 
     They need tensor cores: 16 bits or `torch.set_float32_matmul_precision("high")`, and compute capability
     8.0.
@@ -55,9 +54,9 @@ def best_tokens(
 ) -> tuple[Float[Tensor, "b n j"], Int[Tensor, "b n j"]]:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over the real tokens of each document; the maxima are differentiable once.
 
-    equal_ids: over the tokens with the id of j (COIL). Of equal similarities the first wins; NaN always does.
-    Where none can win, the maximum is 0 and the place −1. Documents have x = 1; neither side is empty.
-    Vectors are float32, float16 or bfloat16, of one type; float32 follows
+    equal_ids: only over tokens with the id of j (COIL). The first of equal similarities wins, and NaN always
+    does. Without a candidate the maximum is 0 and the place −1. Documents have x = 1; neither side is empty.
+    Vectors of both sides are float32, float16 or bfloat16; float32 follows
     `torch.set_float32_matmul_precision`.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
@@ -67,7 +66,7 @@ def best_tokens(
 
 
 class _BestTokens(torch.autograd.Function):
-    """D [n, i, h], Q [b, j, h] → the maxima and their places [n, b, j]: neighbours in j lie side by side."""
+    """D [n, i, h], Q [b, j, h] → maxima and places [n, b, j], contiguous in j."""
 
     @staticmethod
     def forward(
@@ -81,7 +80,7 @@ class _BestTokens(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (n, i), rows = D.shape[:2], Q.shape[:2].numel()
         order = torch.arange(1, i + 1, dtype=torch.int32, device=D.device)
-        lengths = (d_mask * order).amax(-1)  # up to the last real token; those before it may be masked
+        lengths = (d_mask * order).amax(-1)  # up to the last real token; earlier ones may be masked
         best = torch.empty((n, *Q.shape[:2]), dtype=torch.float32, device=D.device)
         place = torch.empty_like(best, dtype=torch.int16 if i < 1 << 15 else torch.int32)
         group = min(DOCUMENTS, max(1, n * triton.cdiv(rows, 128) // PROGRAMS))
@@ -120,7 +119,7 @@ class _BestTokens(torch.autograd.Function):
 
 
 def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
-    """What every kernel is told beside its tensors and their sizes."""
+    """Keyword arguments that all kernels share."""
     features = D.shape[-1]
     block = min(FEATURES_HELD, max(16, triton.next_power_of_2(features)))
     exact = torch.get_float32_matmul_precision() == "highest"
@@ -131,12 +130,12 @@ def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
         "BLOCK": block,
         "BLOCKS": triton.cdiv(features, block),
         "PRECISION": "ieee" if exact else "tf32",
-        "WIDEN": INTERPRETED and D.dtype == torch.bfloat16,  # it would multiply the bits as integers
+        "WIDEN": INTERPRETED and D.dtype == torch.bfloat16,  # the interpreter multiplies bits as integers
     }
 
 
 def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
-    """A kernel by its tiles, warps, stages and registers, timed once for each kind of batch."""
+    """Decorate a kernel with (tiles, warps, stages, registers) to choose from, once per kind of batch."""
     tried = [
         triton.Config(tiles, num_warps=warps, num_stages=stages, maxnreg=registers)
         for tiles, warps, stages, registers in configurations
@@ -148,7 +147,7 @@ def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
 @triton.jit
 @no_type_check
 def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
-    """Features of some rows of [·, FEATURES], 0 where a row is not wanted or a feature beyond the last."""
+    """Load features of some rows of [·, FEATURES]; 0 for rows not `wanted` and features beyond the last."""
     at = base + rows.to(tl.int64)[:, None] * FEATURES + features[None, :]
     mask = wanted[:, None]
     if FEATURES % BLOCK != 0:
@@ -211,10 +210,10 @@ def _best(
         for start in range(0, length, TOKENS):
             i = start + tl.arange(0, TOKENS)
             within = i < length
-            may_win = (tl.load(d_mask + begin + i, mask=within, other=0) != 0)[None, :]
+            candidate = (tl.load(d_mask + begin + i, mask=within, other=0) != 0)[None, :]
             if EQUAL_IDS:
                 d_id = tl.load(d_ids + begin + i, mask=within, other=0)
-                may_win = may_win & (q_id[:, None] == d_id[None, :])
+                candidate = candidate & (q_id[:, None] == d_id[None, :])
             S = tl.zeros([ROWS, TOKENS], tl.float32)
             for block in range(BLOCKS):
                 features = block * BLOCK + feature
@@ -222,24 +221,20 @@ def _best(
                     q = _vectors(Q, row, inside, features, FEATURES, BLOCK, WIDEN)
                 d = _vectors(D, begin + i, within, features, FEATURES, BLOCK, WIDEN)
                 S = tl.dot(q, tl.trans(d), S, input_precision=PRECISION)
-            wins = may_win & ((top < S) | (S != S))  # NaN stays
+            wins = candidate & ((top < S) | (S != S))  # NaN stays
             top = tl.where(wins, S, top)
             at = tl.where(wins, i[None, :], at)
         value = tl.max(top, axis=1)
         nan = tl.max((top != top).to(tl.int32), axis=1) > 0
         where = tl.min(tl.where((top == value[:, None]) | (top != top), at, tokens), axis=1)
-        found = real & (nan | (value > float("-inf")))
+        aligned = real & (nan | (value > float("-inf")))
         value = tl.where(nan, float("nan"), value)
         out = tl.cast(n, tl.int64) * rows + row
-        tl.store(best + out, tl.where(found, value, 0.0), mask=inside)
-        tl.store(place + out, tl.where(found, where, -1).to(place.dtype.element_ty), mask=inside)
+        tl.store(best + out, tl.where(aligned, value, 0.0), mask=inside)
+        tl.store(place + out, tl.where(aligned, where, -1).to(place.dtype.element_ty), mask=inside)
 
 
-@_tuned(
-    ({"ROWS": 16}, 4, 1, None),
-    ({"ROWS": 8}, 2, 1, None),
-    ({"ROWS": 32}, 4, 1, None),
-)
+@_tuned(({"ROWS": 16}, 4, 1, None), ({"ROWS": 8}, 2, 1, None), ({"ROWS": 32}, 4, 1, None))
 @triton.jit(do_not_specialize=SIZES)
 @no_type_check
 def _to_queries(
@@ -305,7 +300,7 @@ def _to_documents(
     i = start + tl.arange(0, TOKENS)
     features = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([TOKENS, BLOCK], tl.float32)
-    chosen = tl.where(start < tl.load(lengths + n), rows, 0)  # no query token chose one beyond the last
+    chosen = tl.where(start < tl.load(lengths + n), rows, 0)  # no place lies beyond the last real token
     for first in range(0, chosen, ROWS):
         row = first + tl.arange(0, ROWS)
         inside = row < rows

@@ -15,19 +15,19 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarit
 
 
 class Pairs(NamedTuple):
-    """S and A of the pairs that align, without salience, and which document tokens they are."""
+    """S and A of aligned pairs, without salience, and the place of their document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
     alignment: Float[Tensor, "b n r j"]
-    place: Int[Tensor, "b n r j"]  # i; where A is 0 any, or −1
+    place: Int[Tensor, "b n r j"]  # i; arbitrary, or −1, where A is 0
 
 
 def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalise) -> Float[Tensor, "b n"]:
-    """rel(d, q) of documents with axes [1, n, i, h]: A gets its salience, then Z."""
+    """rel(d, q) for documents with axes [1, n, i, h]: multiplies A by the salience, then divides by Z."""
     S, A, place = pairs
     if documents.salience is not None:
         at = (place.clamp(min=0) + first_tokens(place, documents.mask.shape[-1])).flatten()
-        # index_select: the backward pass of take adds in an order that changes from run to run.
+        # index_select: the backward pass of take adds in an order that varies from run to run.
         A = A * documents.salience.flatten().index_select(0, at).view_as(place)
     if queries.salience is not None:
         A = A * queries.salience[:, :, None, :]
@@ -37,8 +37,8 @@ def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalis
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over the real tokens of each document, without gradients; r = 1.
 
-    equal_ids: over those with the id of j. A is 0 where none can win. S is formed as [n, i, b·j] in one
-    product, so that the maximum over i runs along contiguous memory. Documents have axes [1, n, i, h].
+    equal_ids: only over tokens with the id of j. A is 0 without such a token. S is one product [n, i, b·j],
+    so that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
     """
     D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
     (n, i), (b, j) = D.shape[:2], Q.shape[:2]
@@ -58,13 +58,13 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
-    """Where each document of [b, n, r, j] begins among the n·i tokens of all."""
+    """The first token of each document [n, 1, 1] among all n·i tokens."""
     return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
 
 
-CELLS = {"cpu": 1 << 20}  # entries of S at once: what a processor's cache holds with its temporaries
-MANY_CELLS = 1 << 24  # elsewhere: 64 MB, so that launching a chunk costs nothing beside computing it
-FUSED = {"cuda"}  # devices on which Triton's kernels find maxima, where they are the faster way
+CELLS = {"cpu": 1 << 20}  # entries of S at once: with temporaries, they fit a processor's cache
+MANY_CELLS = 1 << 24  # on other devices: 64 MB, so that computing a chunk takes longer than its launch
+FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
 def in_batch_rel(
@@ -72,18 +72,16 @@ def in_batch_rel(
 ) -> Float[Tensor, "b n"]:
     """`core.rel(documents, queries, align, normalise)`, equal in values and gradients, in bounded memory.
 
-    Documents have x = 1. S is formed for a few queries at a time, at most `cells` of its entries at once (one
-    query's at least). For the backward pass, a hard alignment with few pairs leaves their places and
-    similarities [b, n, r, j], with r the most document tokens that any query token aligns to; one that is
-    soft, or aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks
-    are slices of queries, so alignments that read the pool (XTR) see all of it. Where `FUSED` names the
-    device, a max (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32.
+    Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries.
+    For the backward pass, a hard alignment with few pairs saves their places and similarities [b, n, r, j],
+    where r is the largest number of document tokens aligned to one query token. An alignment that is soft, or
+    aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
+    slices of queries, so alignments that read the pool (XTR) see all of it. On a device in `FUSED`, a maximum
+    (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32. Weights of terms (SPLADE,
+    uniCOIL: one number per token, matched by ids) are one matrix product (`_product_of_terms`).
 
-    One weight for each token, matched by ids (SPLADE, uniCOIL), is one product of two sparse matrices:
-    `_product_of_terms`.
-
-    Autocast changes nothing here: similarities have the type of the vectors, float32 in training. In bfloat16
-    a cosine of 0.9 would have steps of 0.004, which at τ = 0.02 are a fifth in the softmax.
+    Autocast has no effect: similarities have the dtype of the vectors, float32 in training. In bfloat16 a
+    cosine of 0.9 has steps of 0.004, which at τ = 0.02 change a softmax weight by a fifth.
     """
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
@@ -116,15 +114,15 @@ def _rel(
 
 
 def _are_weights(*sides: Tokens) -> bool:
-    """Whether all tokens have one number, at least 0, and no salience."""
+    """Whether all tokens are one number of at least 0, without salience."""
     single = all(side.vectors.shape[-1] == 1 and side.salience is None for side in sides)
     return single and all(bool((side.vectors >= 0).all()) for side in sides)
 
 
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Σ_t w_t(d) · w_t(q): of a token that comes more than once the largest weight in d, the sum in q.
+    """Σ_t w_t(d) · w_t(q), where repeated tokens count with their largest weight in d and their sum in q.
 
-    The rel of equal ids, as maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights of at least 0.
+    Equals the rel of equal ids, as maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights of at least 0.
     """
     d_ids, q_ids = ids_of(documents, queries)
     low = torch.minimum(d_ids.amin(), q_ids.amin())
@@ -136,7 +134,7 @@ def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"
 
 
 def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
-    """Whether Triton's kernels are wanted, installed and able to multiply these vectors."""
+    """Whether the Triton kernels are enabled, installed and support these vectors."""
     D, Q = documents.vectors, queries.vectors
     if D.device.type not in FUSED or D.dtype != Q.dtype or not find_spec("triton"):
         return False
@@ -148,27 +146,27 @@ def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
 def _chunked_pairs(
     documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align, known: Alignment | None
 ) -> Pairs | None:
-    """The pairs of a hard alignment, S formed chunk by chunk.
+    """The pairs of a hard alignment, from S formed chunk by chunk.
 
-    None where A is soft, where the pairs are many, and, unless `known` says that A is a maximum, without
-    gradients.
+    None if A is soft or has many pairs. known: the alignment if it is a maximum; for others None without
+    gradients, too.
     """
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     if known is None and (not trains or _soft(documents, queries, align)):
         return None
-    found = []
+    pairs = []
     for chunk in chunks:
         with torch.no_grad():
             if known is not None:
-                found.append(maxima(documents, chunk, "ids" in known.reads))
+                pairs.append(maxima(documents, chunk, "ids" in known.reads))
                 continue
             S, valid = similarity(documents, chunk)
-            found.append(_compact(S, align(S, valid, documents, chunk).where(valid, 0)))
-        if found[-1].alignment.shape[-2] > max(1, documents.mask.shape[-1] // 4):
+            pairs.append(_compact(S, align(S, valid, documents, chunk).where(valid, 0)))
+        if pairs[-1].alignment.shape[-2] > max(1, documents.mask.shape[-1] // 4):
             return None
-    r = max(part.alignment.shape[-2] for part in found)
+    r = max(part.alignment.shape[-2] for part in pairs)
     S, A, place = (
-        torch.cat([pad(t, (0, 0, 0, r - t.shape[-2])) for t in parts]) for parts in zip(*found, strict=True)
+        torch.cat([pad(t, (0, 0, 0, r - t.shape[-2])) for t in parts]) for parts in zip(*pairs, strict=True)
     )
     if trains:
         S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
@@ -181,7 +179,7 @@ def _any_requires_grad(*sides: Tokens) -> bool:
 
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
-    """Whether a gradient flows through A, found out on one query and one document."""
+    """Whether a gradient flows through A: tests one query and one document."""
     document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
     S, valid = similarity(document, query)
     with torch.enable_grad():
@@ -189,14 +187,14 @@ def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
 
 
 def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Pairs:
-    """The nonzero entries of each column of A, moved together."""
+    """Collect the nonzero entries of each column of A."""
     r = max(1, int((A != 0).sum(-2).max()))
     weight, place = A.max(-2, keepdim=True) if r == 1 else A.topk(r, dim=-2)
     return Pairs(S.gather(-2, place), weight, place)
 
 
 class _PairSimilarity(torch.autograd.Function):
-    """(D, Q) → Sᵢⱼ at given pairs. The values come along; the backward pass is two sparse products.
+    """(D, Q) → the known Sᵢⱼ of the pairs at `place`; the backward pass is two sparse products.
 
     With W ∈ R^{(n·i)×(b·j)} the incoming gradient at the pairs, ∂D = W Q and ∂Q = Wᵀ D: one weighted
     embedding bag and its gradient.

@@ -1,10 +1,10 @@
-"""rel over stored tokens, compiled for the processor at hand by numba when first called.
+"""rel over stored tokens: numba kernels, compiled for the host's processor on their first call.
 
-Document tokens come as float16 or as codes (`Stored`), BLOCK at a time, and become float32 in a
-buffer that stays in the cache, where they meet all query tokens (`tiles`). What A keeps is summed as soon as
-a document ends: each stored byte is read once, and one score is written for each document and query. Kernels
-release the interpreter lock and run on one thread; callers divide the documents. Compiled code is kept beside
-this file, or in the user's cache folder. `no_type_check` keeps the tests' run-time type checks away.
+BLOCK document tokens at a time, float16 or codes (`Stored`), are widened to float32 in a buffer that stays in
+the cache, and multiplied by all query tokens (`tiles`). The aligned similarities are summed as soon as a
+document ends: each stored byte is read once, and one score is written for each document and query. Kernels
+release the interpreter lock and run on one thread; callers divide the documents. Compiled code is cached
+beside this file, or in the user's cache folder. `no_type_check` disables the tests' run-time type checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -29,15 +29,15 @@ from paradigms.scoring.tiles import (
     widen,
 )
 
-AHEAD = 16  # tokens that are asked for before their turn, where the processor cannot see them coming
-STRIDE = 64  # tokens between two whose documents are kept: the next ones are found from there
-WIDEST = 3 * GRAIN  # lanes of a tile at most
-ALONE = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # of what kernels alone call
-helper = njit(**ALONE)  # type: ignore[call-overload]
+AHEAD = 16  # tokens to prefetch where the processor cannot predict the address
+STRIDE = 64  # tokens between two whose documents are stored (`Lists.owners`)
+WIDEST = 3 * GRAIN  # most lanes of a tile
+INTERNAL = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # called by kernels only
+helper = njit(**INTERNAL)  # type: ignore[call-overload]
 
 
 class Stored(NamedTuple):
-    """Tokens as float16, of 16 bits a number, or as codes of at most 8:
+    """Tokens as float16 (16 bits per number), or as codes of at most 8 bits:
 
     xᵢ ≈ C[centroids[i]] + levels[scales[i]] · spread · (code − (2^bits − 1) / 2).
     """
@@ -46,55 +46,55 @@ class Stored(NamedTuple):
     bits: int
     scales: np.ndarray  # uint8 [tokens]
     levels: np.ndarray  # float32 [256]
-    centroids: np.ndarray  # uint16, of each token
+    centroids: np.ndarray  # uint16 [tokens]
 
 
 def halves(vectors: np.ndarray) -> Stored:
-    """Tokens [tokens, h] as float16."""
+    """`Stored` of float16 vectors [tokens, h]."""
     none = [np.zeros(0, dtype) for dtype in (np.uint8, np.uint16)]
     for array in none:
-        array.setflags(write=False)  # as a file is mapped: no other type is compiled
+        array.setflags(write=False)  # as memory-mapped files are: numba compiles one type only
     return Stored(vectors.view(np.uint8), 16, none[0], np.zeros(0, np.float32), none[1])
 
 
 class Query(NamedTuple):
     """Tokens of one or more queries, without padding.
 
-    For codes xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
+    With codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
 
     tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.Packed`
     edges: np.ndarray
-    spans: np.ndarray  # int64 [b + 1]: the tokens of query n are spans[n] to spans[n + 1]
-    weights: np.ndarray  # float32 [lanes]: their salience, or 1
+    spans: np.ndarray  # int64 [b + 1]: query n has the tokens spans[n] to spans[n + 1]
+    weights: np.ndarray  # float32 [lanes]: salience, or 1
     near: np.ndarray  # C Q, float32 [K, lanes]
     centre: np.ndarray  # (2^bits − 1) / 2 · Σ_h spread · Q, float32 [lanes]
 
 
 class Documents(NamedTuple):
-    """Which stored tokens are scored: those from starts[n] to stops[n] are document n."""
+    """The documents to score: document n has the stored tokens starts[n] to stops[n]."""
 
     starts: np.ndarray  # int64 [n]
     stops: np.ndarray
-    salience: np.ndarray  # of all stored tokens, float32; of none: 1
+    salience: np.ndarray  # float32, of all stored tokens; empty: all 1
 
 
 class Lists(NamedTuple):
     """The tokens of each centroid, and the document of each token."""
 
-    entries: np.ndarray  # uint8 [tokens, bytes]: numbers of tokens, little-endian, list by list
-    offsets: np.ndarray  # int64 [documents + 1]: where the tokens of each document begin
+    entries: np.ndarray  # uint8 [tokens, bytes]: token numbers, little-endian, list by list
+    offsets: np.ndarray  # int64 [documents + 1]: the first token of each document
     owners: np.ndarray  # owners[n]: the document of token n · STRIDE
-    alive: np.ndarray  # bool [documents]
+    alive: np.ndarray  # bool [documents]: not deleted
 
 
 # --- one block of tokens ------------------------------------------------------------------------------
 
 
 @no_type_check
-@njit(**ALONE, forceinline=True)  # else LLVM calls it for each token
+@njit(**INTERNAL, forceinline=True)  # LLVM would not inline it
 def _fetch(tokens, token, target, width):
-    """Token `token` as float32 at the address `target`."""
+    """Write token `token` as float32 to the address `target`."""
     if tokens.bits == 16:
         widen(at(tokens.codes, token), target, width)
     else:
@@ -104,19 +104,19 @@ def _fetch(tokens, token, target, width):
 @no_type_check
 @helper
 def _correct(tokens, query, places, count, tile, products):
-    """Products with codes become those with what the codes stand for."""
+    """Turn products with codes into products with the decoded vectors."""
     lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
     for r in range(count):
         near = at(query.near, places[1, r]) + lane * 4
         scale = tokens.levels[tokens.scales[places[0, r]]]
-        found = at(products, r * grains * GRAIN)
-        shift(found, found, near, at(query.centre, lane), scale, grains)
+        row = at(products, r * grains * GRAIN)
+        shift(row, row, near, at(query.centre, lane), scale, grains)
 
 
 @no_type_check
 @helper
 def _ask(tokens, token, count):
-    """Ask for the memory of some tokens."""
+    """Prefetch some tokens."""
     for byte in range(0, count * tokens.codes.shape[1], LINE):
         prefetch(at(tokens.codes, token) + byte)
 
@@ -124,17 +124,17 @@ def _ask(tokens, token, count):
 @no_type_check
 @helper
 def _fill(tokens, documents, document, token, rows, places, ends):
-    """The next BLOCK tokens as float32, from `token` of `document` on; places: their rows, and their
-    centroids.
+    """Write up to BLOCK tokens as float32 to `rows`, from `token` of `document` on.
 
-    ends[s]: where the s-th document of the block ends in it; the last may go on in the next. Returns the
-    document and token that come next, and the numbers of tokens and of documents.
+    places[:, r]: number and centroid of the token in rows[r]. ends[s]: the end of the block's s-th document;
+    the last may continue in the next block. Returns the next document and token, and the numbers of tokens
+    and of documents in the block.
     """
     width, count, segments = rows.shape[1], 0, 0
     while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
         if token == documents.starts[document] and document + 1 < documents.starts.shape[0]:
             following = documents.starts[document + 1]
-            if following != documents.stops[document]:  # else the processor sees it coming
+            if following != documents.stops[document]:  # otherwise the processor predicts it
                 _ask(tokens, following, min(AHEAD, documents.stops[document + 1] - following))
         take = min(documents.stops[document] - token, BLOCK - count)
         for r in range(count, count + take):
@@ -154,9 +154,9 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 @no_type_check
 @helper
 def _multiply(tokens, query, rows, places, count, tile, products):
-    """products[r, j] of a block with the lanes j of a tile; their number."""
+    """Compute products[r, j] of a block's tokens and the lanes j of a tile; return the number of lanes."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
-    ahead = at(rows, 0)  # or where the next token is likely to lie
+    ahead = at(rows, 0)  # or the likely address of the next token
     if tokens.bits == 16 and tile == 0 and count:
         ahead = at(tokens.codes, places[0, count - 1] + 1)
     dots(at(rows, 0), at(query.tiles, low * width), at(products, 0), width, count, grains, ahead)
@@ -175,7 +175,7 @@ def _clear(best, row):
 @no_type_check
 @helper
 def replace_least(heap, value):
-    """The least value of a heap, its first, gives way to a larger one."""
+    """Replace the least value of a heap, its first, by a larger one."""
     place = 0
     while 2 * place + 1 < heap.shape[0]:
         child = 2 * place + 1
@@ -191,7 +191,7 @@ def replace_least(heap, value):
 @no_type_check
 @njit(nogil=True, cache=True)  # np.partition takes seconds to compile
 def select(values, k):
-    """Partition `values` in place as np.partition does: none before values[k] is larger, none after less."""
+    """Partition `values` in place as np.partition does: values[k] is the k-th smallest."""
     low, high = 0, values.shape[0] - 1
     while low < high:
         pivot, left, right = values[k], low, high
@@ -216,7 +216,7 @@ def select(values, k):
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Σ S ⊙ A / Z; aligned: query tokens with an A > 0. normaliser: a place in `stored.NORMALISERS`."""
+    """Σ S ⊙ A / Z. aligned: number of query tokens with A > 0. normaliser: index in `stored.NORMALISERS`."""
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -232,7 +232,7 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 @no_type_check
 @helper
 def _finish(best, kept, query, length, normaliser, out):
-    """out[b]: rel from maxima, −∞ where nothing is aligned, and the salience of the token that has each."""
+    """Compute out[b] = rel from maxima best[lane], −∞ without one, and their tokens' salience kept[lane]."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -248,7 +248,7 @@ def _finish(best, kept, query, length, normaliser, out):
 @no_type_check
 @helper
 def _finish_several(best, kept, most, query, length, normaliser, out):
-    """As `_finish`, from best[lane, :most]. Maxima are apart: this loop would slow them down."""
+    """Compute out[b] = rel from best[lane, :most]; the inner loop would slow `_finish` down."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -270,7 +270,7 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def maxima(tokens, query, documents, width, normaliser, out):
-    """out[n, b] = rel where A is the maximum over document tokens. width: h, a multiple of VECTOR."""
+    """Compute out[n, b] = rel, where A is the maximum over tokens. width: h, a multiple of VECTOR."""
     lanes = query.edges[-1] * GRAIN
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -294,12 +294,12 @@ def maxima(tokens, query, documents, width, normaliser, out):
             step = _multiply(tokens, query, rows, places, count, tile, products)
             row = 0
             for s in range(segments):
-                held, found = at(best, s) + lane * 4, at(products, row * step)
+                held, values = at(best, s) + lane * 4, at(products, row * step)
                 if salient:
                     weighed = at(kept, s) + lane * 4
-                    raise_with(held, weighed, found, at(salience, row), ends[s] - row, grains)
+                    raise_with(held, weighed, values, at(salience, row), ends[s] - row, grains)
                 else:
-                    raise_to(held, found, ends[s] - row, grains)
+                    raise_to(held, values, ends[s] - row, grains)
                 row = ends[s]
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
@@ -315,7 +315,7 @@ def maxima(tokens, query, documents, width, normaliser, out):
 @no_type_check
 @njit(nogil=True, cache=True)
 def largest(tokens, query, documents, width, tops, normalisers, out):
-    """out[n, s, b] = rel where A keeps each query token's tops[n, s] best document tokens, from one S."""
+    """Compute out[n, s, b] = rel, where A keeps each query token's tops[n, s] best document tokens."""
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -352,18 +352,18 @@ def largest(tokens, query, documents, width, tops, normalisers, out):
 
 
 class Matches(NamedTuple):
-    """The query tokens of each id: those with id low + n are order[begins[n] : begins[n + 1]]."""
+    """Query tokens by id: order[begins[n] : begins[n + 1]] have the id low + n."""
 
-    ids: np.ndarray  # of all stored tokens
+    ids: np.ndarray  # of stored tokens
     low: int
     begins: np.ndarray
     order: np.ndarray
     vectors: np.ndarray  # Q, or spread · Q: float32 [lanes, h]
-    positive: bool  # without a positive similarity, tokens with an id of at least 0 are not aligned
+    positive: bool  # tokens with an id of at least 0 are aligned by positive similarities only
 
 
 @no_type_check
-@njit(**ALONE, fastmath=True)
+@njit(**INTERNAL, fastmath=True)
 def _dot(x, y):
     total = np.float32(0)
     for h in range(x.shape[0]):
@@ -374,7 +374,7 @@ def _dot(x, y):
 @no_type_check
 @njit(nogil=True, cache=True)
 def equal(tokens, query, documents, width, matches, normaliser, out):
-    """As `maxima`, among document tokens with the query token's id: no other vector is read."""
+    """Compute `maxima` over document tokens with the query token's id; reads no other vectors."""
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
@@ -401,41 +401,41 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 
 
 class Largest(NamedTuple):
-    """The k largest similarities of each query token that a thread has met, and up to k others."""
+    """Each query token's k largest similarities in one thread, and a buffer of k more."""
 
-    values: np.ndarray  # float32 [lanes, 2k], −∞ at first: the k largest, and before them the latest
-    latest: np.ndarray  # int64 [lanes], 0 at first: how many of them there are
+    values: np.ndarray  # float32 [lanes, 2k]: the buffer, and after it the k largest
+    latest: np.ndarray  # int64 [lanes]: number of values in the buffer
 
 
 def largest_of(lanes: int, k: int) -> Largest:
-    """`Largest` before any similarity is met."""
+    """`Largest` before the first similarity: all −∞."""
     return Largest(np.full((lanes, 2 * k), -np.inf, np.float32), np.zeros(lanes, np.int64))
 
 
 @no_type_check
 @njit(nogil=True, cache=True)
 def retrieve(tokens, query, documents, width, met, best, tops):
-    """Update each query token's k largest similarities; the maxima of documents that may own one of them.
+    """Update each query token's k largest similarities; keep the maxima of documents that may own one.
 
-    tops: `Largest`, one for all calls of a thread. Values above the k-th are appended until there are 2k,
-    and the smaller half goes: much faster than a heap. best[m, j]: the maximum of document met[m]. Returns
-    the number of rows of best.
+    tops: `Largest`, one for all calls of a thread. Values above the k-th are buffered until there are k; then
+    the smaller half of all is dropped: much faster than a heap. best[m, j]: maximum of document met[m].
+    Returns the number of these documents.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    lanes, k, found = query.spans[-1], tops.values.shape[1] // 2, 0
+    lanes, k, filled = query.spans[-1], tops.values.shape[1] // 2, 0
     for n in range(documents.starts.shape[0]):
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
-        _clear(best, found)
+        _clear(best, filled)
         document, token = 0, alone.starts[0]
         while document == 0:
             document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
             for tile in range(query.edges.shape[0] - 1):
                 lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
                 step = _multiply(tokens, query, rows, places, count, tile, products)
-                raise_to(at(best, found) + lane * 4, at(products, 0), count, grains)
+                raise_to(at(best, filled) + lane * 4, at(products, 0), count, grains)
                 for j in range(lane, min(lane + step, lanes)):
-                    for r in range(count if best[found, j] > tops.values[j, k] else 0):
+                    for r in range(count if best[filled, j] > tops.values[j, k] else 0):
                         if products[r * step + j - lane] > tops.values[j, k]:
                             tops.values[j, tops.latest[j]] = products[r * step + j - lane]
                             tops.latest[j] += 1
@@ -444,19 +444,19 @@ def retrieve(tokens, query, documents, width, met, best, tops):
                                 tops.latest[j] = 0
         owns = False
         for j in range(lanes):
-            owns |= best[found, j] >= tops.values[j, k] and best[found, j] > -np.inf
+            owns |= best[filled, j] >= tops.values[j, k] and best[filled, j] > -np.inf
         if owns:
-            met[found] = n
-            found += 1
-    return found
+            met[filled] = n
+            filled += 1
+    return filled
 
 
 @no_type_check
 @njit(nogil=True, cache=True)
 def products(vectors, query, out):
-    """out[i, j] = vectors[i]ᵀ qⱼ of float32 vectors [i, h]; query as `tiles.pack` makes it."""
+    """Compute out[i, j] = vectors[i]ᵀ qⱼ for float32 vectors [i, h]. query: from `tiles.pack`."""
     (count, width), rows = vectors.shape, np.zeros((BLOCK, vectors.shape[1]), np.float32)
-    found = np.empty(BLOCK * WIDEST, np.float32)
+    tiled = np.empty(BLOCK * WIDEST, np.float32)
     for first in range(0, count, BLOCK):
         some = min(BLOCK, count - first)
         source = at(vectors, first)
@@ -467,22 +467,22 @@ def products(vectors, query, out):
             source = at(rows, 0)
         for tile in range(query.edges.shape[0] - 1):
             low, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-            whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out follow each other
-            target = at(out, first) if whole else at(found, 0)
+            whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out are contiguous
+            target = at(out, first) if whole else at(tiled, 0)
             ahead = at(vectors, first) + BLOCK * width * 4
             dots(source, at(query.tiles, low * width), target, width, some, grains, ahead)
             for r in range(0 if whole else some):
                 for j in range(grains * GRAIN):
-                    out[first + r, low + j] = found[r * grains * GRAIN + j]
+                    out[first + r, low + j] = tiled[r * grains * GRAIN + j]
 
 
 @no_type_check
 @njit(nogil=True, cache=True)
 def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, best):
-    """best[n, j]: the largest similarity of query token j to the tokens of documents[n] in the chosen lists.
+    """Compute best[n, j], the largest similarity of query token j to documents[n]'s tokens in chosen lists.
 
-    begins[l], ends[l]: where list chosen[l] lies among the entries. slots: −1 for every document, and left
-    so. Returns how many documents were met; as many rows are filled.
+    begins[l], ends[l]: the entries of list chosen[l]. slots: −1 for every document, before and after. Returns
+    the number of documents.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -514,15 +514,15 @@ def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, b
 @no_type_check
 @helper
 def _meet(tokens, query, rows, places, owners, count, products, best):
-    """The maxima of the documents in rows `owners` with a block of tokens."""
+    """Update the maxima best[owners[r]] with a block of tokens."""
     for tile in range(query.edges.shape[0] - 1):
         lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
         queries = at(query.tiles, lane * rows.shape[1])
         dots(at(rows, 0), queries, at(products, 0), rows.shape[1], count, grains, at(rows, 0))
         for r in range(count):
             near, scale = at(query.near, places[1, r]) + lane * 4, tokens.levels[tokens.scales[places[0, r]]]
-            found = at(products, r * grains * GRAIN)
-            raise_shifted(at(best, owners[r]) + lane * 4, found, near, at(query.centre, lane), scale, grains)
+            values = at(products, r * grains * GRAIN)
+            raise_shifted(at(best, owners[r]) + lane * 4, values, near, at(query.centre, lane), scale, grains)
 
 
 @no_type_check
@@ -547,7 +547,7 @@ def _number(bytes):
 @no_type_check
 @njit(nogil=True, cache=True)
 def cut(lists, begins, ends, token, out):
-    """out[n]: the first entry from begins[n] up to ends[n] that is at least `token`; entries ascend."""
+    """Find out[n], the first of the ascending entries begins[n] to ends[n] that is at least `token`."""
     for n in range(begins.shape[0]):
         low, high = begins[n], ends[n]
         while low < high:

@@ -1,10 +1,10 @@
-"""Any alignment as the scorer that the losses of PyLate and sentence-transformers call.
+"""A scorer with any alignment, for the losses of PyLate and sentence-transformers.
 
-    losses.Contrastive(model, score_metric=Scorer(TopK(k=2)))  # PyLate, or of sentence-transformers
+    losses.Contrastive(model, score_metric=Scorer(TopK(k=2)))  # PyLate
     MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer(PoolTopK(k=320), "retrieved"))
 
-Both bring Q as [x, j, h] and D as [y, n, i, h], the n documents of each of y queries, with masks of the same
-axes before h (none: all tokens are real).
+Both pass Q as [x, j, h] and D as [y, n, i, h], n documents for each of y queries, and masks with the axes
+before h (None: all tokens are real).
 """
 
 import torch
@@ -20,18 +20,17 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 
 
 class Scorer:
-    """rel of every query against the documents of all: [x, y·n], document m of query y in column y·n + m.
+    """rel of every query and every document, [x, y·n]: document m of query y is in column y·n + m.
 
-    own: of each query against its own documents alone, [x, n], for losses of distillation. ValueError for an
-    alignment that reads token ids, which these losses do not pass.
+    paired: score each query against its own n documents alone, [x, n], as losses of distillation do. Raises
+    ValueError for an alignment that reads token ids, which these losses do not pass.
     """
 
-    def __init__(self, align: Alignment, normalise: str = "query_tokens", *, own: bool = False) -> None:
+    def __init__(self, align: Alignment, normalise: str = "query_tokens", *, paired: bool = False) -> None:
         recipe = Recipe("the scorer", align, normalise)
         if "ids" in recipe.align.reads:
             raise ValueError(f"the alignment {align} reads token ids, which these losses do not pass")
-        self.align, self.normalise = recipe.align, recipe.normalise_function
-        self.own = own
+        self.align, self.normalise, self.paired = recipe.align, recipe.normalise_function, paired
 
     def __call__(
         self,
@@ -42,7 +41,7 @@ class Scorer:
     ) -> Float[Tensor, "x m"]:
         queries = Tokens(queries_embeddings[:, None], _real(queries_embeddings, queries_mask)[:, None])
         documents = Tokens(documents_embeddings, _real(documents_embeddings, documents_mask))
-        if self.own:
+        if self.paired:
             with torch.autocast(documents.vectors.device.type, enabled=False):  # as in `in_batch_rel`
                 return rel(documents, queries, self.align, self.normalise)
         pool = documents.map(lambda t: t.flatten(0, 1)[None])

@@ -1,7 +1,8 @@
-"""rel of stored documents: by the compiled kernels, or from tensors.
+"""rel of stored documents, by the compiled kernels or from tensors.
 
-`relevance` equals `core.rel` for alignments that keep some document tokens for each query token by similarity
-or by id (`Alignment.kept`), and `imputed` equals `impute.imputed_rel`. `score` scores all others.
+`Scanned.relevance` equals `core.rel` for alignments that keep each query token's most similar document
+tokens, perhaps among those with its id (`Alignment.kept`); `imputed` equals `impute.imputed_rel`; `score`
+takes all alignments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,27 +19,23 @@ from paradigms.core import Tokens, similarity
 from paradigms.impute import IMPUTATIONS, filled_mean, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
-from paradigms.scoring.machine import shared, worth
+from paradigms.scoring.threads import shared, worth
 
 if TYPE_CHECKING:
     from paradigms.scoring import kernels
 
-NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # the kernels number them so
-PIECES = 4  # of the documents for each thread, so that none waits long for another
+NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # in the kernels' numbering
+PIECES = 4  # per thread, so that no thread waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
-PACKED = 1 << 20  # bytes of queries that meet a block of tokens: they stay in the cache
+PACKED = 1 << 20  # bytes of queries scored together: they stay in the cache
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """rel(d, q) of documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` over the n documents."""
+    """rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with them as the pool."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
-    if (
-        compiled(recipe)
-        and "ids" not in recipe.align.reads
-        and _one_vector(documents)
-        and _one_vector(queries)
-    ):
+    one = _one_vector(documents) and _one_vector(queries)
+    if one and compiled(recipe) and "ids" not in recipe.align.reads:
         return queries.vectors[:, 0, 0] @ documents.vectors[0, :, 0].T  # the only entry of A is 1, and Z = 1
     return in_batch_rel(documents, queries, recipe.align, recipe.normalise_function)
 
@@ -55,14 +52,14 @@ def compiled(recipe: Recipe) -> bool:
 
 
 def slices(queries: Tokens) -> list[Tokens]:
-    """Queries of axes [b, 1, j, h], as many at a time as stay in the cache."""
+    """Divide queries [b, 1, j, h] into slices that stay in the cache."""
     ends = np.cumsum(queries.mask.sum((1, 2)).numpy()) * queries.vectors.shape[-1] * 4 // PACKED
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(ends)]
     return [queries[low:high] for low, high in pairwise(cuts)]
 
 
 class Codes(NamedTuple):
-    """What codes stand for beside their scales: `kernels.Stored`."""
+    """How to decode an index's codes (`kernels.Stored`): all but the scale of each token."""
 
     spread: np.ndarray  # float32 [h]
     middle: float  # (2^bits − 1) / 2
@@ -70,24 +67,24 @@ class Codes(NamedTuple):
 
 
 class Packed:
-    """Queries of axes [b, 1, j, h] as the kernels read them: the real tokens of all, one after the other."""
+    """Queries [b, 1, j, h] as the kernels read them: the real tokens of all, one after the other."""
 
     def __init__(self, queries: Tokens, codes: Codes | None = None) -> None:
-        """codes: those that queries meet; the vectors then have their width."""
+        """codes: of the documents to score; the vectors are padded to their width."""
         from paradigms.scoring import kernels, tiles
 
-        there = queries.mask.numpy()[:, 0]
-        plain = queries.vectors.numpy()[:, 0][there]
-        self.ids = None if queries.ids is None else queries.ids.numpy()[:, 0][there]
+        real = queries.mask.numpy()[:, 0]
+        plain = queries.vectors.numpy()[:, 0][real]
+        self.ids = None if queries.ids is None else queries.ids.numpy()[:, 0][real]
         if codes is not None:
             plain = np.pad(plain, ((0, 0), (0, len(codes.spread) - plain.shape[1])))
         self.vectors: np.ndarray = plain if codes is None else plain * codes.spread
         packed = tiles.pack(self.vectors)
-        spans = np.zeros(len(there) + 1, np.int64)
-        there.sum(1).cumsum(out=spans[1:])
+        spans = np.zeros(len(real) + 1, np.int64)
+        real.sum(1).cumsum(out=spans[1:])
         weights = np.ones(packed.lanes, np.float32)
         if queries.salience is not None:
-            weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][there]
+            weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][real]
         near, centre = NOTHING, NOTHING[0]
         if codes is not None:
             centre = np.zeros(packed.lanes, np.float32)
@@ -102,7 +99,7 @@ class Packed:
 
 
 def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
-    """`work` of parts of 0 … count − 1, in as many threads as so many tokens are worth."""
+    """Call `work` on slices of range(count), in as many threads as pay for so many tokens (`worth`)."""
     threads = worth(tokens)
     pieces = PIECES * threads if threads > 1 else 1
     edges = [count * n // pieces for n in range(pieces + 1)]
@@ -110,7 +107,7 @@ def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
 
 
 class Scanned:
-    """The tokens of an index, and what lies beside them."""
+    """The tokens of an index with their salience and ids, scored by the kernels."""
 
     def __init__(
         self,
@@ -126,17 +123,17 @@ class Scanned:
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
     def packed(self, queries: Tokens) -> Packed:
-        """Queries as the kernels read them to meet these tokens."""
+        """Pack queries to be scored against these tokens."""
         return Packed(queries, self.codes)
 
     def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """rel(d, q) of the documents at `rows`, as `score` has it; the recipe is `compiled`."""
+        """rel(d, q) of the documents at `rows`, equal to `score`; the recipe is `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(
         self, recipes: Sequence[Recipe], packed: Packed, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """rel(d, q) with each recipe: from one S, but for those that impute or read ids."""
+        """rel(d, q) with each recipe, from one S unless a recipe imputes or reads ids."""
         if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
@@ -157,13 +154,13 @@ class Scanned:
 
         def work(part: slice) -> None:
             documents = kernels.Documents(starts[part], stops[part], self.salience)
-            given = self.tokens, packed.query, documents, width
+            operands = self.tokens, packed.query, documents, width
             if matches is not None:
-                kernels.equal(*given, matches, normalisers[0], out[part, 0])
+                kernels.equal(*operands, matches, normalisers[0], out[part, 0])
             elif maxima:
-                kernels.maxima(*given, normalisers[0], out[part, 0])
+                kernels.maxima(*operands, normalisers[0], out[part, 0])
             else:
-                kernels.largest(*given, kept[part], normalisers, out[part])
+                kernels.largest(*operands, kept[part], normalisers, out[part])
 
         divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         return torch.from_numpy(out.transpose(1, 2, 0))
@@ -171,27 +168,27 @@ class Scanned:
     def imputed(
         self, recipe: Recipe, packed: Packed, rows: np.ndarray, corpus: int
     ) -> tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]:
-        """f_XTR'(q, d) of the documents at `rows`, the pool, and which of them own a retrieved token.
+        """f_XTR'(q, d) with the documents at `rows` as the pool, and which of them own a retrieved token.
 
-        corpus: the number of tokens that an imputation extrapolates to.
+        corpus: the number of tokens to which an imputation extrapolates.
         """
         from paradigms.scoring import kernels
 
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
         k = max(1, min(recipe.search_tokens, int(lengths.sum())))
-        tops: dict[int, kernels.Largest] = {}  # one for each thread: the k-th of more tokens is larger
+        tops: dict[int, kernels.Largest] = {}  # per thread: the more tokens, the larger the k-th similarity
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
             some, thread = part.stop - part.start, get_ident()
             if thread not in tops:
                 tops[thread] = kernels.largest_of(lanes, k)
             met = np.empty(some + 1, np.int64)
-            # Rows that are not written take no memory; one more than documents is begun.
+            # Rows that are not written take no memory; the kernel clears one row more than it returns.
             best = np.empty((some + 1, len(packed.query.weights)), np.float32)
             documents = kernels.Documents(starts[part], stops[part], self.salience)
-            found = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops[thread])
-            return part.start + met[:found], best[:found, :lanes]
+            filled = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops[thread])
+            return part.start + met[:filled], best[:filled, :lanes]
 
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         values = np.concatenate([top.values for top in tops.values()], axis=1)
@@ -203,10 +200,10 @@ class Scanned:
         scores = torch.empty((len(packed), len(rows)))
         owns = np.zeros((len(packed), len(rows)), bool)
         for b, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
-            own, absent = best[:, low:high], missing[low:high]
-            scores[b] = filled_mean(own.new_full((1, high - low), -torch.inf), absent)
-            scores[b, met] = filled_mean(own, absent)
-            owns[b, met] = (own > -torch.inf).any(1).numpy()
+            maxima, absent = best[:, low:high], missing[low:high]
+            scores[b] = filled_mean(maxima.new_full((1, high - low), -torch.inf), absent)
+            scores[b, met] = filled_mean(maxima, absent)
+            owns[b, met] = (maxima > -torch.inf).any(1).numpy()
         return scores, owns
 
     def _matches(self, recipe: Recipe, packed: Packed) -> "kernels.Matches":

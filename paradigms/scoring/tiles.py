@@ -1,10 +1,10 @@
-"""Products of document and query tokens in tiles that the processor's registers hold, in LLVM's instructions.
+"""Products of document and query tokens in tiles that fit the processor's registers, in LLVM instructions.
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
 for a few rows and one, two or three GRAINs of query tokens at once. The sums stay in registers, so their
-shape follows the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not depend on
-it. Intrinsics take addresses and counts, as integers, and check nothing.
+shape depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not.
+Intrinsics take addresses and counts as integers, and check nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -17,7 +17,7 @@ from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-from paradigms.scoring.machine import VECTOR
+from paradigms.scoring import VECTOR
 
 
 class Registers(NamedTuple):
@@ -25,13 +25,13 @@ class Registers(NamedTuple):
 
     number: int
     lanes: int  # float32 in each
-    halves: bool  # an instruction widens float16
+    halves: bool  # whether an instruction widens float16
 
 
 def registers(architecture: str, features: str, name: str | None = None) -> Registers:
     """The registers that code for these features may use.
 
-    features: as LLVM writes them, "+avx2,-avx512f,…"; without any, `name` decides.
+    features: in LLVM's notation, "+avx2,-avx512f,…"; if empty, `name` decides.
     """
     if architecture.startswith(("aarch64", "arm64")):
         return Registers(32, 4, True)
@@ -39,33 +39,32 @@ def registers(architecture: str, features: str, name: str | None = None) -> Regi
         return Registers(16, 4, False)
     if not features and name:
         features = "" if name in ("generic", "x86-64", "core2", "nehalem") else "+avx2,+f16c"
-    there = set(features.split(","))
-    if "+avx512f" in there:
+    enabled = set(features.split(","))
+    if "+avx512f" in enabled:
         return Registers(32, 16, True)
-    return Registers(16, 8, "+f16c" in there) if "+avx2" in there else Registers(16, 4, "+f16c" in there)
+    return Registers(16, 8 if "+avx2" in enabled else 4, "+f16c" in enabled)
 
 
 def _host() -> Registers:
-    name, told = (getattr(config, setting) for setting in ("CPU_NAME", "CPU_FEATURES"))
-    features = get_host_cpu_features() if told is None else told
-    return registers(binding.get_process_triple(), features, name)
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return registers(binding.get_process_triple(), features, config.CPU_NAME)
 
 
 HOST = _host()
 GRAIN = max(8, HOST.lanes)  # query tokens: a tile has one, two or three of these
-# Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value have to fit
+# Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value must fit
 # the registers; more than 8 gain nothing.
 ROWS = tuple(min(8, HOST.number * 3 // 4 // (n * GRAIN // HOST.lanes)) for n in (1, 2, 3))
 BLOCK = 24  # document tokens that are widened at once: a multiple of all ROWS
-LINE = 64  # bytes that memory gives at once
-UNROLLED = 4  # steps of h in one turn of the loop
+LINE = 64  # bytes of a cache line
+UNROLLED = 4  # steps of h in one iteration of the loop
 
 _INDEX, _INT, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, GRAIN)
 
 
 class Packed(NamedTuple):
-    """Query tokens as tiles [h, lanes], one after the other: tile t has grains edges[t] to edges[t + 1]."""
+    """Query tokens as consecutive tiles [h, lanes]: tile t has grains edges[t] to edges[t + 1]."""
 
     tiles: np.ndarray  # float32 [grains · GRAIN · h]
     edges: np.ndarray  # int64 [tiles + 1]
@@ -76,7 +75,7 @@ class Packed(NamedTuple):
 
 
 def pack(queries: np.ndarray) -> Packed:
-    """Query tokens [j, h], filled up with zeros to whole grains, as tiles of two, and one of three or one."""
+    """Pack query tokens [j, h], zero-padded to whole grains, as tiles of two and a last of one to three."""
     count, width = queries.shape
     grains = max(1, -(-count // GRAIN))
     full = np.zeros((grains * GRAIN, width), np.float32)
@@ -88,7 +87,7 @@ def pack(queries: np.ndarray) -> Packed:
 
 
 def _dot_tile(grains: int):
-    """The intrinsic (rows, queries, out, width, count, ahead) of `dots`, for so many grains."""
+    """Make the intrinsic (rows, queries, out, width, count, ahead) of `dots` for one, two or three grains."""
     height = ROWS[grains - 1]
 
     @intrinsic
@@ -150,7 +149,7 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 @no_type_check
 @njit(nogil=True)
 def dots(rows, queries, out, width, count, grains, ahead):
-    """out[r, j] = Σ_h rows[r, h] · queries[h, j] of `count` rows, up to a multiple of ROWS."""
+    """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for `count` rows, up to a multiple of ROWS."""
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
     elif grains == 1:
@@ -162,7 +161,7 @@ def dots(rows, queries, out, width, count, grains, ahead):
 @no_type_check
 @intrinsic
 def raise_to(typing, best, products, count, grains):
-    """best[j] = max(best[j], products[r, j]) of `count` rows."""
+    """Set best[j] = max(best[j], products[r, j]) over `count` rows r."""
 
     def generate(context, builder, signature, arguments):
         best, products, count, grains = arguments
@@ -183,7 +182,7 @@ def raise_to(typing, best, products, count, grains):
 @no_type_check
 @intrinsic
 def raise_with(typing, best, kept, products, salience, count, grains):
-    """As `raise_to`; kept[j] becomes salience[r] of the row that raised best[j] last."""
+    """Do `raise_to`, and set kept[j] = salience[r] of the row that raised best[j] last."""
 
     def generate(context, builder, signature, arguments):
         best, kept, products, salience, count, grains = arguments
@@ -195,9 +194,9 @@ def raise_with(typing, best, kept, products, salience, count, grains):
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
                 value = _load(builder, builder.gep(products, [cell]), 4)
-                own = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
+                share = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
                 above = builder.fcmp_ordered(">", value, builder.load(held[0]))
-                for new, old in zip((value, own), held, strict=True):
+                for new, old in zip((value, share), held, strict=True):
                     builder.store(builder.select(above, new, builder.load(old)), old)
             for old, place in zip(held, places, strict=True):
                 _store(builder, builder.load(old), place)
@@ -207,7 +206,7 @@ def raise_with(typing, best, kept, products, salience, count, grains):
 
 
 def _shift(raises: bool):
-    """The intrinsic (out, products, near, centre, scale, grains), of which scale is a float32."""
+    """Make the intrinsic (out, products, near, centre, scale, grains); scale is a float32."""
 
     @intrinsic
     def shift(typing, out, products, near, centre, scale, grains):
@@ -230,14 +229,14 @@ def _shift(raises: bool):
     return no_type_check(shift)
 
 
-shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]) of one row
-raise_shifted = _shift(True)  # out[j] = max(out[j], that)
+shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]), for one row
+raise_shifted = _shift(True)  # out[j] = max(out[j], near[j] + scale · (products[j] − centre[j]))
 
 
 @no_type_check
 @intrinsic
 def widen(typing, source, target, count):
-    """target[i] = float32(source[i]) of `count` float16; a multiple of VECTOR."""
+    """Set target[i] = float32(source[i]) for `count` float16, a multiple of VECTOR."""
 
     def generate(context, builder, signature, arguments):
         source, target, count = arguments
@@ -254,7 +253,7 @@ def widen(typing, source, target, count):
 @no_type_check
 @intrinsic
 def unpack(typing, source, target, count, bits):
-    """float32 of the codes in `count` bytes: those in the lowest bits of all bytes, then the next, …"""
+    """Write the codes in `count` bytes as float32: those in the lowest bits of all bytes, then the next, …"""
 
     def generate(context, builder, signature, arguments):
         source, target, count, bits = arguments
@@ -280,7 +279,7 @@ def unpack(typing, source, target, count, bits):
 @no_type_check
 @intrinsic
 def at(typing, array, index):
-    """The address of array[index], an element or a row."""
+    """Return the address of array[index], an element or a row."""
 
     def generate(context, builder, signature, arguments):
         held = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -293,7 +292,7 @@ def at(typing, array, index):
 @no_type_check
 @intrinsic
 def prefetch(typing, address):
-    """Ask for the memory at an address, without waiting for it."""
+    """Prefetch the cache line at an address."""
 
     def generate(context, builder, signature, arguments):
         _prefetch(builder, arguments[0])
@@ -314,11 +313,11 @@ def _nothing(count: int):
 
 
 def _widened(builder, bits):
-    """float32 of the bits of VECTOR float16, which are finite."""
+    """Convert the bits of VECTOR finite float16 to float32."""
     floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
     if HOST.halves:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)
-    # Exponent and mantissa in their places, times 2^112 for the exponents' different zeros: exact.
+    # Exponent and mantissa moved to their places, times 2^112 for the different exponent bias: exact.
     wide = builder.zext(bits, ints)
 
     def constant(value: int):
@@ -332,7 +331,7 @@ def _widened(builder, bits):
 
 def _load(builder, pointer, align):
     value = builder.load(pointer)
-    value.align = align  # of one element: arrays that are read in place begin anywhere
+    value.align = align  # of one element: memory-mapped arrays may begin anywhere
     return value
 
 
@@ -341,7 +340,7 @@ def _store(builder, value, pointer):
 
 
 def _spread(builder, value, lanes: int):
-    """One value in all lanes."""
+    """Broadcast a value to all lanes."""
     vector = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT(0))
     zeros = ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)

@@ -64,7 +64,7 @@ def build_memory(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> ColumnMemory:
-    """Fill columns in memory; arguments as of `build_folder`."""
+    """Fill columns in memory; arguments as in `build_folder`."""
     if launch is not None and launch.num_processes > 1:
         raise ValueError("a store in memory is built by one process: give a folder that all processes see")
     files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, fewer, manifest))

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paradigms.scoring.machine import VECTOR
+from paradigms.scoring import VECTOR
 from paradigms.scoring.stored import Scanned
 from paradigms.store.kind import DTYPES, Rows
 

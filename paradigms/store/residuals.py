@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from paradigms.scoring.machine import VECTOR
+from paradigms.scoring import VECTOR
 from paradigms.scoring.stored import Codes, Scanned
 from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import DTYPES, Rows

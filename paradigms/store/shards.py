@@ -97,7 +97,7 @@ def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
 
 
 def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Shard]:
-    """The shards. ValueError for an id that comes twice, or is one of those `taken`."""
+    """Yield the shards. Raises ValueError for an id that is repeated or in `taken`."""
     seen = set(taken)
     for shard in shards:
         for id in shard.ids:

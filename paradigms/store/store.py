@@ -445,8 +445,7 @@ class Store:
         """Store how far each document's tokens are from those in `whole`: `errors`, [documents, 2].
 
         The columns are `pruning.directed_distances`, and the rounding of sums, which bound the error of a sum
-        of maxima. An addition or compaction drops them. Raises KeyError that names a document that `whole`
-        lacks.
+        of maxima. An addition or compaction drops them. Raises KeyError if `whole` lacks a document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)

@@ -70,7 +70,7 @@ def pair_scores(
 ) -> ScorePairs:
     """t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
 
-    A model is a folder or hub name of a Hugging Face reranker or of what `registry.load` reads. Raises
+    A model is a Hugging Face reranker, or one that `registry.load` reads, by folder or hub name. Raises
     FileNotFoundError if the source is neither a run nor a model.
     """
     path, precision = Path(source), accelerator.mixed_precision

@@ -18,7 +18,7 @@ from paradigms.cli import indexed as indexed_folders
 from paradigms.cli import show
 from paradigms.cli.arguments import main
 from paradigms.cli.indexed import open_folder
-from paradigms.cli.queries import from_file, typed
+from paradigms.cli.queries import from_file, typed_lines
 from paradigms.data import Corpus, read_run
 from paradigms.generative.dsi import dsi
 from paradigms.retrieve import fuse
@@ -152,19 +152,19 @@ def test_a_prompt_ends_with_an_empty_line(monkeypatch):
     lines = iter(["one", "", "never"])
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
-    assert list(typed()) == ["one"]
+    assert list(typed_lines()) == ["one"]
 
 
 ERRORS = {
-    "search nowhere x": "nowhere is no index, which `python -m paradigms index SOURCE` makes: no search.json",
+    "search nowhere x": "nowhere is not an index of `python -m paradigms index SOURCE`: it has no search",
     "search notes x": "; notes.index is one",
     "index notes --model {colbert} --words 3": "other words (16, not 3)",
     "index notes --model {dpr}": "other model ({colbert}, not ",
-    "index notes --model {colbert} --output notes": "is no index",
+    "index notes --model {colbert} --output notes": "is not an index",
     "index notes --model {dsi}": "search takes the folder of a generative",
     "index notes --model {cross_attention}": "rerank that of a reranker",
     "index void --model {dpr}": "void holds no document",
-    "search {dsi} --split test": "here none was",
+    "search {dsi} --split test": "--split needs an index of a collection",
     "explain notes.index fish --document x": "no document 'x'",
     "search notes.index ' '": "query 1 is blank",
     "explain notes.index ' '": "query 1 is blank",
@@ -172,7 +172,7 @@ ERRORS = {
     "compare notes.index -q snow -q ''": "query 2 is blank",
     "compare notes.index": "no query",
     "compare notes.index -q x --split test": "one place",
-    "compare notes.index notes.index -q x": "name of its own",
+    "compare notes.index notes.index -q x": "folders need different names",
     "rerank notes": "no query",
     "export {dpr} notes": "notes would be replaced",
     "dimensions notes": "no query has 10 documents",
@@ -228,7 +228,7 @@ def test_an_update_that_was_interrupted_goes_on(source, models, monkeypatch, cap
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupt)
         interrupts(*build)
-    assert "has not ended: if none is running, resume it" in refused("search", "notes.index", "x")
+    assert "has not ended: unless it is running, resume it" in refused("search", "notes.index", "x")
     (source / "fire.txt").write_text(TEXTS["fire.txt"])
     printed(capsys, *build)
     main([*map(str, build), "--output", "fresh.index"])
@@ -245,7 +245,7 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     build = "index", ".", "--model", models["colbert"]
     interrupted(*build)
     assert "interrupted; the same command resumes the index" in capsys.readouterr().err
-    assert "notes.index is no index" in refused("search", "notes.index", "x")
+    assert "notes.index is not an index" in refused("search", "notes.index", "x")
     assert "3 documents of . in notes.index" in printed(capsys, *build)[1]
     assert "1. snow.txt:1" in printed(capsys, "search", "notes.index", "cold snow on ice")[0]
     assert not (source / "notes.index" / ".begun").exists()
@@ -257,7 +257,7 @@ def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
     (source.parent / "data" / "corpus.jsonl").write_text(row)
     for taken in ("data", "notes"):  # the one has no other names than an index
         build = "index", taken, "--output", "data", "--model", models["colbert"]
-        assert "data exists and is no index" in refused(*build)
+        assert "data exists and is not an index" in refused(*build)
     assert (source.parent / "data" / "corpus.jsonl").read_text() == row
 
 
@@ -341,7 +341,7 @@ def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
     index(judged, models["colbert"], "--output", "one")
     out, _ = printed(capsys, "compare", "one", "-q", "cold snow on ice")
     assert "bm25" in out
-    assert "1 of the first 10 are found by all" in out
+    assert "1 of the first 10 are shared by all" in out
     assert "different documents" in refused("compare", "one", indexed, "-q", "x")
 
 
@@ -361,7 +361,7 @@ def test_rerank_of_a_run(source, models, capsys):
     rows = found_by(capsys, *rerank, "--run", "first.run", "--depth", "2")
     assert [row["id"] for row in rows] == ["fire.txt:1", "snow.txt:1"]
     (source.parent / "first.run").write_text("c Q0 snow.txt:1 1 9 x\n")
-    assert "names none of the queries: a" in refused(*rerank, "--run", "first.run")
+    assert "has none of the queries: a" in refused(*rerank, "--run", "first.run")
     (source.parent / "first.run").write_text("a Q0 nowhere 1 9 x\n")
     assert "no document 'nowhere'" in refused(*rerank, "--run", "first.run")
 
@@ -400,7 +400,7 @@ def test_files_of_queries(tmp_path, text, found):
     [
         ("", "holds no query"),
         ("a\tone\nb two\n", "line 2: not 2 columns"),
-        ("a\tone\na\ttwo\n", "line 2: the id 'a' is there twice"),
+        ("a\tone\na\ttwo\n", "line 2: the id 'a' is repeated"),
         ('{"_id": 1, "text": "x"}\n{"text": "y"}\n', "line 2: no usable id"),
         ('{"_id": 1, "text": null}\n', "line 1: the text of the query '1' is blank"),
         ('{"_id": 1, "text": " "}\n', "line 1: the text of the query '1' is blank"),
@@ -522,7 +522,7 @@ def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
 
 
 def test_words_are_of_text_files(judged, models):
-    assert "--words is of text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
+    assert "--words is for text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
     index(judged, models["dpr"], "--output", "x")
     assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
 
@@ -557,8 +557,8 @@ def test_dimensions_of_a_source(source, models, capsys, queries):
     out, _ = printed(capsys, "dimensions", "rows.jsonl", *queries, *model)
     assert "an untrained linear map needs" in out
     assert "truncated SVD" in out
-    assert ("Queries are titles or first sentences" in out) != bool(queries)
-    assert ("as an untrained map" in out) == bool(model)
+    assert ("queries are titles or first sentences" in out) != bool(queries)
+    assert ("An untrained map keeps it as often" in out) == bool(model)
     assert "can rank better than BM25" in out
 
 

@@ -146,7 +146,7 @@ def test_a_domain_of_lotte(tmp_path):
     assert collection.split("search").judgements == {"0": {"0": 1}, "1": {"2": 1, "1": 1}}
     assert collection.split("forum").queries == {"0": "why do dogs bark?"}
     assert collection.split("forum").judgements == {"0": {"1": 1}}
-    with pytest.raises(ValueError, match="the id '0' is of different queries in two splits"):
+    with pytest.raises(ValueError, match="two splits have different queries with the id '0'"):
         write_folder(collection, tmp_path / "beir")
     assert not (tmp_path / "beir").exists()
 
@@ -216,7 +216,7 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
     assert load_collection(tmp_path / "b" / "wikipedia").fingerprint != first
 
 
-LINES = "line 1: the answers are no list as Python writes it"
+LINES = "line 1: the answers are not a Python list"
 LACKS = {
     miracl: [
         ("topics/*-dev.tsv", None, r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"),
@@ -241,10 +241,10 @@ LACKS = {
         ("questions.*", None, r"holds no questions\.<split>\.tsv"),
     ],
     questions: [
-        ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns where 2 belong"),
+        ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns instead of 2"),
         ("nq-test.qa.csv", "where\tx\n", LINES),
         ("nq-test.qa.csv", "where\t__import__('os')\n", LINES),
-        ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer that is no text"),
+        ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer is not a text"),
         ("squad1-test.jsonl", '{"question": "a"}\n', 'squad1.* line 1: no "question" with a list'),
         ("squad1-test.jsonl", "{}\n{\n", r'squad1-test\.jsonl, line 1: no "question"'),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
@@ -252,9 +252,9 @@ LACKS = {
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
         ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
         ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
-        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns where 3 belong"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns instead of 3"),
         ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
-        ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns where 3 belong"),
+        ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns instead of 3"),
     ],
 }
 

@@ -181,7 +181,7 @@ def test_what_papers_report_comes_with_their_identifiers():
 
 @pytest.mark.usefixtures("ir_datasets")
 def test_unknown_and_unjudged_identifiers_are_named():
-    with pytest.raises(ValueError, match="irds:nothing: ir_datasets knows no such identifier"):
+    with pytest.raises(ValueError, match="irds:nothing: ir_datasets has no such identifier"):
         load_collection("irds:nothing")
     with pytest.raises(ValueError, match="irds:bare has no judgements"):
         load_collection("irds:bare")

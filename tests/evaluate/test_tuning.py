@@ -40,7 +40,7 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
         (np.std([4.0, 5.0, 1.0]) + 1) / (np.std([2.0, 0.0, 3.0]) + 0)
     )
     flat: Run = {"q": dict.fromkeys("grs", 1.0)}
-    with pytest.raises(ValueError, match="the sparse scores of the candidates differ within no query"):
+    with pytest.raises(ValueError, match="the sparse scores are equal within every query"):
         tune_raw(DENSE, flat, DEV)
     with pytest.raises(ValueError, match="the dense scores"):
         tune_raw(flat, SPARSE, DEV)

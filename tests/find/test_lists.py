@@ -27,7 +27,6 @@ from paradigms.core import Tokens, rel, similarity
 from paradigms.find import Index, Store, kinds, lists, open_index
 from paradigms.impute import imputed_rel
 from paradigms.recipe import Recipe
-from paradigms.scoring import machine
 from paradigms.store import residuals, shards
 from paradigms.store.pruning import most_salient
 from tests.forks import fork
@@ -231,7 +230,7 @@ def test_threads_and_batches_change_no_result(tmp_path, monkeypatch):
     """But for the order of torch's sums, which threads and batches change."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
-    monkeypatch.setattr(machine, "WORTH", 1)  # however little there is to share
+    monkeypatch.setattr("paradigms.scoring.threads.WORTH", 1)  # however little there is to share
     asked = queries(5, 17, 0, 9, salience=True)
     made = made.with_finder(probes=3)
     for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):

@@ -212,7 +212,7 @@ def test_export_from_the_terminal(results, tmp_path, hub, capsys):
     assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
     assert "on the hub as me/mine" in capsys.readouterr().err
     assert paradigms.load(out).name == "colbert"
-    with pytest.raises(SystemExit, match="others/theirs is not on the hub: 403 Forbidden"):
+    with pytest.raises(SystemExit, match="others/theirs was not uploaded: 403 Forbidden"):
         main(["export", checkpoint, out, "--push", "others/theirs"])
     main(["export", out, str(tmp_path / "own"), "--layout", "paradigms", "--results", str(results)])
     assert "library_name: paradigms" in (tmp_path / "own" / "README.md").read_text()

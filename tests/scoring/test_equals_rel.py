@@ -18,7 +18,7 @@ from paradigms.align import ALIGNMENTS, PoolTopK, retrieved_tokens
 from paradigms.core import Tokens, rel, similarity
 from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
-from paradigms.scoring import kernels, machine
+from paradigms.scoring import kernels
 from paradigms.scoring import stored as by_kernels
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.scoring.scorer import Scorer
@@ -102,7 +102,7 @@ def test_scorer_of_other_libraries_losses(recipe: Recipe) -> None:
     masks = {"queries_mask": queries.mask[:, 0], "documents_mask": documents.mask[0].view(3, 2, 13).long()}
     found, expected = Scorer(*given)(*parts, **masks), law(recipe, documents, queries)
     assert_same(found, expected)
-    own = Scorer(*given, own=True)(*parts, **masks)
+    own = Scorer(*given, paired=True)(*parts, **masks)
     alone = [
         law(recipe, documents.map(lambda t, y=y: t[:, 2 * y : 2 * y + 2]), queries[y : y + 1])
         for y in range(3)
@@ -164,7 +164,7 @@ def test_imputed_from_stored_tokens(
     """In one piece, or in eight pieces on two threads: each thread keeps its largest similarities once."""
     kept = []
     monkeypatch.setattr(kernels, "largest_of", lambda *of: kept.append(LARGEST_OF(*of)) or kept[-1])
-    monkeypatch.setattr(machine, "WORTH", 10 if threads > 1 else 10_000)
+    monkeypatch.setattr("paradigms.scoring.threads.WORTH", 10 if threads > 1 else 10_000)
     torch.set_num_threads(threads)
     offsets, halves = offsets_of((*LENGTHS, 60)), normal(sum(LENGTHS) + 60, 32).astype(np.float16)
     rows = np.arange(len(LENGTHS) + 1)

@@ -31,21 +31,21 @@ NGRAMS = {UNI: 1, BI: 2}
 
 @dataclass(frozen=True)
 class Bench:
-    """Passages of at most `length` tokens, and what every system is given of them."""
+    """A collection of passages of at most `length` tokens, with BM25 and candidates for all systems."""
 
     length: int
     collection: Collection  # with the splits train, dev and test
     measure: str
     bm25: dict[str, BM25]
-    mined: Run  # of the training queries, which negatives are drawn from: half BM25's, half random
-    pool: Run  # of the test queries, to rerank: likewise
+    mined: Run  # candidates for negatives of training queries: half BM25's, half random
+    pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """The split; where it has answers, judged are the passages of the run that contain one."""
+        """The split; if it has answers, the run's passages are judged by them."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
-        """The measure of every test query."""
+        """The measure for each test query."""
         return on_split(run, self.judged(run), (self.measure,)).values[self.measure].tolist()
 
 

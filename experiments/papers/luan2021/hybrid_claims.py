@@ -28,19 +28,19 @@ def hybrid_name(dense: str, sparse: str) -> str:
 
 
 class HybridResults:
-    """What was measured, once for each seed, on the same queries."""
+    """Measurements of all seeds on the same queries."""
 
     def __init__(self, seeds: Sequence[Measured]) -> None:
         same_queries(seeds)
         self.seeds = list(seeds)
-        # The BM25 that is better on the dev queries: that of the claims and figures.
+        # The BM25 that is better on dev queries; claims and figures use it.
         self.sparse = max(SPARSE, key=lambda name: self.values("dev", name).mean())
         hybrids = {DE_HYBRID: hybrid_name(DE, self.sparse), ME_HYBRID: hybrid_name(ME, self.sparse)}
         self.ours = {BM25: self.sparse, DE: DE, ME: ME} | hybrids  # the paper's systems -> ours
         self.depths = sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
 
     def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
-        """One number for each seed and query, or for each seed: what stands at `path`."""
+        """Measurements at `path`: one number per seed and query, or per seed."""
         return at_path(self.seeds, *path)
 
     def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:

@@ -16,7 +16,7 @@ from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
 from paradigms.evaluate.claims import Claim
 from paradigms.retrieve.strategies import MEASURED, STRATEGIES
-from paradigms.scoring.machine import shared
+from paradigms.scoring.threads import shared
 
 PRINTED = printed("qian2022")
 PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
@@ -30,9 +30,9 @@ SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 8
 
 
 class Task:
-    """One collection, and the ALIGNERs trained with one alignment, its default.
+    """A collection, and the measurements of ALIGNERs trained with the same alignment, its default.
 
-    models: what was measured of each, nDCG@10 of the same queries under the same strategies.
+    models: nDCG@10 of each model for the same queries and strategies.
     """
 
     def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:

@@ -78,10 +78,10 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) 
 
 
 def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> np.ndarray:
-    """Whether unit vectors trained on the relevance answer all sets of k of n documents, [seeds].
+    """For each seed, whether unit vectors trained on the relevance rank all sets of k of n documents first.
 
-    Loss: softplus of (log Σ exp over the irrelevant − the score), a relevant document each, scores over a
-    falling temperature. rel as of the library, Z = 1, seeds side by side.
+    Loss: the sum over relevant documents of softplus(log Σ exp over irrelevant scores − the score), with
+    scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in parallel.
     """
     (align, shape), where = FREE[name], DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)

@@ -95,7 +95,7 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
 
 
 def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
-    """The generative model of this name, untrained."""
+    """Make an untrained generative model by its name."""
     identifiers, _, encoding = name.partition("-")
     options: dict[str, Any] = lengths_of(settings)
     options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}

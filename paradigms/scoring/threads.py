@@ -1,4 +1,4 @@
-"""What the compiled loops ask of a machine: rows of whole vectors, and threads, as many as torch may use."""
+"""Divide the work of compiled kernels among as many threads as torch may use."""
 
 import os
 import threading
@@ -11,24 +11,21 @@ import torch
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
-VECTOR = 16  # numbers that the kernels read at once: rows with a multiple of these are scored where they lie
-WORTH = 1 << 14  # tokens to score, some .4 ms: with fewer, waking a thread costs more than it does
-
+WORTH = 1 << 14  # tokens per thread, some .4 ms of work: for fewer, waking a thread does not pay
 
 _busy = threading.local()
 
 
 def worth(tokens: int) -> int:
-    """How many threads so many tokens are worth; 1 in a thread that already shares work."""
+    """How many threads to use for so many tokens; 1 within `shared` work."""
     return 1 if getattr(_busy, "sharing", False) else min(torch.get_num_threads(), 1 + tokens // WORTH)
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """`function` of each item in so many threads, this one too; it has to release the interpreter lock."""
+    """Map `function`, which releases the interpreter lock, over items in several threads, this one too."""
     items = list(items)
     results: list[Result | None] = [None] * len(items)
-    places = iter(range(len(items)))  # whoever is free takes the next one: the lock keeps them apart
-
+    places = iter(range(len(items)))  # each thread takes the next one; the interpreter lock makes this safe
     helpers = min(threads, len(items)) - 1
 
     def work() -> None:
@@ -43,7 +40,7 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
     waiting = [_pool(threads, os.getpid()).submit(work) for _ in range(helpers)]
     try:
         work()
-    finally:  # nothing is left for helpers that have not begun; the others may still write
+    finally:  # threads that have not begun are not needed; others may still be writing
         begun = [helper for helper in waiting if not helper.cancel()]
         wait(begun)
     for helper in begun:
@@ -53,5 +50,5 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
 
 @cache
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Threads that are kept, of each process its own: they do not survive a fork."""
+    """The threads of a process, kept for reuse; they do not survive a fork."""
     return ThreadPoolExecutor(threads, "token-search")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from paradigms.scoring.machine import shared, worth
+from paradigms.scoring.threads import shared, worth
 
 MANY = 1 << 20  # tokens, worth all threads
 
