@@ -12,8 +12,10 @@ from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
 from studies.model_runs import training_cost
 from studies.systems import (
+    CUT,
     STAGES,
     Data,
+    Training,
     finished,
     read_stage,
     reranks,
@@ -35,8 +37,9 @@ ALIGNED = 6  # test queries in the report's alignment view
 
 def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
     """settings: those of compare.py, here and below. where: the machine."""
-    folder, systems, corpus = Path(settings.output), ["bm25", *settings.chosen], data.collection.corpus
-    trainings = {"bm25": ("bm25", 0)} | training_runs(settings)
+    lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
+    folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
+    trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
     runs = {
         stage: {run: read_stage(folder, run, stage) for run in trainings} for stage in (*STAGES, *data.others)
     }
@@ -54,7 +57,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     } | {name: f"End to end, queries of the split {name}" for name in data.others}
-    undone = {name for run, (name, _) in trainings.items() if training_cost(folder / run).get("step") == 0}
+    undone = {of.system for run, of in trainings.items() if training_cost(folder / run).get("step") == 0}
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
     whole = ["bm25", *(name for name, of in settings.chosen.items() if not of.fuse)]
@@ -68,21 +71,19 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
             }
             for stage, of_stage in runs.items()
         }
-        tables = [
-            evaluate.result_table(
-                titles[stage],
+        tables = []
+        for stage, found in bar.track(measured.items(), description="test differences"):
+            trained, untrained = (
                 {
-                    labels.get(system, system): evaluate.over_seeds(
-                        [found[run] for run, (name, _) in trainings.items() if name == system]
-                    )
+                    labels.get(system, system): evaluate.over_seeds([found[run] for run in of_system])
                     for system in systems
-                },
-                baseline=labels.get(settings.baseline, settings.baseline),
-                primary=measures[:1],
-                seed=settings.seed,
+                    if (of_system := [run for run, of in trainings.items() if of[::2] == (system, before)])
+                }
+                for before in (False, True)
             )
-            for stage, found in bar.track(measured.items(), description="test differences")
-        ]
+            baseline = labels.get(settings.baseline, settings.baseline)
+            how = {"baseline": baseline, "primary": measures[:1], "untrained": untrained}
+            tables.append(evaluate.result_table(titles[stage], trained, **how))
         curves = {
             name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
             for name in bar.track(systems, description="recall curves")
@@ -97,8 +98,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     given = [(name, of.checkpoint) for name, of in settings.chosen.items() if of.checkpoint]
     loaded = "".join(f", {name} loaded from {checkpoint}" for name, checkpoint in given)
-    last = settings.seed + settings.seeds - 1
-    seeds = f"seed {last}" if settings.seeds == 1 else f"seeds {settings.seed} to {last}"
+    seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
@@ -131,7 +131,7 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
         return f"{name} (of BM25's top {settings.depth})"
     if system.paradigm in GENERATIVE and share < 0.5:
         return f"{name} (unseen documents)"
-    plain = not (system.checkpoint or system.fuse or training_settings(system, settings))
+    plain = not (system.checkpoint or system.fuse or training_settings(system, settings, 0))
     return f"{name} (untrained)" if undone or plain else name
 
 
@@ -141,16 +141,18 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield (
         "One training seed: intervals and tests cover the choice of queries, not that of the seed."
-        if settings.seeds == 1
-        else f"Values are means over {settings.seeds} training seeds; intervals cover the choice of "
+        if len(settings.seeds) == 1
+        else f"Values are means over {len(settings.seeds)} training seeds; intervals cover the choice of "
         "queries and of seeds, tests that of queries. Curves, alignments and costs are the first seed's."
     )
+    if data.cut is not None:
+        yield f"{CUT}: BM25 on {data.read}."
     for name in sorted(undone):
         yield (
             f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
             "than a standard error."
         )
-    trainings = {name: training_settings(of, settings) for name, of in settings.chosen.items()}
+    trainings = {name: training_settings(of, settings, 0) for name, of in settings.chosen.items()}
     trained = [(name, settings.chosen[name], training) for name, training in trainings.items() if training]
     layers = [
         f"{name} {training.trained_layers or 'all'}"
