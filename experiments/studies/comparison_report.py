@@ -7,9 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
+from studies.curves import Curves
 from studies.model_runs import training_cost
 from studies.systems import (
     CUT,
@@ -27,10 +29,13 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import told
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Report
+from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import read_json
+from paradigms.train.job import DEV_DEPTH
+from paradigms.train.loop import dev_values
 
 ALIGNED = 6  # test queries in the report's alignment view
 
@@ -116,7 +121,70 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         environment=where,
         notes=list(notes(data, settings, undone, share)),
         alignments=alignments,
+        pictures=[
+            costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
+            *learning_picture(trainings, settings, folder, where["processes"]),
+        ],
     )
+
+
+def costs_picture(
+    tables: dict[str, ResultTable], labels: dict[str, str], systems: Sequence[str], folder: Path, measure: str
+) -> Picture:
+    """Quality against bytes and against milliseconds, of searches of the whole corpus."""
+    quality = {
+        table.title: {name: interval(table.rows[labels.get(name, name)][measure]) for name in systems}
+        for stage, table in tables.items()
+        if stage != "rerank"
+    }
+    paid = {name: costs_of(folder / name) for name in systems}
+    size = {name: of["bytes/document"] for name, of in paid.items()}
+    took = {name: (of["encode ms/query"] or 0) + (of["search ms/query"] or 0) for name, of in paid.items()}
+    costs = {"bytes/document": size, "ms/query, encoding and search": took}
+    text = (
+        f"{measure} with its 95% interval against what a system costs. Systems on the grey line are better "
+        "than all that cost less. Milliseconds are medians of single queries on this machine."
+    )
+    rows = [
+        {"system": name}
+        | {cost: of[name] for cost, of in costs.items()}
+        | {kind: f"{of[name].mean:.3f}" for kind, of in quality.items()}
+        for name in systems
+    ]
+    return Picture("cost", "What quality costs", text, cost_picture(quality, costs, measure), rows)
+
+
+def interval(cell: Cell) -> Interval:
+    return Interval(cell.mean, cell.low, cell.high)
+
+
+def learning_picture(
+    trainings: dict[str, Training], settings: Any, folder: Path, processes: int
+) -> Iterator[Picture]:
+    """Dev quality by training pairs seen, of every system whose training measured dev queries."""
+    points: dict[str, dict[int, list[Any]]] = {}
+    for run, of in trainings.items():
+        values = dev_values(folder / run / "training")
+        training = training_settings(settings.chosen[of.system], settings, of.seed) if values else None
+        for step, dev in values.items():
+            assert training is not None
+            pairs = step * training.batch_size * training.accumulation * processes
+            points.setdefault(of.system, {}).setdefault(pairs, []).append(dev)
+    if not points:
+        return
+    x = sorted({pairs for of in points.values() for pairs in of})
+    series = {
+        name: [np.stack(of[pairs]) if pairs in of else None for pairs in x] for name, of in points.items()
+    }
+    curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
+    dev = {len(of[0][0]) for of in points.values()}
+    text = (
+        f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
+        "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
+        "an earlier state of the same training, whose learning rate was still high, and no shorter training."
+    )
+    rows = [{key: cell for key, cell in row.items() if key != "measure"} for row in curves.rows]
+    yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 
 def costs_of(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import compare
 import pytest
+import yaml
 from studies import model_runs
 from studies import systems as measured
 from studies.systems import divided, write_runs
@@ -20,6 +21,7 @@ from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
 from paradigms.evaluate import pictures
 from paradigms.retrieve import Indexed
+from paradigms.train.loop import dev_values
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
@@ -130,7 +132,9 @@ def test_results_are_files(finished: Path):
     assert not (finished / "dpr.untrained" / "index").exists()
     assert "nDCG@10" in (finished / "table.md").read_text()
     assert json.loads((finished / "config.json").read_text())["seeds"] == [0]
-    assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
+    drawn = {p.name for p in (finished / "pictures").iterdir()}
+    assert drawn >= {"recall.png", "cost.png", "alignment_0_colbert.png"}
+    assert "What quality costs" in page
     assert "torch" in json.loads((finished / "environment.json").read_text())
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
@@ -275,6 +279,34 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
     assert {q: set(of) for q, of in found.items()} == {q: set(of) for q, of in bm25.items()}
     assert found != bm25
     assert "second (of BM25's top 20)" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_two_backbones_learn_side_by_side_under_one_configuration(
+    words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
+):
+    """The configuration that ships, with tiny backbones and few steps: both kinds, and DSI's own pairs."""
+    file = Path(compare.__file__).parent / "configs" / "trained_paradigms.yaml"
+    config = yaml.safe_load(file.read_text())
+    chosen = {name: config["systems"][name] for name in ("colbert", "dsi", "colbert-t5")}
+    chosen["colbert-t5"] |= {"backbone": str(seq2seq["t5"])}
+    chosen["colbert-t5"]["training"]["trained_layers"] = 1
+    chosen["dsi"]["training"] = DSI | {"evaluate_at": [1]}
+    changed = {"systems": json.dumps(chosen), "evaluate_at": "[1]", "batch_size": 4, "seeds": "[0]"}
+    shorter = {"steps": 2, "minutes": 0, "options": json.dumps(LENGTHS)}
+    folders = {"collection": words, "backbone": tiny_bert, "output": tmp_path}
+    scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
+    page = (tmp_path / "report.html").read_text()
+    assert "training pairs seen = 8" in page
+    with (tmp_path / "retrieve.csv").open() as lines:
+        rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
+    assert [name for name, row in rows.items() if row["untrained"]] == ["colbert", "colbert-t5"]
+    widths = [
+        load_paradigm(tmp_path / name / "checkpoint").encoder.backbone.config.model_type
+        for name in ("colbert", "colbert-t5")
+    ]
+    assert widths == ["bert", "t5"]
+    assert [*dev_values(tmp_path / "colbert-t5" / "training")] == [0, 1, 2]
+    assert (tmp_path / "pictures" / "learning.png").is_file()
 
 
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
