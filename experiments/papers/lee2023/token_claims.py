@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from papers.lee2023.token_measures import MEASURES, TOP
 from studies.curves import Curves, Values, at_path
-from studies.model_runs import same_queries, unlearned
+from studies.model_runs import same_queries, training_section, unlearned, unmoved
 from studies.pages import Rows, Section, printed, row_without_test, verdicts
 
 from paradigms.evaluate import PerQuery
-from paradigms.evaluate.claims import UNDECIDED, Claim
+from paradigms.evaluate.claims import READOUT, TRAINING, UNDECIDED, Claim
 from paradigms.impute import IMPUTATIONS
 
 PAPER = "Lee et al. 2023"
@@ -86,13 +86,14 @@ def claims(found: Found) -> list[Claim]:
     (colbert, xtr), made = found.pair, list[Claim]()
     few, many, k = found.search_tokens[0], found.search_tokens[-1], found.table_tokens
 
-    def heard(*kinds: Kind) -> str:
+    def heard(*kinds: Kind) -> dict[str, str]:
         means = {label(kind): found.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
         models = [model for kind in kinds for model in found.models[kind]]
-        return unlearned(means, found.bm25.mean("RR@10"), models)
+        poor = unlearned(means, found.bm25.mean("RR@10"), models)
+        return {"unlearned": poor, "unmoved": unmoved({label(kind): found.models[kind] for kind in kinds})}
 
     def claim(said: str, quantity: str, contrast: Values, **more: Any) -> None:
-        own = {"unlearned": heard(*found.pair)} | more
+        own = heard(*found.pair) | {"about": READOUT if said in PRINTED["readouts"] else TRAINING} | more
         place, statement = SAID[said]
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **own))
 
@@ -140,11 +141,10 @@ def claims(found: Found) -> list[Claim]:
     ranked("larger", "R@100", all_tokens, (xtr, "impute", few))
     ranked("maintains", "nDCG@10", imputing, all_tokens, margin=MARGIN)
     for of in found.xtrs:
-        how = {"unlearned": heard(of)}
-        ranked("all variants", "RR@10", (of, "impute", many), (of, "impute", few), **how)
+        ranked("all variants", "RR@10", (of, "impute", many), (of, "impute", few), **heard(of))
     small, large = found.xtrs[0], found.xtrs[-1]
     if small != large:
-        both = {"unlearned": heard(small, large)}
+        both = heard(small, large)
         few_small, few_large = (small, "impute", few), (large, "impute", few)
         many_small, many_large = (small, "impute", many), (large, "impute", many)
         ranked("small", "RR@10", few_small, few_large, **both)
@@ -160,7 +160,7 @@ def claims(found: Found) -> list[Claim]:
         )
         quantity = f"nDCG@10, k' = {many}, batches of {found.sizes[-1]} − {found.sizes[0]}, mean over k_train"
         poor = heard(*((k_train, size) for k_train, _ in found.xtrs for size in found.sizes))
-        claim("batches", quantity, most - least, unlearned=poor)
+        claim("batches", quantity, most - least, **poor)
     if found.models[xtr][0]["costs"]:
         for unit, printed in (("FLOPs", "log₁₀ 4000 = 3.6"), ("ms", "")):
             gather, impute = (found.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
@@ -194,6 +194,7 @@ def describe(found: Found) -> dict[str, Section]:
     said = f"XTR is {label(found.xtr)}, chosen by RR@10 of the dev queries."
     figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
+        "training": training_section({label(kind): of for kind, of in found.models.items()}),
         "claims": verdicts(claims(found), said, PRINTED["undecided token retrieval"], _example(found)),
         "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
         "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),
