@@ -6,9 +6,11 @@ to one results folder; an interrupted run goes on where it was, a finished one o
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Collection as Names
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from studies.settings import (
     Results,
     System,
     at_least,
+    different,
     launch,
     read_systems,
     refusing,
@@ -76,16 +79,20 @@ class Settings(Results, EncoderTraining):
     documents hold the text of their query (ArguAna, Quora), keep where ids are equal by chance"""
     baseline: str = "bm25"
     """the system that the others are tested against"""
-    seed: int = 0
-    seeds: int = 1
-    """trainings of each system, with seed, seed + 1, …: their mean is reported, with intervals over both"""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """of the trainings of each system, whose mean is reported, with intervals over queries and seeds"""
+    minutes: float = 0.0
+    """pause after so many minutes, at a checkpoint, with the exit status 75; the same command resumes. 0:
+    never"""
 
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)
+        at_least(self, passages=0, depth=1, best_passages=1, minutes=0)
+        different(self, "seeds")
+        self.ends = time.monotonic() + 60 * self.minutes if self.minutes else math.inf
         for name, system in self.chosen.items():
             with refusing(f"system {name}, training: ", options=True):
-                systems.training_settings(system, self)
-        at_least(self, passages=0, depth=1, seeds=1, best_passages=1)
+                systems.training_settings(system, self, self.seeds[0])
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.chosen]:
@@ -103,7 +110,7 @@ from rich.console import Console
 from studies import systems
 from studies.comparison_report import make_report, show
 from studies.model_runs import training_cost
-from studies.systems import Data
+from studies.systems import CUT, Data, Training
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Run, read_run, write_run
@@ -111,9 +118,10 @@ from paradigms.data.identical import left_out, without_own
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import candidates
 from paradigms.find import INDEXES
-from paradigms.io.files import write_json
+from paradigms.io.files import remove_folder, write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.retrieve import WithoutOwn
+from paradigms.store.building import BUILT
 from paradigms.train.job import (
     STATES,
     begin,
@@ -123,6 +131,7 @@ from paradigms.train.job import (
     keep_settings,
     open_collection,
 )
+from paradigms.train.loop import Paused
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
@@ -131,7 +140,8 @@ SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 c
 ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
 
 
-def main(settings: Settings) -> None:
+def main(settings: Settings) -> int:
+    """Returns the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes were used before the end."""
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
@@ -151,11 +161,12 @@ def main(settings: Settings) -> None:
     kept = asdict(settings) | {"fingerprint": collection.fingerprint}
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     kept |= content(backbone=settings.backbone)
-    free = {"systems", "seeds", "tracker", "baseline", "output"}
+    free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in systems.training_runs(settings))
-    for run, (name, _) in systems.training_runs(settings).items():
-        by_main(partial(keep_settings, bound(settings.chosen[name], settings), folder / run, ()), accelerator)
+    for run, of in systems.training_runs(settings).items():
+        kept = bound(settings.chosen[of.system], settings, of.seed)
+        by_main(partial(keep_settings, kept, folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
         console.print(left_out(data.own))
@@ -171,35 +182,54 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         run_bm25(data, settings)
     accelerator.wait_for_everyone()
-    with deleted_after(folder / STATES, accelerator):
-        for number, (run, (name, seed)) in enumerate(systems.training_runs(settings).items(), 1):
-            if run in finished:
-                console.print(f"{run}: finished before, its runs are taken from {folder / 'runs'}")
-                continue
-            console.print(f"{run}, {number} of {len(systems.training_runs(settings))}")
-            with refusing(f"{run}: "):
-                if (system := settings.chosen[name]).fuse:
-                    by_main(partial(systems.run_fused, name, system, data, settings), accelerator)
-                else:
-                    run_system(run, system, data, replace(settings, seed=seed), accelerator, console)
+    try:
+        with deleted_after(folder / STATES, accelerator):
+            run_all(data, finished, settings, accelerator, console)
+    except Paused as paused:
+        console.print(f"{settings.minutes:g} minutes are used. Paused: {paused}. The same command resumes.")
+        accelerator.end_training()
+        return os.EX_TEMPFAIL
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
         report = make_report(data, settings, environment(accelerator), seconds, resumed)
         show(report, (*systems.STAGES, *data.others), folder, accelerator, console)
     accelerator.end_training()
+    return 0
+
+
+def run_all(
+    data: Data, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
+) -> None:
+    """Train and measure what is not finished. Raises Paused when the minutes are used."""
+    runs, first = systems.training_runs(settings), True
+    for number, (run, of) in enumerate(runs.items(), 1):
+        if run in finished:
+            console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
+            continue
+        # Every call does something, however few its minutes are.
+        if by_main(lambda: time.monotonic() > settings.ends, accelerator) and not first:
+            raise Paused(f"before {run}")
+        first = False
+        console.print(f"{run}, {number} of {len(runs)}")
+        with refusing(f"{run}: "):
+            if (system := settings.chosen[of.system]).fuse:
+                by_main(partial(systems.run_fused, of.system, system, data, settings), accelerator)
+            else:
+                run_system(run, of, data, settings, accelerator, console)
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """What will be done, about how long that takes, and where its results will be."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
-        training = systems.training_settings(system, settings)
+        training = systems.training_settings(system, settings, settings.seeds[0])
         pairs = training.steps * training.batch_size if training else 0
         told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        left = {run for run, (of, _) in systems.training_runs(settings).items() if of == name} - finished
-        for _ in () if system.fuse else left:
+        runs = {run: of for run, of in systems.training_runs(settings).items() if of.system == name}
+        for of in () if system.fuse else (runs[run] for run in runs.keys() - finished):
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
-            own = pair * pairs + document * documents * (not system.index) + query * queries
+            own = document * documents * (not system.index) + query * queries
+            own += 0 if of.untrained else pair * pairs
             frozen = training is not None and training.trained_layers
             seconds += own / 2 if frozen else own
     console.print(
@@ -214,9 +244,9 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     )
 
 
-def bound(system: System, settings: Settings) -> dict[str, Any]:
+def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
     """What a system's results are bound to: its settings, how it is trained, the content of what it names."""
-    training = systems.training_settings(system, settings)
+    training = systems.training_settings(system, settings, seed)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(of) for of in (builder, encoder) if of is not None}
@@ -228,21 +258,25 @@ def bound(system: System, settings: Settings) -> dict[str, Any]:
 
 
 def run_bm25(data: Data, settings: Settings) -> None:
-    """The BM25 system: its runs, its costs, and the candidates of rerank mode."""
-    bm25, test, folder = data.bm25, data.test, Path(settings.output)
-    retriever = WithoutOwn(bm25, data.own)
-    run = retriever.search(test.queries, settings.depth, progress=True)
-    pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
-    write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
-    runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
-    for split, other in data.others.items():
-        runs[split] = retriever.search(other.queries, settings.depth, progress=True)
-    written = systems.write_runs(folder, "bm25", runs, asked_of(data, pool))
-    cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds}
-    cost |= systems.search_costs(retriever, None, test.queries, settings.depth)
-    cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
-    cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
-    write_json(folder / "bm25" / "costs.json", cost | {"rows": written})
+    """BM25 on whole documents and on what encoders read: runs, costs, and the candidates of rerank mode."""
+    test, folder, pool = data.test, Path(settings.output), Run()
+    for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
+        if bm25 is None:
+            continue
+        retriever = WithoutOwn(bm25, data.own)
+        run = retriever.search(test.queries, settings.depth, progress=True)
+        if name == "bm25":
+            pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
+            write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
+        runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
+        for split, other in data.others.items():
+            runs[split] = retriever.search(other.queries, settings.depth, progress=True)
+        written = systems.write_runs(folder, name, runs, asked_of(data, pool))
+        cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds}
+        cost |= systems.search_costs(retriever, None, test.queries, settings.depth)
+        cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
+        cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
+        write_json(folder / name / "costs.json", cost | {"rows": written})
 
 
 def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
@@ -253,13 +287,16 @@ def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
 
 
 def run_system(
-    name: str, system: System, data: Data, settings: Settings, accelerator: Accelerator, console: Console
+    name: str, of: Training, data: Data, settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train or load, encode, search and rerank one system; costs.json, written last, says: finished."""
-    own, runs = Path(settings.output, name), Path(settings.output, "runs")
-    model = systems.trained(system, data, settings, own, accelerator)
+    """Train or load, encode, search and rerank one system; costs.json, written last, says: finished.
+
+    Of an untrained one only the runs are kept.
+    """
+    own, runs, system = Path(settings.output, name), Path(settings.output, "runs"), settings.chosen[of.system]
+    model = systems.trained(of, data, settings, own, accelerator)
     progress, cut = accelerator.is_main_process, model.count_cut(data.pieces.corpus)
-    if cut and cut.cut:
+    if cut and cut.cut and not of.untrained:
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
     retriever = systems.retriever(model, system, data, settings, own / "index", accelerator)
@@ -272,6 +309,10 @@ def run_system(
         found[split] = others.search(other.queries, settings.depth, progress=progress)
     if accelerator.is_main_process:
         written = systems.write_runs(Path(settings.output), name, found, asked_of(data, pool))
+        if of.untrained:
+            remove_folder(own / "index", BUILT)
+            write_json(own / "costs.json", {"rows": written})
+    if accelerator.is_main_process and not of.untrained:
         if not (own / "checkpoint").is_dir():  # of a model that was not trained
             model.save_pretrained(own / "checkpoint")
         cost = {

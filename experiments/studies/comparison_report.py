@@ -7,13 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
+from studies.curves import Curves
 from studies.model_runs import training_cost
 from studies.systems import (
+    CUT,
     STAGES,
     Data,
+    Training,
     finished,
     read_stage,
     reranks,
@@ -25,18 +29,22 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Report
+from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import read_json
+from paradigms.train.job import DEV_DEPTH
+from paradigms.train.loop import dev_values
 
 ALIGNED = 6  # test queries in the report's alignment view
 
 
 def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
     """settings: those of compare.py, here and below. where: the machine."""
-    folder, systems, corpus = Path(settings.output), ["bm25", *settings.chosen], data.collection.corpus
-    trainings = {"bm25": ("bm25", 0)} | training_runs(settings)
+    lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
+    folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
+    trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
     runs = {
         stage: {run: read_stage(folder, run, stage) for run in trainings} for stage in (*STAGES, *data.others)
     }
@@ -54,7 +62,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     } | {name: f"End to end, queries of the split {name}" for name in data.others}
-    undone = {name for run, (name, _) in trainings.items() if training_cost(folder / run).get("step") == 0}
+    undone = {of.system for run, of in trainings.items() if training_cost(folder / run).get("step") == 0}
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
     whole = ["bm25", *(name for name, of in settings.chosen.items() if not of.fuse)]
@@ -63,25 +71,24 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     with progress_bar() as bar:
         measured = {
             stage: {
-                run: evaluate.on_split(found, asked[stage], measures)
-                for run, found in bar.track(of_stage.items(), description=f"measure {stage}")
+                name: evaluate.on_split(run, asked[stage], measures)
+                for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
             }
             for stage, of_stage in runs.items()
         }
-        tables = [
-            evaluate.result_table(
-                titles[stage],
+        tables = []
+        for stage, values in bar.track(measured.items(), description="test differences"):
+            trained, untrained = (
                 {
-                    labels.get(system, system): evaluate.over_seeds(
-                        [found[run] for run, (name, _) in trainings.items() if name == system]
-                    )
+                    labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
                     for system in systems
-                },
-                baseline=labels.get(settings.baseline, settings.baseline),
-                primary=measures[:1],
+                    if (of_system := [run for run, of in trainings.items() if of[::2] == (system, before)])
+                }
+                for before in (False, True)
             )
-            for stage, found in bar.track(measured.items(), description="test differences")
-        ]
+            baseline = labels.get(settings.baseline, settings.baseline)
+            how = {"baseline": baseline, "primary": measures[:1], "untrained": untrained}
+            tables.append(evaluate.result_table(titles[stage], trained, **how))
         curves = {
             name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
             for name in bar.track(systems, description="recall curves")
@@ -96,8 +103,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     given = [(name, of.checkpoint) for name, of in settings.chosen.items() if of.checkpoint]
     loaded = "".join(f", {name} loaded from {checkpoint}" for name, checkpoint in given)
-    last = settings.seed + settings.seeds - 1
-    seeds = f"seed {last}" if settings.seeds == 1 else f"seeds {settings.seed} to {last}"
+    seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
@@ -115,7 +121,70 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         environment=where,
         notes=list(notes(data, settings, undone, share)),
         alignments=alignments,
+        pictures=[
+            costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
+            *learning_picture(trainings, settings, folder, where["processes"]),
+        ],
     )
+
+
+def costs_picture(
+    tables: dict[str, ResultTable], labels: dict[str, str], systems: Sequence[str], folder: Path, measure: str
+) -> Picture:
+    """Quality against bytes and against milliseconds, of searches of the whole corpus."""
+    quality = {
+        table.title: {name: interval(table.rows[labels.get(name, name)][measure]) for name in systems}
+        for stage, table in tables.items()
+        if stage != "rerank"
+    }
+    paid = {name: costs_of(folder / name) for name in systems}
+    size = {name: of["bytes/document"] for name, of in paid.items()}
+    took = {name: (of["encode ms/query"] or 0) + (of["search ms/query"] or 0) for name, of in paid.items()}
+    costs = {"bytes/document": size, "ms/query, encoding and search": took}
+    text = (
+        f"{measure} with its 95% interval against what a system costs. Systems on the grey line are better "
+        "than all that cost less. Milliseconds are medians of single queries on this machine."
+    )
+    rows = [
+        {"system": name}
+        | {cost: of[name] for cost, of in costs.items()}
+        | {kind: f"{of[name].mean:.3f}" for kind, of in quality.items()}
+        for name in systems
+    ]
+    return Picture("cost", "What quality costs", text, cost_picture(quality, costs, measure), rows)
+
+
+def interval(cell: Cell) -> Interval:
+    return Interval(cell.mean, cell.low, cell.high)
+
+
+def learning_picture(
+    trainings: dict[str, Training], settings: Any, folder: Path, processes: int
+) -> Iterator[Picture]:
+    """Dev quality by training pairs seen, of every system whose training measured dev queries."""
+    points: dict[str, dict[int, list[Any]]] = {}
+    for run, of in trainings.items():
+        values = dev_values(folder / run / "training")
+        training = training_settings(settings.chosen[of.system], settings, of.seed) if values else None
+        for step, dev in values.items():
+            assert training is not None
+            pairs = step * training.batch_size * training.accumulation * processes
+            points.setdefault(of.system, {}).setdefault(pairs, []).append(dev)
+    if not points:
+        return
+    x = sorted({pairs for of in points.values() for pairs in of})
+    series = {
+        name: [np.stack(of[pairs]) if pairs in of else None for pairs in x] for name, of in points.items()
+    }
+    curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
+    dev = {len(of[0][0]) for of in points.values()}
+    text = (
+        f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
+        "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
+        "an earlier state of the same training, whose learning rate was still high, and no shorter training."
+    )
+    rows = [{key: cell for key, cell in row.items() if key != "measure"} for row in curves.rows]
+    yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
@@ -130,7 +199,7 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
         return f"{name} (of BM25's top {settings.depth})"
     if system.paradigm in GENERATIVE and share < 0.5:
         return f"{name} (unseen documents)"
-    plain = not (system.checkpoint or system.fuse or training_settings(system, settings))
+    plain = not (system.checkpoint or system.fuse or training_settings(system, settings, 0))
     return f"{name} (untrained)" if undone or plain else name
 
 
@@ -140,16 +209,18 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield (
         "One training seed: intervals and tests cover the choice of queries, not that of the seed."
-        if settings.seeds == 1
-        else f"Values are means over {settings.seeds} training seeds; intervals cover the choice of "
+        if len(settings.seeds) == 1
+        else f"Values are means over {len(settings.seeds)} training seeds; intervals cover the choice of "
         "queries and of seeds, tests that of queries. Curves, alignments and costs are the first seed's."
     )
+    if data.cut is not None:
+        yield f"{CUT}: BM25 on {data.read}."
     for name in sorted(undone):
         yield (
             f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
             "than a standard error."
         )
-    trainings = {name: training_settings(of, settings) for name, of in settings.chosen.items()}
+    trainings = {name: training_settings(of, settings, 0) for name, of in settings.chosen.items()}
     trained = [(name, settings.chosen[name], training) for name, training in trainings.items() if training]
     layers = [
         f"{name} {training.trained_layers or 'all'}"

@@ -41,7 +41,7 @@ class Curves:
     name: str  # of x: "k'"
     x: Sequence[float] | Sequence[str]
     panels: Mapping[str, Mapping[str, Sequence[Point]]]
-    scale: str = "log"  # of x, where it is numbers
+    scale: str = "log"  # of x, where it is numbers; symlog: with 0
     dotted: Mapping[str, Sequence[Point]] | None = None  # more series, of the last panel and not of the rows
     log_y: Sequence[str] = ()  # panels with a logarithmic measure
 
@@ -78,12 +78,14 @@ class Curves:
         labelled = {}
         for axes, (measure, series) in zip(panels, self.intervals.items(), strict=True):
             for system, intervals in series.items():
-                means, low, high = np.array(intervals).T
-                (line,) = axes.plot(places, means, marker="o", markersize=4, color=colours[system])
-                axes.fill_between(places, low, high, color=colours[system], alpha=0.1, linewidth=0)
+                there = ~np.isnan([point.mean for point in intervals])
+                at, (means, low, high) = places[there], np.array(intervals)[there].T
+                (line,) = axes.plot(at, means, marker="o", markersize=4, color=colours[system])
+                axes.fill_between(at, low, high, color=colours[system], alpha=0.1, linewidth=0)
                 labelled.setdefault(system, line)
             if not words:
-                axes.set_xscale(self.scale)
+                near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
+                axes.set_xscale(self.scale, **near_0)
                 axes.set_xticks([], minor=True)
             axes.set_yscale("log" if measure in self.log_y else "linear")
             axes.set_xticks(places, [x if isinstance(x, str) else f"{x:g}" for x in self.x])

@@ -8,17 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from studies.pages import Measured
+from studies.pages import Measured, Section, shown
 from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, hold_out
 from paradigms.data.within import most_asked, within_documents
-from paradigms.evaluate import PerQuery, candidates, per_query
+from paradigms.evaluate import PerQuery, candidates, holm, paired_test, per_query, seeds_interval
+from paradigms.evaluate.claims import ALPHA
 from paradigms.find import Index, Store, kinds
 from paradigms.io.files import remove_folder, write_json
 from paradigms.io.typed import read_json
@@ -35,9 +37,10 @@ from paradigms.train.job import (
     open_collection,
     training_splits,
 )
-from paradigms.train.loop import TrainingSettings, kept_step, training_seconds
+from paradigms.train.loop import TrainingSettings, dev_values, kept_step, training_seconds
 from paradigms.train.state import by_main
 
+DEV = "dev nDCG@10"  # key of dev values in what `encoder_job` measures
 LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of its paradigm
 
 
@@ -217,6 +220,8 @@ def encoder_job(
 
     checkpoint: taken as it is.
     "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
+    DEV: nDCG@10 of the dev queries, reranking BM25's first documents, "untrained" and "trained"; {} if
+    training measured none.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, bench.collection.corpus
@@ -241,7 +246,9 @@ def encoder_job(
         folder.mkdir(parents=True, exist_ok=True)
         precision = accelerator.mixed_precision
         store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
-        return {"kept step": kept} | measure(paradigm, Index(store))
+        values = {step: of.tolist() for step, of in dev_values(folder / "training").items()}
+        dev = {"untrained": values[0], "trained": values[kept]} if values and kept in values else {}
+        return {"kept step": kept, DEV: dev} | measure(paradigm, Index(store))
 
     return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
 
@@ -259,6 +266,51 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)
     return poor or ("a model that training made worse on dev queries" if kept else "")
+
+
+def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
+    """What training changed on dev queries: a row for each model, whose seeds `encoder_job` measured.
+
+    One family of Holm's correction. Models without dev values are left out.
+    """
+    trained = {name: of for name, of in models.items() if all(seed.get(DEV) for seed in of)}
+    sides = {
+        name: [np.array([seed[DEV][side] for seed in of]) for side in ("untrained", "trained")]
+        for name, of in trained.items()
+    }
+    tests = [paired_test(after.mean(0), before.mean(0)) for before, after in sides.values()]
+    return [
+        {
+            "model": name,
+            "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
+            "gain": shown(seeds_interval(after - before), "+"),
+            "p (Holm)": f"{p:.4f}",
+            "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
+        }
+        for (name, (before, after)), p in zip(sides.items(), holm(tests), strict=True)
+    ]
+
+
+def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
+    text = (
+        "nDCG@10 of the dev queries, reranking BM25's first documents and the relevant ones, before and "
+        "after training. A claim about what training does counts for models that it moved: the mean rose, "
+        "and the paired test is significant."
+    )
+    return Section("What training changed", text, training_rows(models))
+
+
+def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
+    """For `Claim.unmoved`: the first model that training did not move, tested alone; "" if there is none.
+
+    A checkpoint that is taken as it is was trained elsewhere, and counts as moved.
+    """
+    here = {name: of for name, of in models.items() if any(seed.get("kept step") is not None for seed in of)}
+    for name, of in here.items():
+        rows = training_rows({name: of})
+        if not rows or rows[0]["moved"] == "no":
+            return name if rows else f"{name}, which no training measured"
+    return ""
 
 
 def same_queries(results: Sequence[Measured]) -> list[str]:

@@ -15,7 +15,7 @@ from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
-TAKEN = {"bm25", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
+TAKEN = {"bm25", "bm25-cut", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
 
 
@@ -138,6 +138,8 @@ class EncoderTraining:
     evaluate_every: int = 30
     """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
     it is better by more than the measure's standard error"""
+    evaluate_at: list[int] = field(default_factory=list)
+    """further numbers of steps after which dev is measured: points of the learning curve"""
     dev_queries: int = 100
     """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
     documents and the relevant ones; 0: the last state is kept"""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from studies.settings import System, training_fields
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import HEAD, is_classifier
-from paradigms.data import Collection, Run, Split, check_answered, read_run, write_run
+from paradigms.data import Collection, Corpus, Run, Split, check_answered, read_run, write_run
 from paradigms.data.identical import own_documents
 from paradigms.data.pieces import Pieces
+from paradigms.encoder.cut import read_part
 from paradigms.encoder.text import Side
 from paradigms.evaluate import with_judgements
 from paradigms.evaluate.tuning import tune_weights
@@ -51,6 +52,7 @@ from paradigms.train.job import STATES, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
 
 STAGES = ("retrieve", "rerank")  # of the queries of `split`
+CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on what encoders read; ending of an untrained system's runs
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
@@ -65,31 +67,46 @@ class Data(Bench):
     bm25_seconds: float = 0.0  # to build
     own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
     pieces: Pieces = field(kw_only=True)  # of the documents, which are split or whole
+    cut: BM25 | None = None  # on what the first encoder reads of the documents, if it cuts any
+    read: str = ""  # what that is, in words
 
 
-def training_settings(system: System, settings: Any) -> TrainingSettings | None:
+class Training(NamedTuple):
+    """A training and measurement of a system; untrained: the measurement before it."""
+
+    system: str
+    seed: int
+    untrained: bool = False
+
+
+def training_settings(system: System, settings: Any, seed: int) -> TrainingSettings | None:
     """How the system is trained; None where it is not. settings: those of compare.py, here and below."""
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
-        chosen = TRAINING | {"seed": settings.seed} | system.training
+        chosen = TRAINING | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        chosen = training_fields(settings) | system.training
+        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | system.training
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 
-def training_runs(settings: Any) -> dict[str, tuple[str, int]]:
-    """Folder -> system and seed of each training and measurement; without training there is one seed.
+def training_runs(settings: Any) -> dict[str, Training]:
+    """Folder -> training; without training there is one seed. An encoder is measured untrained before it.
 
     Fused systems come last, after what they fuse.
     """
     names = sorted(settings.chosen, key=lambda name: bool(settings.chosen[name].fuse))
-    found = {name: (name, settings.seed) for name in names}
-    for seed in range(settings.seed + 1, settings.seed + settings.seeds):
-        trained = (name for name, of in settings.chosen.items() if training_settings(of, settings))
-        found |= {f"{name}.seed-{seed}": (name, seed) for name in trained}
-    return found
+    runs = dict[str, Training]()
+    for number, seed in enumerate(settings.seeds):
+        for name in names:
+            system, ending = settings.chosen[name], f".seed-{seed}" if number else ""
+            training = training_settings(system, settings, seed)
+            if training and system.paradigm in PARADIGMS:
+                runs[f"{name}{UNTRAINED}{ending}"] = Training(name, seed, untrained=True)
+            if training or not number:
+                runs[f"{name}{ending}"] = Training(name, seed)
+    return runs
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
@@ -105,8 +122,8 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
                 f"{collection.name} has no split {name!r}; it has {', '.join(collection.splits)}: "
                 f"choose one with --{option}"
             )
-    train, dev = training_splits(collection, settings.seed, settings.split, *also)
-    if not train.queries and any(training_settings(of, settings) for of in settings.chosen.values()):
+    train, dev = training_splits(collection, 0, settings.split, *also)
+    if not train.queries and any(training_settings(of, settings, 0) for of in settings.chosen.values()):
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
             "a system with a checkpoint was trained elsewhere"
@@ -127,8 +144,34 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     asked = (own_documents(corpus, of, settings.identical_ids) for of in (splits[-1], *others.values()))
     pieces = Pieces(corpus, settings.passages)
     own = frozenset().union(*asked)
+    cut, read = read_by_encoders(corpus, settings)
     more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own, "pieces": pieces}
+    more |= {"cut": cut, "read": read}
     return Data(collection, *splits, bm25, progress, **more)
+
+
+def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
+    """BM25 on what the first system with an encoder reads of each document, and what that is in words.
+
+    (None, "") if it reads whole documents or passages, or if there is no such system.
+    """
+    for name, system in {} if settings.passages else settings.chosen.items():
+        if system.fuse or system.paradigm in GENERATIVE:
+            continue
+        model = opened(system) if system.checkpoint else built(system, settings)
+        if isinstance(model, Paradigm):
+            texts = read_part(model.encoder, corpus)
+            cut = sum(text != whole for text, whole in zip(texts, corpus, strict=True))
+            words = f"the first {model.document_length} tokens of each document, as {name} ({cut:,} are cut)"
+            return (BM25(Corpus(corpus.ids, texts)), words) if cut else (None, "")
+    return None, ""
+
+
+def built(system: System, settings: Any) -> Paradigm:
+    """The untrained encoder of a system."""
+    return PARADIGMS[system.paradigm](
+        system.backbone or settings.backbone, **settings.options | system.options
+    )
 
 
 def retriever(
@@ -157,8 +200,8 @@ def retriever(
 
 def finished(name: str, data: Data, settings: Any) -> Retriever:
     """The retriever of a finished system, in this process alone."""
-    if name == "bm25":
-        return data.bm25
+    if name in ("bm25", CUT):
+        return data.bm25 if name == "bm25" or data.cut is None else data.cut
     folder = Path(settings.output) / name
     index = Path(settings.chosen[name].index or folder) / "index"
     model: Any = load(folder / "checkpoint")
@@ -222,7 +265,7 @@ def check(system: System, collection: Collection, settings: Any) -> None:
         own = [name for name in signature(GENERATIVE[system.paradigm]).parameters if name != "settings"]
         check_known(GenerativeSettings, [name for name in options if name not in own])
     elif not system.fuse:
-        PARADIGMS[system.paradigm](system.backbone or settings.backbone, **options)
+        built(system, settings)
 
 
 def opened(system: System) -> Model:
@@ -248,20 +291,24 @@ def reranks(checkpoint: Path) -> bool:
     return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
 
 
-def trained(system: System, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
-    """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`."""
+def trained(of: Training, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
+    """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`.
+
+    Raises Paused when the minutes are used.
+    """
+    system = settings.chosen[of.system]
     if system.checkpoint:
         return opened(system).to(accelerator.device)
-    training, name, shared = training_settings(system, settings), system.paradigm, folder.parent
+    training, name, shared = training_settings(system, settings, of.seed), system.paradigm, folder.parent
     backbone, options = system.backbone or settings.backbone, settings.options | system.options
     bench, dev = (data.collection, (data.train, data.dev)), settings.dev_queries
     layers = training.trained_layers if training and name in PARADIGMS else 0
 
     def make() -> Model:
         if name in PARADIGMS:
-            return PARADIGMS[name](backbone, **options)
+            return built(system, settings)
         defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-        base = t5_folder(backbone, data.collection, shared / "small-t5", settings.seed, accelerator)
+        base = t5_folder(backbone, data.collection, shared / "small-t5", of.seed, accelerator)
         # As many beams as documents are wanted: each finished one is an identifier.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
         defaults |= DSI | {"embedder": settings.backbone} if name == "dsi" else {}
@@ -275,18 +322,21 @@ def trained(system: System, data: Data, settings: Any, folder: Path, accelerator
 
     def train(model: Any, place: Path) -> Model:
         assert training is not None
+        left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
+        limited = replace(training, minutes=left)
         if name in GENERATIVE:
-            return fit_generative(model, *bench, data.dev_run, dev, training, place, accelerator)
+            return fit_generative(model, *bench, data.dev_run, dev, limited, place, accelerator)
         if layers:
             keep_frozen(model)
         runs = data.mined if settings.negatives else {}, data.dev_run
-        how = (runs, settings.negatives, dev, training, place, accelerator)
+        how = (runs, settings.negatives, dev, limited, place, accelerator)
         return fit(model, *bench, *how, states=shared / STATES)
 
-    if training is None:
-        torch.manual_seed(settings.seed)
-        return make().to(accelerator.device)
-    model: Model = trained_once(folder, settings.seed, make, train, accelerator)
+    if training is None or of.untrained:
+        torch.manual_seed(of.seed)
+        model = make().to(accelerator.device)
+    else:
+        model = trained_once(folder, of.seed, make, train, accelerator)
     if layers:
         keep_frozen(as_paradigm(model, folder))
     return model

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from paradigms.encoder.backbone import beginnings
+from paradigms.encoder.settings import Layout
 from paradigms.encoder.towers import Encoder, TwoTowers
 
 COUNTED = 1_000  # documents that are counted at most, evenly spaced
+BATCH = 1_000  # documents that are tokenised at once
 CHARACTERS = 1_000_000  # tokenised characters per document; longer documents are extrapolated
 
 
@@ -21,13 +24,11 @@ class Cut(NamedTuple):
 
 def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
     """Tokenise at most `COUNTED` of the texts and compare their lengths with `document_length`."""
-    encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
-    layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
-    room = layout.length - len(layout.marker) - around
+    tokenizer, layout, room = _room(encoder)
     places = range(0, len(texts), -(-len(texts) // COUNTED) or 1)
     full = [layout.prefix + texts[place] for place in places]
     starts = [text[:CHARACTERS] for text in full]
-    rows = encoder.tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
+    rows = tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
     counts = [
         len(ids) * len(text) // max(1, len(start))
         for ids, text, start in zip(rows, full, starts, strict=True)
@@ -37,3 +38,32 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
     share, among = lost / max(1, tokens), f" (of {len(texts):,})" if len(places) < len(texts) else ""
     summary = f"{cut:,} of {len(places):,}{among} texts are longer than {layout.length} tokens and cut: "
     return Cut(cut, share, f"{summary}{100 * share:.1f}% of all tokens are not read")
+
+
+def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
+    """Cut each document after the last token that the encoder reads.
+
+    A tokenizer that does not know which characters a token came from gives the tokens' text.
+    """
+    tokenizer, layout, room = _room(encoder)
+    how: dict[str, Any] = {"add_special_tokens": False, "verbose": False}
+    if not tokenizer.is_fast:
+        rows = tokenizer(list(texts), **how)["input_ids"]
+        pairs = zip(texts, rows, strict=True)
+        return [text if len(ids) <= room else tokenizer.decode(ids[:room]) for text, ids in pairs]
+    read: list[str] = []
+    for start in range(0, len(texts), BATCH):
+        full = [layout.prefix + text for text in texts[start : start + BATCH]]
+        starts = beginnings(tokenizer, full, layout.length)
+        offsets = tokenizer(starts, return_offsets_mapping=True, **how)["offset_mapping"]
+        for text, places in zip(full, offsets, strict=True):
+            end = places[room - 1][1] if len(places) > room else None
+            read.append(text[len(layout.prefix) : end])
+    return read
+
+
+def _room(encoder: Encoder) -> tuple[Any, Layout, int]:
+    """The document side's tokenizer, its layout, and the tokens that it leaves for text."""
+    encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
+    layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
+    return encoder.tokenizer, layout, layout.length - len(layout.marker) - around

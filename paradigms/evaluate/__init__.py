@@ -14,7 +14,14 @@ from paradigms.evaluate.measures import (
     with_judgements,
 )
 from paradigms.evaluate.pictures import alignment_picture, write_pictures
-from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, write_report
+from paradigms.evaluate.report import (
+    AlignmentExample,
+    Picture,
+    Report,
+    cost_picture,
+    recall_picture,
+    write_report,
+)
 from paradigms.evaluate.significance import compare, holm, paired_test
 from paradigms.evaluate.table import (
     ResultTable,

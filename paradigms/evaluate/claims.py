@@ -6,7 +6,11 @@ equality, within ±margin. Its verdict is
 - reproduced, if the interval over seeds and queries lies there, and the paired test over queries agrees, with
   Holm's correction for all claims of a study;
 - contradicted, if both say the opposite;
-- not decided here otherwise: the sample is too small, or a system has not learned enough to test the claim.
+- not decided here otherwise: the sample is too small, a system has not learned enough to test the claim, or
+  the claim is about training, and training did not change a model's measure on dev queries significantly.
+
+A claim about a readout compares ways to score with one model, which training need not have changed; its row
+is marked.
 
 A claim without a place is a control, a question that the paper does not ask: its verdict is yes, no, or not
 decided here.
@@ -25,6 +29,7 @@ from paradigms.evaluate.significance import holm, paired_test
 ALPHA = 0.05
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
 YES, NO = "yes", "no"  # of controls
+TRAINING, READOUT = "training", "readout"
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Claim:
     equal: bool = False
     printed: str = ""  # the paper's value of the quantity
     unlearned: str = ""  # a system that has not learned enough to test the claim, with a measure; "" = none
+    about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
+    unmoved: str = ""  # a model whose dev measure training did not change; for claims about TRAINING
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Verdict:
         place, statement = self.claim.place, self.claim.statement
         mean, low, high = self.interval
         return {
-            "claim": f"{statement} ({place})" if place else f"Control: {statement}",
+            "claim": (f"{statement} ({place})" if place else f"Control: {statement}")
+            + " [about a readout]" * (self.claim.about == READOUT),
             "quantity": self.claim.quantity,
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
@@ -88,6 +96,8 @@ def _verdict(claim: Claim, p: float) -> Verdict:
     outside = interval.high < -claim.margin or interval.low > upper
     if claim.unlearned:
         word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
+    elif claim.about == TRAINING and claim.unmoved:
+        word, reason = UNDECIDED, f"training did not move {claim.unmoved} on dev queries"
     elif p < ALPHA and (inside or outside):
         words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
         word = words[0] if inside else words[1]

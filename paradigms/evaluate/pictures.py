@@ -18,18 +18,20 @@ PICTURED = 1  # relevant pairs of a report whose alignments are drawn
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """Write recall.png, and alignment_NUMBER_SYSTEM.png for the first relevant pairs; replaces `folder`.
+    """Write recall.png, the report's pictures by name, and alignment_NUMBER_SYSTEM.png for the first relevant
+    pairs; replaces `folder`.
 
     A soft alignment also gets alignment_NUMBER_SYSTEM_weights.png, which shows A alone.
     """
     figures = {"recall": recall_picture(report.curves, report.curve)}
+    figures |= {picture.name: picture.figure for picture in report.pictures}
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
         for system in example.systems:
             name = f"alignment_{number}_{system.system}"
             figures[name] = alignment_picture(example, system)
             if any(a not in (0, 1) for *_, a in system.links):
                 figures[f"{name}_weights"] = alignment_picture(example, system, weights=True)
-    with atomic_folder(folder, contents("recall.png", "alignment_*.png", marks=["recall.png"])) as fresh:
+    with atomic_folder(folder, contents("*.png", marks=["recall.png"])) as fresh:
         for name, figure in figures.items():
             figure.savefig(fresh / f"{name}.png", dpi=120)
     return [folder / f"{name}.png" for name in figures]

@@ -6,12 +6,14 @@ content security policy forbids all requests.
 
 import base64
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paradigms.evaluate.measures import Interval
 from paradigms.evaluate.table import ResultTable
 from paradigms.explanation import Explanation
 from paradigms.io.files import write_text
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours for colour-blind readers, without yellow, which is too pale for lines.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
 
 
 @dataclass
@@ -42,8 +45,29 @@ class AlignmentExample:
 
 
 @dataclass
+class Picture:
+    """A figure under a heading, with its numbers: rows of the same keys, the first of which names the row.
+
+    name: of its file.
+    """
+
+    name: str
+    heading: str
+    text: str
+    figure: "Figure"
+    rows: list[dict] = field(default_factory=list)
+
+    @property
+    def image(self) -> str:
+        """The figure as base64 of a PNG."""
+        stream = io.BytesIO()
+        self.figure.savefig(stream, format="png", dpi=130)
+        return base64.b64encode(stream.getvalue()).decode()
+
+
+@dataclass
 class Report:
-    """The content of the page, as plain data.
+    """The content of the page, as plain data, and pictures.
 
     curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the columns
     are all keys in order of appearance.
@@ -59,6 +83,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     curve: str = "Recall"
     alignments: list[AlignmentExample] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
 
 
 def write_report(path: str | Path, report: Report) -> None:
@@ -126,6 +151,71 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     axes.set(xlabel="k", ylabel=f"{measure}@k")
     axes.grid(color="0.92")
     return figure
+
+
+def cost_picture(
+    quality: Mapping[str, Mapping[str, Interval]],
+    costs: Mapping[str, Mapping[str, float | None]],
+    measure: str,
+) -> "Figure":
+    """Quality against each cost: a row of panels for each kind of queries, a column for each cost.
+
+    quality: kind of queries → system → mean with its interval. costs: name of a cost → system → its value; a
+    system without one is left out. Systems on the grey line are better than all that cost less.
+    """
+    from matplotlib.figure import Figure
+
+    names = dict.fromkeys(system for of in quality.values() for system in of)
+    looks = {
+        name: (PALETTE[n % len(PALETTE)], MARKERS[n // len(PALETTE) % len(MARKERS)])
+        for n, name in enumerate(names)
+    }
+    figure = Figure(figsize=(4.4 * len(costs) + 1.6, 3.2 * len(quality)), dpi=110, layout="constrained")
+    panels = figure.subplots(len(quality), len(costs), squeeze=False, sharex="col", sharey="row")
+    drawn = {}
+    for axes, cost in zip(panels[-1], costs, strict=True):
+        axes.set_xlabel(cost)
+    for row, (kind, systems) in zip(panels, quality.items(), strict=True):
+        for axes, values in zip(row, costs.values(), strict=True):
+            points = sorted((value, name) for name in systems if (value := values.get(name)))
+            best = best_so_far([systems[name].mean for _, name in points])
+            axes.step(
+                [points[n][0] for n in best],
+                [systems[points[n][1]].mean for n in best],
+                where="post",
+                color="0.8",
+                zorder=0,
+            )
+            for value, name in points:
+                mean, low, high = systems[name]
+                colour, marker = looks[name]
+                bars = [[mean - low], [high - mean]]
+                drawn[name] = axes.errorbar(
+                    value, mean, bars, color=colour, marker=marker, ms=6, elinewidth=0.8, linestyle="none"
+                )
+            axes.set_xscale("log")
+            axes.grid(color="0.92")
+            axes.set_title(shortened(kind, 60), fontsize=9, loc="left", parse_math=False)
+        row[0].set_ylabel(measure)
+    legend = figure.legend(
+        [drawn[name] for name in names if name in drawn],
+        [shortened(name, 24) for name in names if name in drawn],
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def best_so_far(values: Sequence[float]) -> list[int]:
+    """Positions of the values that are larger than all before them.
+
+    >>> best_so_far([0.5, 0.4, 0.7, 0.7])
+    [0, 2]
+    """
+    return [n for n, value in enumerate(values) if all(value > before for before in values[:n])]
 
 
 def shortened(text: str, most: int) -> str:

@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, Claim, judge
+from paradigms.evaluate.claims import (
+    CONTRADICTED,
+    NO,
+    READOUT,
+    REPRODUCED,
+    TRAINING,
+    UNDECIDED,
+    YES,
+    Claim,
+    judge,
+)
 
 
 def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
@@ -37,6 +47,17 @@ def test_a_control_is_no_claim_of_a_paper(mean, word):
     verdict = judge([replace(claim(mean), place="")])[0]
     assert verdict.word == word
     assert verdict.row["claim"] == "Control: it is better"
+
+
+def test_what_training_does_is_judged_of_models_that_it_moved():
+    still = claim(0.1, unmoved="ColBERT", about=TRAINING)
+    assert (
+        judge([still])[0].row["verdict"] == "not decided here: training did not move ColBERT on dev queries"
+    )
+    assert judge([replace(still, unmoved="")])[0].word == REPRODUCED
+    readout = judge([replace(still, about=READOUT)])[0]
+    assert readout.word == REPRODUCED
+    assert readout.row["claim"] == "it is better (Paper 2020, §1) [about a readout]"
 
 
 def test_claims_of_a_study_are_one_family():

@@ -11,11 +11,15 @@ import pytest
 
 from paradigms.evaluate import (
     AlignmentExample,
+    Interval,
     PerQuery,
+    Picture,
     Report,
     alignment_picture,
+    cost_picture,
     recall_picture,
     result_table,
+    write_pictures,
     write_report,
 )
 from paradigms.explanation import Explanation
@@ -195,6 +199,39 @@ def test_hostile_text_stays_text(tmp_path):
     block = raw.split('id="alignments">')[1].split("</script>")[0]
     assert "<" not in block
     assert "{{ 7 * 7 }}" in page.text  # templates inside data are not rendered
+
+
+QUALITY = {
+    "summaries": {"a": Interval(0.6, 0.5, 0.7), "b": Interval(0.7, 0.6, 0.8), "c": Interval(0.65, 0.5, 0.8)},
+    "parameters": {"a": Interval(0.9, 0.8, 1.0), "b": Interval(0.7, 0.6, 0.8), "free": Interval(1, 1, 1)},
+}
+COSTS = {"bytes": {"a": 10.0, "b": 100.0, "c": 1000.0}, "ms": {"a": 3.0, "b": 2.0, "c": 1.0, "free": None}}
+
+
+def test_quality_stands_against_each_cost():
+    panels = np.array(cost_picture(QUALITY, COSTS, "nDCG@10").axes).reshape(2, 2)
+    assert [axes.get_xlabel() for axes in panels[1]] == ["bytes", "ms"]
+    assert [axes.get_ylabel() for axes in panels[:, 0]] == ["nDCG@10"] * 2
+    for row, of in zip(panels, QUALITY.values(), strict=True):
+        for axes, paid in zip(row, COSTS.values(), strict=True):
+            points = {(paid[name], of[name].mean) for name in of if paid.get(name)}
+            assert {tuple(bar[0].get_xydata()[0]) for bar in axes.containers} == points
+    best = panels[0, 0].lines[0].get_xydata().tolist()  # c costs more than b and is worse
+    assert best == [[10, 0.6], [100, 0.7]]
+
+
+def test_a_picture_stands_on_the_page_and_in_a_file(sample, tmp_path):
+    figure = cost_picture(QUALITY, COSTS, "nDCG@10")
+    rows = [{"system": "<a>", "bytes": 1234567.0}, {"system": "b", "bytes": None}]
+    picture = Picture("cost", "What quality costs", "in bytes & ms", figure, rows)
+    report = replace(sample, pictures=[picture], alignments=[])
+    write_report(tmp_path / "report.html", report)
+    page = Page(tmp_path / "report.html")
+    assert all(text in page.text for text in ("What quality costs", "in bytes & ms", "<a>", "1.23 M", "–"))
+    assert [tag for tag, _ in page.elements].count("img") == 2
+    written = write_pictures(report, tmp_path / "pictures")
+    assert [path.name for path in written] == ["recall.png", "cost.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
 @pytest.mark.parametrize(

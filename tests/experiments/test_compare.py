@@ -9,6 +9,7 @@ from pathlib import Path
 
 import compare
 import pytest
+import yaml
 from studies import model_runs
 from studies import systems as measured
 from studies.systems import divided, write_runs
@@ -20,12 +21,14 @@ from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
 from paradigms.evaluate import pictures
 from paradigms.retrieve import Indexed
+from paradigms.train.loop import dev_values
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
 from tests.tiny import built, write_collection, write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
+SEEN = "dsi (unseen documents)"
 LENGTHS, DSI = {"query_length": 8, "document_length": 12}, {"steps": 2, "batch_size": 4}
 
 
@@ -104,13 +107,34 @@ def test_milliseconds_are_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyP
 def test_results_are_files(finished: Path):
     with (finished / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["system"] for row in rows} == {"bm25", *SYSTEMS}
+    untrained = {f"{name}.untrained" for name in PARADIGMS}
+    assert {row["system"] for row in rows} == {"bm25", "bm25-cut", *SYSTEMS, *untrained}
     assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
+    values = {
+        system: [
+            float(row["value"]) for row in rows if row["system"] == system and row["stage"] == "retrieve"
+        ]
+        for system in ("dpr", "dpr.untrained")
+    }
+    assert values["dpr"] != values["dpr.untrained"]
+    with (finished / "retrieve.csv").open() as file:
+        table = {row["system"]: row for row in csv.DictReader(file) if row["measure"] == "nDCG@10"}
+    first = [
+        float(row["value"])
+        for row in rows
+        if (row["system"], row["stage"], row["measure"]) == ("dpr.untrained", "retrieve", "nDCG@10")
+    ]
+    assert float(table["dpr"]["untrained"]) == pytest.approx(sum(first) / len(first))
+    assert [name for name, row in table.items() if not row["untrained"]] == ["bm25", "bm25-cut", SEEN]
     page = (finished / "report.html").read_text()
     assert all(name in page for name in SYSTEMS)
+    assert "bm25-cut: BM25 on the first 12 tokens of each document, as dpr" in page
+    assert not (finished / "dpr.untrained" / "index").exists()
     assert "nDCG@10" in (finished / "table.md").read_text()
-    assert json.loads((finished / "config.json").read_text())["seed"] == 0
-    assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "alignment_0_colbert.png"}
+    assert json.loads((finished / "config.json").read_text())["seeds"] == [0]
+    drawn = {p.name for p in (finished / "pictures").iterdir()}
+    assert drawn >= {"recall.png", "cost.png", "alignment_0_colbert.png"}
+    assert "What quality costs" in page
     assert "torch" in json.loads((finished / "environment.json").read_text())
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
@@ -166,10 +190,28 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
         assert not (tmp_path / "report.html").exists()
     run(flags)
     assert not list(tmp_path.glob("*/training/checkpoints"))
-    for name in ("bm25", "dpr", "xtr"):
+    same_runs(tmp_path, finished, "bm25", "dpr", "xtr", "dpr.untrained")
+
+
+def same_runs(folder: Path, finished: Path, *names: str) -> None:
+    for name in names:
         for stage in ("retrieve", "rerank"):
             file = f"runs/{name}.{stage}.run"
-            assert (tmp_path / file).read_bytes() == (finished / file).read_bytes()
+            assert (folder / file).read_bytes() == (finished / file).read_bytes()
+
+
+def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Untrained, a step, another step: each call does one of them, and keeps the states for the next."""
+    flags = settings(words, tiny_bert, tmp_path / "out", systems="[dpr]", trained_layers=1)
+    for told in ("before dpr", "dpr after 1 of 2 steps", ""):
+        assert compare.main(scripts.settings("compare", **flags, minutes=1e-9)) == (75 if told else 0)
+        assert not told or told in capsys.readouterr().out
+        assert (tmp_path / "out" / "states" / "paused.txt").is_file() == bool(told)
+    assert not (tmp_path / "out" / "states").exists()
+    run(settings(words, tiny_bert, tmp_path / "whole", systems="[dpr]", trained_layers=1))
+    same_runs(tmp_path / "out", tmp_path / "whole", "dpr", "dpr.untrained")
 
 
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
@@ -203,15 +245,17 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     page = (tmp_path / "report.html").read_text()
     assert "saved-dpr loaded from" in page
     assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
-    seeds = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds=2)
+    seeds = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
     run(seeds)  # trains what training changes once more, and takes the rest from before
-    assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == ["wide.seed-1"]
+    again = ["wide.seed-1", "wide.untrained.seed-1"]
+    assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
     with (tmp_path / "per_query.csv").open() as lines:
         values = [
             float(row["value"])
             for row in csv.DictReader(lines)
-            if row["system"].startswith("wide") and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
+            if row["system"] in ("wide", "wide.seed-1")
+            and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
         ]
     with (tmp_path / "retrieve.csv").open() as lines:
         cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
@@ -235,6 +279,34 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
     assert {q: set(of) for q, of in found.items()} == {q: set(of) for q, of in bm25.items()}
     assert found != bm25
     assert "second (of BM25's top 20)" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_two_backbones_learn_side_by_side_under_one_configuration(
+    words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
+):
+    """The configuration that ships, with tiny backbones and few steps: both kinds, and DSI's own pairs."""
+    file = Path(compare.__file__).parent / "configs" / "trained_paradigms.yaml"
+    config = yaml.safe_load(file.read_text())
+    chosen = {name: config["systems"][name] for name in ("colbert", "dsi", "colbert-t5")}
+    chosen["colbert-t5"] |= {"backbone": str(seq2seq["t5"])}
+    chosen["colbert-t5"]["training"]["trained_layers"] = 1
+    chosen["dsi"]["training"] = DSI | {"evaluate_at": [1]}
+    changed = {"systems": json.dumps(chosen), "evaluate_at": "[1]", "batch_size": 4, "seeds": "[0]"}
+    shorter = {"steps": 2, "minutes": 0, "options": json.dumps(LENGTHS)}
+    folders = {"collection": words, "backbone": tiny_bert, "output": tmp_path}
+    scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
+    page = (tmp_path / "report.html").read_text()
+    assert "training pairs seen = 8" in page
+    with (tmp_path / "retrieve.csv").open() as lines:
+        rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
+    assert [name for name, row in rows.items() if row["untrained"]] == ["colbert", "colbert-t5"]
+    widths = [
+        load_paradigm(tmp_path / name / "checkpoint").encoder.backbone.config.model_type
+        for name in ("colbert", "colbert-t5")
+    ]
+    assert widths == ["bert", "t5"]
+    assert [*dev_values(tmp_path / "colbert-t5" / "training")] == [0, 1, 2]
+    assert (tmp_path / "pictures" / "learning.png").is_file()
 
 
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
@@ -285,5 +357,7 @@ def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
     with pytest.raises(SystemExit, match="mine holds results with other settings"):
         run(flags)
     given = scripts.settings("compare", **settings(words, tiny_bert, tmp_path, systems="[dpr]"))
-    bound = [compare.bound(given.chosen["dpr"], replace(given, trained_layers=n))["training"] for n in (1, 2)]
+    bound = [
+        compare.bound(given.chosen["dpr"], replace(given, trained_layers=n), 0)["training"] for n in (1, 2)
+    ]
     assert [training["trained_layers"] for training in bound] == [1, 2]  # whatever a default was then

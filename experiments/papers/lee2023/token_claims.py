@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from papers.lee2023.token_measures import MEASURES, TOP
 from studies.curves import Curves, Values, at_path
-from studies.model_runs import same_queries, unlearned
+from studies.model_runs import same_queries, training_section, unlearned, unmoved
 from studies.pages import Rows, Section, printed, row_without_test, verdicts
 
 from paradigms.evaluate import PerQuery
-from paradigms.evaluate.claims import UNDECIDED, Claim
+from paradigms.evaluate.claims import READOUT, TRAINING, UNDECIDED, Claim
 from paradigms.impute import IMPUTATIONS
 
 PAPER = "Lee et al. 2023"
@@ -86,14 +86,15 @@ def claims(results: TokenResults) -> list[Claim]:
     (colbert, xtr), made = results.pair, list[Claim]()
     few, many, k = results.search_tokens[0], results.search_tokens[-1], results.table_tokens
 
-    def heard(*kinds: Kind) -> str:
+    def heard(*kinds: Kind) -> dict[str, str]:
         means = {label(kind): results.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
         models = [model for kind in kinds for model in results.models[kind]]
-        return unlearned(means, results.bm25.mean("RR@10"), models)
+        poor = unlearned(means, results.bm25.mean("RR@10"), models)
+        return {"unlearned": poor, "unmoved": unmoved({label(kind): results.models[kind] for kind in kinds})}
 
     def claim(said: str, quantity: str, contrast: Values, **more: Any) -> None:
-        options = {"unlearned": heard(*results.pair)} | more
-        place, statement = SAID[said]
+        about = READOUT if said in PRINTED["readouts"] else TRAINING
+        options, (place, statement) = heard(*results.pair) | {"about": about} | more, SAID[said]
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
@@ -140,11 +141,10 @@ def claims(results: TokenResults) -> list[Claim]:
     ranked("larger", "R@100", all_tokens, (xtr, "impute", few))
     ranked("maintains", "nDCG@10", imputing, all_tokens, margin=MARGIN)
     for kind in results.xtrs:
-        how = {"unlearned": heard(kind)}
-        ranked("all variants", "RR@10", (kind, "impute", many), (kind, "impute", few), **how)
+        ranked("all variants", "RR@10", (kind, "impute", many), (kind, "impute", few), **heard(kind))
     small, large = results.xtrs[0], results.xtrs[-1]
     if small != large:
-        both = {"unlearned": heard(small, large)}
+        both = heard(small, large)
         few_small, few_large = (small, "impute", few), (large, "impute", few)
         many_small, many_large = (small, "impute", many), (large, "impute", many)
         ranked("small", "RR@10", few_small, few_large, **both)
@@ -158,11 +158,10 @@ def claims(results: TokenResults) -> list[Claim]:
             np.mean([results.values((kind[0], size), "impute", many, "nDCG@10") for kind in results.xtrs], 0)
             for size in (results.sizes[0], results.sizes[-1])
         )
-        quantity = (
-            f"nDCG@10, k' = {many}, batches of {results.sizes[-1]} − {results.sizes[0]}, mean over k_train"
-        )
+        sizes = f"{results.sizes[-1]} − {results.sizes[0]}"
+        quantity = f"nDCG@10, k' = {many}, batches of {sizes}, mean over k_train"
         poor = heard(*((k_train, size) for k_train, _ in results.xtrs for size in results.sizes))
-        claim("batches", quantity, most - least, unlearned=poor)
+        claim("batches", quantity, most - least, **poor)
     if results.models[xtr][0]["costs"]:
         for unit, printed in (("FLOPs", "log₁₀ 4000 = 3.6"), ("ms", "")):
             gather, impute = (results.values(xtr, "costs", f"{way} {unit}") for way in ("gather", "impute"))
@@ -196,6 +195,7 @@ def describe(results: TokenResults) -> dict[str, Section]:
     said = f"XTR is {label(results.xtr)}, chosen by RR@10 of the dev queries."
     figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
+        "training": training_section({label(kind): models for kind, models in results.models.items()}),
         "claims": verdicts(claims(results), said, PRINTED["undecided token retrieval"], _example(results)),
         "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
         "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from studies.curves import Curves, Values
-from studies.model_runs import unlearned
+from studies.model_runs import training_section, unlearned, unmoved
 from studies.pages import Measured, Rows, Section, printed, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import READOUT, TRAINING, Claim
 from paradigms.retrieve.strategies import MEASURED, STRATEGIES
 from paradigms.scoring.threads import shared
 
@@ -127,13 +127,21 @@ def _of_table(task: Task) -> list[Claim]:
 
 
 def _claim(
-    tasks: Sequence[Task], place: str, statement: str, what: str, contrasts: Sequence[Values], said: str = ""
+    tasks: Sequence[Task],
+    place: str,
+    statement: str,
+    what: str,
+    contrasts: Sequence[Values],
+    said: str = "",
+    about: str = READOUT,
 ) -> Claim:
     """On the mean over the tasks, which each have a contrast, or a task together with another one."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
     poor, where = next(filter(None, names), ""), f"{PAPER}, {place}"
-    return Claim(where, statement, quantity, _average(contrasts), printed=said, unlearned=poor)
+    still = unmoved({t.label: t.models for t in tasks})
+    more = {"unlearned": poor, "unmoved": still, "about": about}
+    return Claim(where, statement, quantity, _average(contrasts), printed=said, **more)
 
 
 def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
@@ -143,7 +151,7 @@ def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Cl
     better, worse = pairs[0]
     said = difference(better, better.printed(best_of), worse.printed(other)) if len(pairs) == 1 else ""
     what = f"trained and tested with {best_of} − with {other}"
-    return _claim([task for pair in pairs for task in pair], *SAID["best"], what, contrasts, said)
+    return _claim([task for pair in pairs for task in pair], *SAID["best"], what, contrasts, said, TRAINING)
 
 
 def _of_top_1(task: Task) -> list[Claim]:
@@ -230,6 +238,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     shots = [n for n in tasks[0].shots if all(task.gain(n) is not None for task in tasks)]
     gains: Any = {task.label: {rule: [task.gain(n, rule) for n in shots] for rule in RULES} for task in tasks}
     return {
+        "training": training_section({task.label: task.models for task in tasks}),
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
             f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from papers.qian2022.adaptation_claims import SHARE
 from studies.curves import Curves, Values, at_path
-from studies.model_runs import unlearned
+from studies.model_runs import training_section, unlearned, unmoved
 from studies.pages import Measured, Rows, Section, printed, row_without_test, verdicts
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
+from paradigms.evaluate.claims import CONTRADICTED, READOUT, REPRODUCED, TRAINING, Claim
 
 PRINTED = printed("qian2022")
 PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
@@ -45,11 +45,15 @@ class PruningResults:
         """The measured pairs in which the other side's ratio is that of the training, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
-    def poor(self, *methods: str) -> str:
-        """For `Claim.unlearned`."""
+    def heard(self, said: str, *methods: str) -> dict[str, str]:
+        """Whether a claim about these methods is decided: fields of `Claim`."""
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
-        return unlearned(means, self.bm25.mean("RR@10"), models)
+        return {
+            "unlearned": unlearned(means, self.bm25.mean("RR@10"), models),
+            "unmoved": unmoved({label(method): self.models[method] for method in methods}),
+            "about": READOUT if said in PRINTED["readouts"] else TRAINING,
+        }
 
 
 def claims(pruning: PruningResults) -> list[Claim]:
@@ -68,8 +72,8 @@ def claims(pruning: PruningResults) -> list[Claim]:
             return
         a, b = (np.mean([pruning.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
         quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
-        poor, (place, statement) = pruning.poor(*dict.fromkeys(methods)), SAID[said]
-        made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, unlearned=poor, **how))
+        heard, (place, statement) = pruning.heard(said, *dict.fromkeys(methods)), SAID[said]
+        made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, **heard, **how))
 
     near: dict[str, Any] = {"margin": MARGIN}
     claim("same ratio", at(d), none, **near, printed="−0.007")
@@ -91,19 +95,20 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
     """What is salient, and an alignment that is adapted after pruning."""
     gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
-        poor = pruning.poor("entropic")
+        heard = pruning.heard("content words", "entropic")
         place, statement = SAID["content words"]
         for side in SALIENT_IN:
             quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
             contrast = at_path(gated, "content words", side)
-            made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, unlearned=poor))
+            made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **heard))
         values = np.array([list(model["strategies"].values()) for model in gated])
         if values.shape[-1] >= SHARE * JUDGED:
             place, statement = SAID["adaptation"]
             quantity = f"nDCG@10 at β^d = 20%, alignment adapted with {JUDGED} examples − k = 1"
             contrast = np.stack([adapt(of_seed, JUDGED).gain for of_seed in values])
             where = f"{PAPER}, {place}"
-            made.append(Claim(where, statement, quantity, contrast, margin=MARGIN, unlearned=poor))
+            heard = pruning.heard("adaptation", "entropic")
+            made.append(Claim(where, statement, quantity, contrast, margin=MARGIN, **heard))
     return made
 
 
@@ -165,6 +170,7 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
         for (q, d), mean, share in zip(pruning.pairs, pruning.costs, pruning.saved, strict=True)
     ]
     return {
+        "training": training_section({label(method): of for method, of in pruning.models.items()}),
         "claims": verdicts(
             claims(pruning),
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "
