@@ -4,11 +4,11 @@ Documents' vectors and a set R of relevant documents are given. The query is ans
 scores every document of R strictly above all others, whatever an encoder makes of its text.
 
 - One vector: iff the convex hulls of R and of the others are disjoint, a linear programme (Mangasarian 1965).
-  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, where any q has equal means.
+  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, of equal score for any q.
 - Maximum over a document's tokens, one query token (ME-BERT): iff for some choice of a token of each document
   in R, the chosen tokens are separable from all tokens of the others: finitely many linear programmes.
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), σ the support function of the
-  hull K of its tokens. A lower bound is a Q that answers, found by optimisation; one token repeated is a case.
+  hull K of its tokens. A lower bound is a Q that answers, found by optimisation; one token is a case of it.
   An upper bound: no Q of any number of tokens ranks document a first if K_a lies in Σ_c β_c K_c, the mean of
   the others' hulls for some weights β ≥ 0, Σ β = 1. That is a linear programme too. For |R| = 1 no other
   reason exists: by Farkas' lemma, if there is no such β, some Q of at most as many tokens as rivals answers.

@@ -1,4 +1,4 @@
-"""How many real numbers, and how many judged queries, does each A need? Counted by cells, without a precision.
+"""How many real numbers, and how many judged queries, does each A need? By counting cells.
 
 n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
 relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
@@ -22,7 +22,7 @@ ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their 
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
 for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. That a count of
-cells bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free too, 2k numbers answer
+cells bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free, 2k numbers answer
 everything (`theory.capacity`).
 """
 

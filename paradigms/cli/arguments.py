@@ -115,6 +115,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, as dev"},
 }
+ASK_THEORY = ("dimensions", "oracle")  # commands in modules of their own: the only ones that import theory
 READING = "--document-model --model-layout --pickled"
 QUERIES = "--queries --split --identical-ids"
 # What a command does, and its options; each has --plugin and --device too.
@@ -148,6 +149,10 @@ COMMANDS = {
         "How many dimensions the documents need before a linear map keeps BM25's order; needs no judgements.",
         f"source --query --model {READING} --words {QUERIES}",
     ),
+    "oracle": (
+        "Is the index the limit, or the query encoder? The judged queries that any vectors could answer.",
+        "folder --split --pickled",
+    ),
 }
 
 
@@ -172,7 +177,7 @@ def run(settings: argparse.Namespace) -> None:
         choose_device(settings.device)
         load_plugins(settings.plugin)
         # After what argparse tells, as these imports take seconds; `dimensions` needs no torch.
-        where = "dimensions" if settings.command == "dimensions" else "commands"
+        where = settings.command if settings.command in ASK_THEORY else "commands"
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:

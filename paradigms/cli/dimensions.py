@@ -1,6 +1,6 @@
 """`python -m paradigms dimensions`: how many dimensions keep BM25's best document among the first ten?
 
-The one file of the library that uses `theory`, and the terminal imports it for this command alone. The long
+This file and oracle.py alone use `theory`; the terminal imports each for its command alone. The long
 report is experiments/random_projections.py.
 """
 

@@ -96,8 +96,8 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
 
 
 @theorem(
-    "documents of P numbers answer at most 2Σ_{i<P} C(H−1, i) relevance patterns, H = m·C(n,2)·M²: LIMIT's 46 "
-    "documents need h ≥ 17, or M·h ≥ 14 and 12 with two and four vectors",
+    "documents of P numbers answer at most 2Σ_{i<P} C(H−1, i) relevance patterns, H = m·C(n,2)·M²: LIMIT's "
+    "46 documents need h ≥ 17, or M·h ≥ 14 and 12 with two and four vectors",
     "cells of hyperplane arrangements",
     "queries ignore relevance; one query vector; P = (nM − 1)h",
 )
