@@ -127,6 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, such as dev"},
 }
+ASK_THEORY = ("dimensions", "oracle")  # commands in modules of their own: the only ones that import theory
 READING = "--document-model --model-layout --pickled"
 QUERIES = "--queries --split --identical-ids"
 # Command -> its description and options; every command also has --plugin and --device.
@@ -164,6 +165,10 @@ COMMANDS = {
         "Estimate how many dimensions a linear map needs to keep BM25's order; needs no judgements.",
         f"source --query --model {READING} --words {QUERIES}",
     ),
+    "oracle": (
+        "Is the index the limit, or the query encoder? The judged queries that any vectors could answer.",
+        "folder --split --pickled",
+    ),
 }
 
 
@@ -188,7 +193,7 @@ def run(settings: argparse.Namespace) -> None:
         choose_device(settings.device)
         load_plugins(settings.plugin)
         # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
-        where = "dimensions" if settings.command == "dimensions" else "commands"
+        where = settings.command if settings.command in ASK_THEORY else "commands"
         commands = import_module(f"paradigms.cli.{where}")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:

@@ -1,7 +1,7 @@
 """`python -m paradigms dimensions`: how many dimensions keep BM25's best document among the first ten?
 
-The only file of `paradigms` that imports `theory`; the terminal imports it for this command alone.
-experiments/random_projections.py writes a longer report.
+This file and oracle.py are the only ones of `paradigms` that import `theory`; the terminal imports each for
+its command alone. experiments/random_projections.py writes a longer report.
 """
 
 import argparse

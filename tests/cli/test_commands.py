@@ -573,3 +573,20 @@ def test_a_group_of_lengths_without_a_known_query_is_left_out(source, capsys):
     assert "12 words" in out
     assert "30 words" not in out
     assert "more than 0" not in out
+
+
+@pytest.mark.parametrize("name", ["colbert", "dpr"])
+def test_oracle_says_what_any_query_vectors_could_answer(judged, models, capsys, name):
+    index(judged, models[name], "--output", name)
+    capsys.readouterr()
+    out, _ = printed(capsys, "oracle", name, "--split", "test")
+    assert "Of 3 judged queries, some query vectors" in out
+    assert "the query encoder loses" in out
+    assert "R-precision is" in out
+    assert "in rational arithmetic" in out.lower()
+
+
+def test_oracle_refuses_what_it_cannot_judge(indexed, judged, models):
+    assert "give --split" in refused("oracle", indexed)
+    index(judged, models["colbert"], "--output", "split", "--passages")
+    assert "holds passages" in refused("oracle", "split", "--split", "test")

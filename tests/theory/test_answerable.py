@@ -1,0 +1,134 @@
+"""Answerable queries, against known answers, brute force in the plane, and rational arithmetic."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from theory import capacity
+from theory.answerable import max_over_tokens, maxima, one_vector, sum_of_maxima, verified
+
+
+def by_angles(tokens, owners, relevant, steps=7200) -> bool:
+    """Whether one of many query tokens in the plane answers, which misses only thin cones."""
+    t = np.linspace(0, 2 * np.pi, steps, endpoint=False)
+    S = tokens @ np.stack([np.cos(t), np.sin(t)])
+    best = np.stack([S[owners == d].max(0) for d in range(owners.max() + 1)])
+    others = np.setdiff1d(np.arange(len(best)), relevant)
+    return bool((best[relevant].min(0) > best[others].max(0) + 1e-9).any())
+
+
+def test_limit_is_the_known_answer():
+    documents = capacity.moment_vectors(14, 2)  # h = 4 answers every pair
+    for pair in capacity.all_sets(14):
+        answer = one_vector(documents, pair)
+        assert answer.answerable
+        assert verified(documents, answer, pair)
+    flat = capacity.moment_vectors(14, 1)  # on a circle: neighbours alone
+    for pair in capacity.all_sets(14):
+        answer = one_vector(flat, pair)
+        assert answer.answerable == ((pair[1] - pair[0]) in (1, 13))
+        assert verified(flat, answer, pair)
+
+
+def test_radons_sets_have_a_certificate_without_rounding():
+    rng = np.random.default_rng(0)
+    for h in (1, 3, 5):
+        points = rng.standard_normal((h + 2, h))
+        answer = one_vector(points, capacity.unanswerable_set(points))
+        assert answer.answerable is False
+        assert answer.residual < 1e-6
+        assert verified(points, answer)
+        alpha, beta = answer.weights
+        assert [alpha.sum(), beta.sum()] == pytest.approx([1, 1], abs=1e-9)
+
+
+def test_one_vector_in_the_plane():
+    rng = np.random.default_rng(1)
+    seen = set()
+    for _ in range(40):
+        points, relevant = rng.standard_normal((7, 2)), np.sort(rng.choice(7, 2, replace=False))
+        answer = one_vector(points, relevant)
+        assert verified(points, answer, relevant)
+        assert answer.answerable or not by_angles(points, np.arange(7), relevant)
+        seen.add(answer.answerable)
+    assert seen == {True, False}
+
+
+def test_documents_far_from_the_relevant_ones_are_checked_too(monkeypatch):
+    monkeypatch.setattr("theory.answerable._ADDED", 1)
+    rng = np.random.default_rng(2)
+    points = rng.standard_normal((300, 12))
+    for relevant in rng.integers(300, size=(5, 1)):
+        answer = one_vector(points, relevant)
+        whole = (points @ answer.query[0]).argmax() == relevant[0] if answer.answerable else True
+        assert whole
+        assert verified(points, answer, relevant)
+
+
+def test_one_query_token_chooses_a_token_of_each_document():
+    rng = np.random.default_rng(3)
+    seen = []
+    for _ in range(40):
+        tokens, owners = rng.standard_normal((12, 2)), np.repeat(np.arange(6), 2)
+        relevant = np.sort(rng.choice(6, 2, replace=False))
+        answer = max_over_tokens(tokens, owners, relevant)
+        assert answer.answerable or not by_angles(tokens, owners, relevant)
+        if answer.answerable:
+            scores, _ = maxima(tokens, owners, answer.query)
+            assert set(np.argsort(-scores)[:2]) == set(relevant)
+        seen.append(answer.answerable)
+    assert {True, False} <= set(seen)
+    assert max_over_tokens(tokens, owners, relevant, programmes=0).answerable is None
+
+
+def test_a_dominated_document_is_first_for_no_number_of_query_tokens():
+    square = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+    tokens = np.concatenate([0.4 * square, square, 0.2 * square + [5, 0]])
+    owners = np.repeat([0, 1, 2], 4)
+    assert sum_of_maxima(tokens, owners, [0]).answerable is False
+    assert sum_of_maxima(tokens, owners, [1]).answerable is True
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 9):  # and no drawn query contradicts it
+        for _ in range(200):
+            scores, _ = maxima(tokens, owners, rng.standard_normal((size, 2)))
+            assert scores.argmax() != 0
+
+
+def test_two_query_tokens_answer_what_one_does_not():
+    # Between two long documents the short cross is first in no direction, but in the sum of two it is.
+    tokens = np.array([[2.0, 0], [-2, 0], [0, 2], [0, -2], [3, 0], [-3, 0], [0, 3], [0, -3]])
+    owners = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    assert max_over_tokens(tokens, owners, [0]).answerable is False
+    answer = sum_of_maxima(tokens, owners, [0], query_tokens=2)
+    assert answer.answerable is True
+    scores, _ = maxima(tokens, owners, answer.query)
+    assert scores.argmax() == 0
+
+
+def test_the_two_bounds_of_several_tokens_nearly_meet():
+    rng, decided = np.random.default_rng(4), []
+    for _ in range(25):
+        tokens, owners = rng.standard_normal((15, 2)) * 0.5, np.repeat(np.arange(5), 3)
+        tokens[:3] *= 0.6
+        decided.append(sum_of_maxima(tokens, owners, [0], query_tokens=5).answerable)
+    assert {True, False} <= set(decided)
+    assert decided.count(None) <= 3
+
+
+def test_a_false_claim_is_not_verified():
+    points = np.random.default_rng(5).standard_normal((8, 3))
+    right = next(a for s in combinations(range(8), 1) if (a := one_vector(points, s)).answerable)
+    assert not verified(points, right._replace(query=-right.query), [0])
+    wrong = next(a for s in combinations(range(8), 3) if (a := one_vector(points, s)).answerable is False)
+    assert verified(points, wrong)
+    assert not verified(points + 0.1 * np.arange(8)[:, None] ** 2, wrong)
+    assert not verified(points, wrong._replace(weights=None))
+
+
+@pytest.mark.parametrize("relevant", [[], [0, 1, 2], [3]])
+def test_bad_arguments_are_named(relevant):
+    with pytest.raises(ValueError, match="relevant"):
+        one_vector(np.eye(3), relevant)
+    with pytest.raises(ValueError, match="rising from 0"):
+        max_over_tokens(np.eye(3), [1, 0, 2], [0])

@@ -1,0 +1,291 @@
+"""Is the index the limit, or the query encoder? Which queries could any query vectors answer?
+
+Documents' vectors and a set R of relevant documents are given. The query is answerable under A if some Q
+scores every document of R strictly above all others, whatever an encoder makes of its text.
+
+- One vector: iff the convex hulls of R and of the others are disjoint, a linear programme (Mangasarian 1965).
+  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, of equal score for any q.
+- Maximum over a document's tokens, one query token (ME-BERT): iff for some choice of a token of each document
+  in R, the chosen tokens are separable from all tokens of the others: finitely many linear programmes.
+- Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), σ the support function of the
+  hull K of its tokens. A lower bound is a Q that answers, found by optimisation; one token is a case of it.
+  An upper bound: no Q of any number of tokens ranks document a first if K_a lies in Σ_c β_c K_c, the mean of
+  the others' hulls for some weights β ≥ 0, Σ β = 1. That is a linear programme too. For |R| = 1 no other
+  reason exists: by Farkas' lemma, if there is no such β, some Q of at most as many tokens as rivals answers.
+
+Rivals enter a programme when they violate its solution, the hardest first; all of them verify it.
+"""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from scipy.optimize import linprog
+
+from theory import checks
+from theory.checks import Array
+
+_ADDED, _ROUNDS = 64, 200  # rivals that enter a linear programme at once, and how often some may
+_ZERO = 1e-7  # margin that HiGHS cannot tell from 0, for numbers scaled to at most 1
+_STEPS, _DRAWN = 200, 2  # of the optimisation of several query tokens: steps, and starts that are drawn
+Indices = NDArray[np.int64]
+
+
+class Answer(NamedTuple):
+    """Whether some query vectors answer; None if not decided.
+
+    query [N, h]: vectors that do. relevant, rivals: rows of the vectors in a certificate that none do, with
+    weights (α, β); residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
+    """
+
+    answerable: bool | None
+    query: Array | None = None
+    relevant: Indices | None = None
+    rivals: Indices | None = None
+    weights: tuple[Array, Array] | None = None
+    residual: float = 0.0
+
+
+def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
+    """Whether some q scores the documents in `relevant` [r] above all others. documents [n, h].
+
+    Exact up to rounding: a query that is returned separates in float64, and a certificate has a residual of
+    at most 2e-7 of the largest number. `verified` checks both in rational arithmetic.
+    """
+    D = checks.vector(documents, "documents", axes=2, nonzero=False)
+    rows = _rows(relevant, len(D))
+    return _separate(D, rows, np.setdiff1d(np.arange(len(D)), rows))
+
+
+def max_over_tokens(
+    tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike, *, programmes: int = 200
+) -> Answer:
+    """Whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
+
+    tokens [t, h], owners [t]: the document 0 … n−1 of each token. Choices of tokens are tried depth first,
+    those nearest to a solution first; a choice that fails for some documents fails for more. programmes: of
+    this many linear programmes without an answer, the result is None.
+    """
+    T, owner, rows = _tokens(tokens, owners, relevant)
+    rivals = np.flatnonzero(~np.isin(owner, rows))
+    left, failed = programmes, Answer(False)
+
+    def extend(chosen: list[int], remaining: list[int], q: Array) -> Answer | None:
+        nonlocal left, failed
+        if not remaining:
+            return None
+        options = np.flatnonzero(owner == remaining[0])
+        for token in options[np.argsort(-(T[options] @ q), kind="stable")]:
+            if left == 0:
+                return Answer(None)
+            left -= 1
+            answer = _separate(T, np.array([*chosen, token]), rivals)
+            if not answer.answerable:
+                failed = answer
+                continue
+            best = np.array([np.max(T[owner == row] @ answer.query[0]) for row in rows])
+            if best.min() > np.max(T[rivals] @ answer.query[0], initial=-np.inf):
+                return answer
+            deeper = extend([*chosen, token], remaining[1:], answer.query[0])
+            if deeper is not None:
+                return deeper
+        return None
+
+    centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - T[rivals].mean(0)
+    found = extend([], list(rows), centre)
+    return found if found is not None else failed
+
+
+def sum_of_maxima(
+    tokens: ArrayLike,
+    owners: ArrayLike,
+    relevant: ArrayLike,
+    *,
+    query_tokens: int = 8,
+    start: ArrayLike | None = None,
+    programmes: int = 50,
+    variables: int = 60_000,
+    seed: int = 0,
+) -> Answer:
+    """Whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
+
+    True with such a Q, found by optimisation from `start` [N, h], from one token and from drawn ones. False
+    if a relevant document is dominated (module docstring), which excludes a Q of any number of tokens; this
+    is tried if its programme has at most `variables`. None between these two bounds. Other arguments as in
+    `max_over_tokens`.
+    """
+    T, owner, rows = _tokens(tokens, owners, relevant)
+    one = max_over_tokens(T, owner, rows, programmes=programmes)
+    if one.answerable:
+        return one
+    rng = np.random.default_rng(seed)
+    starts = [] if start is None else [checks.vector(start, "start", axes=2, nonzero=False)]
+    own = T[np.isin(owner, rows)]
+    starts += [own[rng.integers(len(own), size=query_tokens)] - T.mean(0) for _ in range(_DRAWN)]
+    for Q in starts:
+        found = _optimised(T, owner, rows, Q)
+        if found is not None:
+            return Answer(True, query=found)
+    for row in rows:
+        rivals = np.setdiff1d(np.unique(owner), rows)
+        own_tokens = np.flatnonzero(owner == row)
+        size = len(own_tokens) * int(np.isin(owner, rivals).sum())
+        if size <= variables and _dominated(T, owner, own_tokens, rivals):
+            return Answer(False, relevant=own_tokens, rivals=np.flatnonzero(np.isin(owner, rivals)))
+    return Answer(None)
+
+
+def maxima(tokens: Array, owners: Indices, query: Array) -> tuple[Array, Indices]:
+    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that each maximum takes [n, N]; tokens lie by rising owner."""
+    S = tokens @ query.T
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    best = np.maximum.reduceat(S, starts, axis=0)
+    where = np.where(best[owners] == S, np.arange(len(tokens))[:, None], len(tokens))
+    return best.sum(1), np.minimum.reduceat(where, starts, axis=0)
+
+
+def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = None) -> bool:
+    """Whether an answer of `one_vector` or `max_over_tokens` holds in rational arithmetic, without rounding.
+
+    A query: each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens, give one
+    row of each relevant document, and the rivals' rows). A certificate: the linear system of the weights in
+    its support has an exact solution that is not negative. False if the answer has neither.
+    """
+    X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
+    if answer.answerable and answer.query is not None and relevant is not None:
+        rows = _rows(relevant, len(X))
+        q = [Fraction(x) for x in answer.query[0]]
+        scores = X @ answer.query[0]
+        low = min(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) for row in rows)
+        others = np.setdiff1d(np.arange(len(X)), rows)
+        # Rounding of a float64 sum is far below this; only rows within it need rationals.
+        doubt = 1e-9 * np.abs(X).max() * np.abs(answer.query).sum()
+        near = others[scores[others] >= float(low) - doubt]
+        return all(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) < low for row in near)
+    if answer.answerable or answer.weights is None:
+        return False
+    alpha, beta = (np.flatnonzero(w > 1e-9) for w in answer.weights)
+    first, second = X[answer.relevant[alpha]], X[answer.rivals[beta]]
+    ones = np.ones(len(first)), np.ones(len(second))
+    system = np.vstack(
+        [
+            np.hstack([first.T, -second.T]),
+            np.hstack([ones[0], 0 * ones[1]]),
+            np.hstack([0 * ones[0], ones[1]]),
+        ]
+    )
+    solution = _solved(system, np.append(np.zeros(X.shape[1]), [1, 1]))
+    return solution is not None and min(solution) >= 0
+
+
+def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
+    """max γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on `rivals`, |q| ≤ 1, by rows that are violated."""
+    if not len(rivals):
+        return Answer(True, query=np.zeros((1, X.shape[1])))
+    scale = np.abs(X).max() or 1.0
+    P, h = X / scale, X.shape[1]
+    q = P[relevant].mean(0) - P[rivals].mean(0)
+    active = rivals[np.argsort(-(P[rivals] @ q), kind="stable")[: max(_ADDED, h)]]
+    for _ in range(_ROUNDS):
+        A = np.vstack([-P[relevant], P[active]])
+        offset = np.repeat([1.0, -1.0], [len(relevant), len(active)])
+        rows = np.column_stack([A, offset, np.ones(len(A))])
+        cost, bounds = np.append(np.zeros(h + 1), -1.0), [(-1, 1)] * h + [(None, None), (0, None)]
+        solved = linprog(cost, rows, np.zeros(len(A)), bounds=bounds, method="highs")
+        if solved.status != 0:
+            return Answer(None)
+        q, margin = solved.x[:h], solved.x[-1]
+        if margin <= _ZERO:
+            weights = np.maximum(-2 * solved.ineqlin.marginals, 0)
+            alpha, beta = weights[: len(relevant)], weights[len(relevant) :]
+            residual = float(np.abs(alpha @ P[relevant] - beta @ P[active]).sum())
+            return Answer(False, None, relevant, active, (alpha, beta), residual * scale)
+        scores, least = P[rivals] @ q, np.min(P[relevant] @ q)
+        violated = rivals[scores >= least - 0.5 * margin]
+        new = np.setdiff1d(violated, active)
+        if not len(new) or scores.max() < least - 1e-12:
+            return Answer(True, query=q[None]) if scores.max() < least else Answer(None)
+        order = np.argsort(-(P[new] @ q), kind="stable")
+        active = np.append(active, new[order[:_ADDED]])
+    return Answer(None)
+
+
+def _optimised(T: Array, owner: Indices, rows: Indices, Q: Array) -> Array | None:
+    """Subgradient ascent on the least score in `rows` minus the largest of the others; None if it fails."""
+    pool, best = np.arange(owner.max() + 1), -np.inf
+    Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
+    for step in range(_STEPS):
+        if step % 25 == 0:  # the hardest rivals, of all documents
+            scores, _ = maxima(T, owner, Q)
+            others = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
+            if scores[rows].min() > scores[others].max() + 1e-12:
+                return Q
+            pool = np.append(rows, others[np.argsort(-scores[others], kind="stable")[:100]])
+            of_pool = np.flatnonzero(np.isin(owner, pool))
+            part, place = T[of_pool], np.searchsorted(np.sort(pool), owner[of_pool])
+            inside = np.isin(np.sort(pool), rows)
+        scores, chosen = maxima(part, place, Q)
+        low = np.where(inside, scores, np.inf)
+        high = np.where(inside, -np.inf, scores)
+        temperature = max(0.02, 0.3 * 0.99**step)
+        up = np.where(inside, np.exp(-(low - low.min()) / temperature), 0)
+        down = np.where(inside, 0, np.exp((high - high.max()) / temperature))
+        weights = up / up.sum() - down / down.sum()
+        gradient = np.einsum("d,djh->jh", weights, part[chosen])
+        best = max(best, float(low.min() - high.max()))
+        Q = Q + 0.3 * 0.99**step * gradient / max(float(np.linalg.norm(gradient)), 1e-300)
+    return None
+
+
+def _dominated(T: Array, owner: Indices, own: Indices, rivals: Indices) -> bool:
+    """Whether each token of one document lies in Σ_c β_c K_c of the rivals, for common weights β."""
+    others = np.flatnonzero(np.isin(owner, rivals))
+    place, count, h = np.searchsorted(rivals, owner[others]), len(rivals), T.shape[1]
+    hull = sparse.csr_array(T[others].T)
+    sums = sparse.csr_array((np.ones(len(others)), (place, np.arange(len(others)))), (count, len(others)))
+    blocks = sparse.block_diag([sparse.vstack([hull, sums])] * len(own))
+    one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
+    shared = sparse.vstack([one] * len(own))
+    total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
+    rows = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
+    right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
+    solved = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
+    return bool(solved.status == 0)
+
+
+def _solved(system: Array, right: Array) -> list[Fraction] | None:
+    """The unique rational solution of a linear system of floats, or None."""
+    rows = [
+        [*map(Fraction, row), Fraction(b)] for row, b in zip(system.tolist(), right.tolist(), strict=True)
+    ]
+    size = system.shape[1]
+    for column in range(size):
+        pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        top = [x / rows[column][column] for x in rows[column]]
+        rows[column] = top
+        for r, row in enumerate(rows):
+            if r != column and row[column]:
+                rows[r] = [x - row[column] * y for x, y in zip(row, top, strict=True)]
+    return [row[-1] for row in rows[:size]] if not any(row[-1] for row in rows[size:]) else None
+
+
+def _tokens(tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike) -> tuple[Array, Indices, Indices]:
+    T = checks.vector(tokens, "tokens", axes=2, nonzero=False)
+    owner = checks.whole(owners, "owners", least=0).astype(np.int64)
+    if owner.shape != T.shape[:1] or np.any(np.diff(owner) < 0) or len(np.unique(owner)) != owner[-1] + 1:
+        raise ValueError(
+            f"owners has shape {owner.shape}; allowed: the document of each of {len(T)} tokens, rising from 0"
+        )
+    return T, owner, _rows(relevant, int(owner[-1]) + 1)
+
+
+def _rows(relevant: ArrayLike, documents: int) -> Indices:
+    rows = np.unique(checks.whole(relevant, "relevant", least=0, most=documents - 1).astype(np.int64))
+    if not 0 < len(rows) < documents:
+        raise ValueError(f"relevant names {len(rows)} of {documents} documents; allowed: some, not all")
+    return rows
