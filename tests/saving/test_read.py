@@ -354,6 +354,7 @@ def test_xtr_is_known_by_its_files(xtr_folder):
     folder, weight = xtr_folder
     model = paradigms.load(folder)
     assert (model.name, model.recipe.search) == ("xtr", "impute")
+    assert model.encoder.settings.skip == ""  # which XTR's default is not
     assert_same(scores_of(model), xtr_scores(folder, weight))
 
 
