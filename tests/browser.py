@@ -147,6 +147,8 @@ class Page:
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field, as by hand."""
         self.click(selector)
+        while not self.script(f"document.activeElement.matches({json.dumps(selector)})"):
+            self.click(selector)  # it had moved before the click
         self.script("document.activeElement.select()")
         self.type(text)
 
@@ -187,3 +189,11 @@ class Page:
         elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
             self.errors.append(message["params"]["entry"]["text"])
         return message
+
+
+def until(condition: Any, missing: str) -> None:
+    """Wait for a condition outside the page. missing: what is wrong if it never holds."""
+    limit = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < limit, missing
+        time.sleep(0.02)

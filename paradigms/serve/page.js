@@ -9,11 +9,11 @@ const asking = {}; // what is being asked -> its AbortController: a newer questi
 let known; // the answer of /systems
 let judged = []; // the judged queries
 let walked = []; // judged queries, those first where two systems differ most
-let answers = {}; // system -> {run, milliseconds} or {error} of the query
-let beginnings = {}; // document -> [title, beginning]
+let answers = new Map(); // system -> {run, milliseconds} or {error} of the query
+const beginnings = new Map(); // document -> [title, beginning]
 let original = ""; // the text of the document that is open, as the corpus has it
-let explained = {}; // system -> {cards, rank} or {error} of the document that is open
-let compared = {}; // likewise of the other document
+let explained = new Map(); // system -> {cards, rank} or {error} of the document that is open
+let compared = new Map(); // likewise of the other document
 const cards = alignmentCards(find("systems"), remember);
 
 const element = (name, className, text) => {
@@ -128,17 +128,17 @@ async function search() {
   remember();
   const names = shown().map(({ name }) => name);
   for (const { name } of known.systems) drop(`search ${name}`);
-  answers = Object.fromEntries(Object.entries(answers).filter(([name]) => names.includes(name)));
+  answers = new Map([...answers].filter(([name]) => names.includes(name)));
   if (!state.query.trim()) {
-    answers = {};
+    answers = new Map();
     return drawRanking();
   }
   const queries = { q: state.query };
   await Promise.all(names.map(async (name) => {
     const answer = await ask("/search", { queries, systems: [name], k: state.k, characters: 200, ...view() }, `search ${name}`);
     if (!answer) return;
-    answers[name] = answer.systems[name];
-    Object.assign(beginnings, answer.documents);
+    answers.set(name, answer.systems[name]);
+    for (const [id, beginning] of Object.entries(answer.documents)) beginnings.set(id, beginning);
     drawRanking();
   }));
 }
@@ -149,14 +149,14 @@ function drawRanking() {
   const place = focused && [focused.dataset.system, focused.dataset.id];
   find("columns").replaceChildren(...shown().map(({ name }) => {
     const column = element("div", "column");
-    const answer = answers[name];
+    const answer = answers.get(name);
     column.append(element("h3", "", name));
     const rows = answer?.run?.q ?? [];
     const facts = !answer ? "" : answer.error ?? `${rows.length ? "" : "nothing found · "}${number(answer.milliseconds)} ms`;
     column.append(element("p", "quiet", facts));
     const list = element("ol");
     rows.forEach(([id, score], rank) => {
-      const [title, text] = beginnings[id] ?? ["", ""];
+      const [title, text] = beginnings.get(id) ?? ["", ""];
       const entry = element("button", "entry");
       entry.type = "button";
       entry.dataset.id = id;
@@ -212,14 +212,14 @@ async function open() {
 async function explain(which, id, text) {
   const names = shown().map(({ name }) => name);
   const old = which === "document" ? explained : compared;
-  const fresh = Object.fromEntries(names.filter((name) => id && old[name]).map((name) => [name, old[name]]));
+  const fresh = new Map([...old].filter(([name]) => id && names.includes(name)));
   if (which === "document") explained = fresh;
   else compared = fresh;
   if (!id) return draw();
   await Promise.all(names.map(async (name) => {
     const answer = await ask("/explain", { query: state.query, document: id, ...(text !== null && { text }), systems: [name], ...view() }, `explain ${which} ${name}`);
     if (!answer) return;
-    fresh[name] = answer.systems[name];
+    fresh.set(name, answer.systems[name]);
     if (which === "document") explained = fresh;
     else compared = fresh;
     drawSoon();
@@ -236,13 +236,13 @@ function drawSoon() {
 
 function draw() {
   const made = shown().flatMap(({ name }) => {
-    const { cards: parts = [], rank } = explained[name] ?? {};
+    const { cards: parts = [], rank } = explained.get(name) ?? {};
     const place = rank ? `rank ${rank}` : "";
     return parts.map((card) => ({ ...card, rank: place }));
   });
   cards.draw(made, true);
   for (const { name } of shown()) {
-    const { error, cards: parts } = explained[name] ?? {};
+    const { error, cards: parts } = explained.get(name) ?? {};
     if (!error && parts?.length !== 0) continue;
     const card = element("article", "card");
     card.append(element("h3", "", name), element("p", "quiet", error ?? "A is not defined here: the system reads both texts at once."));
@@ -252,6 +252,8 @@ function draw() {
   find("undo").disabled = state.text === null;
 }
 
+const ROWS = 12; // query tokens of a comparison, those with the largest differences
+
 // Σ_i S A / Z of each query token, for both documents: why one is above the other.
 function drawWhy() {
   const shares = (card) => {
@@ -260,7 +262,7 @@ function drawWhy() {
     return values;
   };
   const tables = shown().flatMap(({ name }) => {
-    const [mine, theirs] = [explained[name]?.cards?.[0], compared[name]?.cards?.[0]];
+    const [mine, theirs] = [explained.get(name)?.cards?.[0], compared.get(name)?.cards?.[0]];
     if (!state.other || !mine || !theirs) return [];
     const card = element("article", "card why");
     const [left, right] = [shares(mine), shares(theirs)];
@@ -273,12 +275,14 @@ function drawWhy() {
       return made;
     };
     const head = element("thead");
-    head.append(row(["query token", short(state.document, 14), short(state.other, 14), "difference"], "th"));
+    head.append(row(["query token", "this", "other", "difference"], "th"));
     const body = element("tbody");
     const words = spelled(mine.query);
     const rows = words.map(({ text }, j) => [text, left[j], right[j], left[j] - right[j]]);
     if (mine.rest || theirs.rest) rows.push(["rest", mine.rest, theirs.rest, mine.rest - theirs.rest]);
     rows.sort((a, b) => Math.abs(b[3]) - Math.abs(a[3]));
+    const rest = rows.splice(ROWS).reduce((total, one) => total.map((value, n) => value + one[n + 1]), [0, 0, 0]);
+    rows.push(["others", ...rest]);
     for (const [text, one, two, difference] of rows.filter(([, one, two]) => one || two)) {
       const line = row([text, number(one), number(two), number(difference)]);
       line.lastChild.className = difference < 0 ? "less" : "more";
@@ -294,7 +298,7 @@ function drawWhy() {
 }
 
 function listOthers() {
-  const ids = new Set(Object.values(answers).flatMap((answer) => (answer.run?.q ?? []).map(([id]) => id)));
+  const ids = new Set([...answers.values()].flatMap((answer) => (answer.run?.q ?? []).map(([id]) => id)));
   ids.delete(state.document);
   if (state.other) ids.add(state.other);
   const select = find("other");
@@ -429,50 +433,53 @@ function saveSvg() {
   };
   const image = make("svg", { xmlns: namespace, width, height, viewBox: `0 0 ${width} ${height}` });
   image.append(make("rect", { width, height, fill: getComputedStyle(document.body).backgroundColor }));
-  const styles = (node) => getComputedStyle(node);
-  const place = (node) => {
-    const style = styles(node);
-    for (const box of node.getClientRects()) {
-      const shape = { x: box.x, y: box.y - top, width: box.width, height: box.height, rx: parseFloat(style.borderRadius) || 0 };
-      const border = parseFloat(style.borderTopWidth) ? style.borderTopColor : "none";
-      if (style.backgroundColor !== "rgba(0, 0, 0, 0)" || border !== "none") image.append(make("rect", { ...shape, fill: style.backgroundColor, stroke: border }));
+  const place = (node, into) => {
+    const style = getComputedStyle(node);
+    const box = node.getBoundingClientRect();
+    if (style.backgroundColor !== "rgba(0, 0, 0, 0)" || parseFloat(style.borderTopWidth)) {
+      for (const { x, y, width, height } of node.getClientRects()) {
+        const look = { fill: style.backgroundColor, stroke: parseFloat(style.borderTopWidth) ? style.borderTopColor : "none", rx: parseFloat(style.borderRadius) || 0 };
+        into.append(make("rect", { x, y: y - top, width, height, ...look }));
+      }
     }
-    if (node instanceof HTMLCanvasElement) {
-      const box = node.getBoundingClientRect();
-      image.append(make("image", { x: box.x, y: box.y - top, width: box.width, height: box.height, href: node.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }));
-    }
+    const area = { x: box.x, y: box.y - top, width: box.width, height: box.height };
+    if (node instanceof HTMLCanvasElement) into.append(make("image", { ...area, href: node.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }));
     if (node instanceof SVGPathElement) {
-      const box = node.ownerSVGElement.getBoundingClientRect();
-      image.append(make("path", { d: node.getAttribute("d"), transform: `translate(${box.x} ${box.y - top})`, fill: "none", stroke: style.stroke, "stroke-width": style.strokeWidth, opacity: style.opacity }));
+      const { x, y } = node.ownerSVGElement.getBoundingClientRect();
+      into.append(make("path", { d: node.getAttribute("d"), transform: `translate(${x} ${y - top})`, fill: "none", stroke: style.stroke, "stroke-width": style.strokeWidth, opacity: style.opacity }));
+    }
+    if (style.overflowX !== "visible" && node instanceof HTMLElement && box.width && box.height) {
+      const clipped = make("svg", { ...area, viewBox: `${area.x} ${area.y} ${area.width} ${area.height}` });
+      into.append(clipped);
+      into = clipped;
     }
     for (const child of node.childNodes) {
-      if (child instanceof Element) place(child);
-      else if (child instanceof Text && child.data.trim()) words(child, style);
+      if (child instanceof Element) place(child, into);
+      else if (child instanceof Text && child.data.trim()) words(child, style, into);
     }
   };
-  // A line of text for each line that the browser has made of a node.
-  const words = (node, style) => {
+  // A text for each line that the browser has made of a node.
+  const words = (node, style, into) => {
     const range = document.createRange();
-    const clip = node.parentElement.getBoundingClientRect();
-    let line = null;
-    const end = () => line && image.append(Object.assign(make("text", { x: line.x, y: line.y - top, fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight, "font-family": style.fontFamily, "xml:space": "preserve" }), { textContent: line.text }));
-    [...node.data].reduce((start, character) => {
+    const lines = [];
+    let start = 0;
+    for (const character of node.data) {
       range.setStart(node, start);
-      range.setEnd(node, start + character.length);
+      range.setEnd(node, (start += character.length));
       const box = range.getClientRects()[0];
-      if (box && box.top < clip.bottom + 1) {
-        const y = box.top + box.height * 0.78;
-        if (!line || Math.abs(y - line.y) > 2) {
-          end();
-          line = { x: box.x, y, text: "" };
-        }
-        line.text += character;
-      }
-      return start + character.length;
-    }, 0);
-    end();
+      if (!box) continue;
+      const y = box.top + box.height * 0.78 - top;
+      if (Math.abs(y - (lines.at(-1)?.y ?? -1e9)) > 2) lines.push({ x: box.x, y, text: "" });
+      lines.at(-1).text += /\s/.test(character) ? " " : character;
+    }
+    for (const { x, y, text } of lines) {
+      const look = { fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight, "font-family": style.fontFamily };
+      const made = make("text", { x, y, ...look });
+      made.textContent = text;
+      into.append(made);
+    }
   };
-  parts.forEach(place);
+  for (const part of parts) place(part, image);
   download("alignment.svg", "image/svg+xml", new XMLSerializer().serializeToString(image));
 }
 
@@ -498,7 +505,8 @@ function takeQuery() {
 function closeDocument() {
   state.document = state.other = "";
   state.text = null;
-  explained = compared = {};
+  explained = new Map();
+  compared = new Map();
   for (const entry of document.querySelectorAll(".entry")) entry.setAttribute("aria-pressed", false);
   open();
   join();
@@ -533,7 +541,7 @@ function connect() {
   find("columns").addEventListener("pointerleave", () => join());
   find("other").addEventListener("change", () => {
     state.other = find("other").value;
-    compared = {};
+    compared = new Map();
     open();
   });
   const editSoon = soon(open, 60);

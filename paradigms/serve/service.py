@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
@@ -265,7 +266,7 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
 
     routes = [
         Route(
-            path.replace("{id}", "{id:path}"),
+            path.replace("{id}", "{id:name}"),
             answering(name, kind),
             methods=["GET" if kind is None else "POST"],
         )
@@ -277,6 +278,15 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
     routes += [Route(f"/{name}", asset(FOLDER / name)) for name in ("cards.js", "cards.css")]
     guard = Middleware(Guard, names=names | {"localhost"}, token=token)
     return Starlette(routes=routes, middleware=[guard], exception_handlers=HANDLERS, lifespan=ending)
+
+
+class Name(StringConvertor):
+    """Any id in a path, with slashes and line breaks."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("name", Name())
 
 
 class Answer(JSONResponse):

@@ -106,7 +106,8 @@ class System:
             made = [self.inner.explain_text(query, text)]
         else:
             made = self.retriever.explain(query, document, others)
-        made = [replace(one, system=self.name if len(made) == 1 else one.system) for one in made]
+        parts = [""] if len(made) == 1 else [f": {one.system}" for one in made]
+        made = [replace(one, system=self.name + part) for one, part in zip(made, parts, strict=True)]
         if text is None and document in ranked:
             return made, 1 + list(ranked).index(document)
         if text is None and self.model is None:

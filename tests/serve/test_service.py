@@ -2,78 +2,28 @@
 
 import http.client
 import json
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
 import torch
 
-from paradigms import PARADIGMS
 from paradigms.align import TopK
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus, Split
-from paradigms.data.pieces import Pieces
 from paradigms.evaluate.measures import on_split
-from paradigms.retrieve import Fused, Indexed, Passages, Reranking
-from tests import needs
+from paradigms.retrieve import Indexed, Passages, Reranking
 from tests.near import assert_within_rounding, same_scores
+from tests.serve.served import CORPUS, JUDGED, NAMES, QUERY, SLASH, needed, serving, systems, texts
 from tests.tiny import WORDS
 
-pytestmark = needs.module("starlette uvicorn", "the service", "pip install -e '.[serve]'")
-QUERY = "fish and the cold sea"
+pytestmark = needed
 JSON = {"Content-Type": "application/json"}
-NAMES = ("dpr", "colbert", "coil", "aligner", "xtr")
-
-
-def texts() -> dict[str, str]:
-    """Thirty documents of twenty words; ids that JavaScript would sort, and one with a slash."""
-    words, generator = WORDS.split(), torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(words), (30, 20), generator=generator).tolist()
-    made = {str(40 - n): " ".join(words[w] for w in row) for n, row in enumerate(drawn)}
-    return made | {"a/b c?": "fish in the sea", "7": "the cold sea and fish"}
-
-
-CORPUS = Corpus(list(texts()), list(texts().values()), [f"title {id}" for id in texts()])
-JUDGED = Split({"q1": QUERY, "q2": "wood fire"}, {"q1": {"7": 1, "a/b c?": 2}, "q2": {"40": 1}})
 
 
 @pytest.fixture(scope="module")
 def retrievers(tiny_bert):
-    systems = {"bm25": BM25(CORPUS)}
-    for name in NAMES:
-        torch.manual_seed(0)
-        options = {} if name == "dpr" else {"special_tokens": False}
-        systems[name] = Indexed.build(PARADIGMS[name](tiny_bert, **options), CORPUS)
-    pieces = Pieces(CORPUS, 8)
-    model = systems["colbert"].model
-    systems["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
-    systems["reranker"] = Reranking(model, CORPUS, systems["bm25"])
-    systems["fused"] = Fused([systems["bm25"], systems["colbert"]])
-    return systems
-
-
-@contextmanager
-def serving(retrievers, **how):
-    """The address of a service that runs in a thread, as `serve` runs it."""
-    import uvicorn
-
-    from paradigms.serve import Service, application
-
-    app = application(Service(retrievers, CORPUS, JUDGED), **how)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield listening.getsockname()[1]
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
+    return systems(tiny_bert)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +64,7 @@ def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
             rows = answer["systems"][name]["run"][query]
             assert [id for id, _ in rows] == list(expected[query])
             same_scores([dict(map(tuple, rows))], [expected[query]])
-    run = {"q": ["7", "40", "a/b c?"]}
+    run = {"q": ["7", "40", SLASH]}
     answer = run_of(answered(port, "/rerank", {"queries": {"q": QUERY}, "run": run}))
     for name, retriever in retrievers.items():
         expected = retriever.rerank({"q": QUERY}, {"q": dict.fromkeys(run["q"], 0.0)})
@@ -186,14 +136,14 @@ def test_an_edited_document_scores_like_one_of_that_text(port, retrievers):
 
 
 def test_documents_queries_and_differences(port, retrievers):
-    path = f"/documents/{quote('a/b c?', safe='')}"
-    assert answered(port, path) == {"id": "a/b c?", "title": "title a/b c?", "text": "fish in the sea"}
+    path = f"/documents/{quote(SLASH, safe='')}"
+    assert answered(port, path) == {"id": SLASH, "title": f"title {SLASH}", "text": "fish in the sea"}
     assert asked(port, "/documents/none") == (
         404,
         {"error": "no document 'none' among the 32 of this corpus"},
     )
     queries = answered(port, "/queries")["queries"]
-    assert queries[0] == {"id": "q1", "text": QUERY, "relevant": ["7", "a/b c?"]}
+    assert queries[0] == {"id": "q1", "text": QUERY, "relevant": ["7", SLASH]}
     walked = answered(port, "/differences", {"systems": ["bm25", "dpr"]})
     values = {
         name: on_split(retrievers[name].search(JUDGED.queries, 10), JUDGED, ["nDCG@10"])

@@ -1,0 +1,74 @@
+"""What the tests of the service and of the page share: a small corpus, systems of every kind, a service."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus, Split
+from paradigms.data.pieces import Pieces
+from paradigms.retrieve import Fused, Indexed, Passages, Reranking, Retriever
+from tests import needs
+from tests.tiny import WORDS
+
+needed = needs.module("starlette uvicorn", "the service", "pip install -e '.[serve]'")
+QUERY = "fish and the cold sea"
+SLASH = "a/b\nc?"
+NAMES = ("dpr", "colbert", "coil", "aligner", "xtr")
+
+
+def texts() -> dict[str, str]:
+    """Thirty documents of twenty words; ids that JavaScript would sort, one with a slash and a line break."""
+    words, generator = WORDS.split(), torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(words), (30, 20), generator=generator).tolist()
+    made = {str(40 - n): " ".join(words[w] for w in row) for n, row in enumerate(drawn)}
+    return made | {SLASH: "fish in the sea", "7": "the cold sea and fish"}
+
+
+CORPUS = Corpus(list(texts()), list(texts().values()), [f"title {id}" for id in texts()])
+JUDGED = Split({"q1": QUERY, "q2": "wood fire"}, {"q1": {"7": 1, SLASH: 2}, "q2": {"40": 1}})
+
+
+def systems(backbone: Path) -> dict[str, Retriever]:
+    """BM25, paradigms, passages, a reranker and a fusion over `CORPUS`."""
+    made: dict[str, Any] = {"bm25": BM25(CORPUS)}
+    for name in NAMES:
+        torch.manual_seed(0)
+        options = {} if name == "dpr" else {"special_tokens": False}
+        made[name] = Indexed.build(PARADIGMS[name](backbone, **options), CORPUS)
+    pieces, model = Pieces(CORPUS, 8), made["colbert"].model
+    made["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
+    made["reranker"] = Reranking(model, CORPUS, made["bm25"])
+    made["fused"] = Fused([made["bm25"], made["colbert"]])
+    return made
+
+
+@contextmanager
+def serving(
+    retrievers: dict[str, Retriever], corpus: Corpus = CORPUS, judged: Split | None = JUDGED, **how: Any
+) -> Iterator[int]:
+    """The port of a service that runs in a thread, as `serve` runs it."""
+    import uvicorn
+
+    from paradigms.serve import Service, application
+
+    app = application(Service(retrievers, corpus, judged), **how)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
+        assert not thread.is_alive()

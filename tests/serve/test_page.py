@@ -1,0 +1,414 @@
+"""The live page in a real browser: every control by pointer or keyboard, and 50 hostile texts."""
+
+import json
+import re
+from itertools import pairwise
+from urllib.parse import parse_qs, quote
+from xml.etree import ElementTree
+
+import pytest
+
+from paradigms import PARADIGMS
+from paradigms.align import TopK
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus, Split
+from paradigms.retrieve import Indexed
+from tests import browser
+from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving, systems
+
+pytestmark = [needed, browser.needed]
+NAMES = ("bm25", "colbert", "aligner", "fused")
+
+
+@pytest.fixture(scope="module")
+def retrievers(tiny_bert):
+    made = systems(tiny_bert)
+    return {name: made[name] for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def address(retrievers):
+    with serving(retrievers) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+@pytest.fixture(scope="module")
+def tab():
+    page = browser.Page()
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(tab, address):
+    """The page after one query has been typed."""
+    tab.resize(1280, 900)
+    tab.open(address)
+    tab.wait("document.querySelectorAll('#shown input').length === 4")
+    tab.click("#query")
+    tab.type(QUERY)
+    listed(tab, 4)
+    yield tab
+    assert tab.errors == []
+
+
+def listed(tab, systems):
+    """Wait until so many columns have documents."""
+    tab.wait(f"document.querySelectorAll('.column:has(.entry)').length === {systems}")
+
+
+def column(tab, name):
+    """[(document, score)] of a system as the page shows them."""
+    entries = f"[...document.querySelectorAll('.entry')].filter((one) => one.dataset.system === '{name}')"
+    return tab.script(
+        f"{entries}.map((one) => [one.dataset.id, one.querySelector('.name').lastChild.data ?? "
+        "one.querySelector('.name').lastChild.textContent])"
+    )
+
+
+def entry(name, document):
+    return f".entry[data-system='{name}'][data-id='{document}']"
+
+
+def opened(tab, name="colbert", document="7"):
+    """Open a document, and wait for the cards of all systems: the fusion has two."""
+    tab.click(entry(name, document))
+    tab.wait("document.querySelectorAll('#systems .card').length === 5")
+
+
+def state(tab):
+    return {name: values[0] for name, values in parse_qs(tab.script("location.hash.slice(1)")).items()}
+
+
+def shown(value):
+    return str(float(f"{value:.4g}")).removesuffix(".0")
+
+
+def test_what_is_typed_is_searched_by_every_system(page, retrievers):
+    """As one types; the columns hold each system's documents and scores, joined where they are the same."""
+    for name, retriever in retrievers.items():
+        ranked = retriever.search({"q": QUERY}, 10)["q"]
+        assert [id for id, _ in column(page, name)] == list(ranked)
+        assert [score for _, score in column(page, name)] == [shown(score) for score in ranked.values()]
+    columns = [{id for id, _ in column(page, name)} for name in NAMES]
+    assert page.count("#joins path") == sum(len(a & b) for a, b in pairwise(columns))
+    assert page.count(".column .quiet") == 4
+    assert all(re.fullmatch(r"[\d.e-]+ ms", text) for text in page.texts(".column .quiet"))
+    page.fill("#query", "zzz")
+    page.wait("document.querySelector('.column .quiet').textContent.startsWith('nothing found')")
+    assert state(page)["query"] == "zzz"
+
+
+def test_a_document_opens_with_the_cards_of_all_systems(page, retrievers):
+    opened(page)
+    assert page.texts("#systems h3") == ["bm25", "colbert", "aligner", "fused: bm25", "fused: colbert"]
+    assert page.script("document.querySelector('#text').value") == "the cold sea and fish"
+    ranked = list(retrievers["colbert"].search({"q": QUERY}, 100)["q"])
+    assert page.texts(".rank")[1] == f"rank {1 + ranked.index('7')}"
+    assert page.count(f"{entry('bm25', '7')}[aria-pressed=true]") == 1
+    assert page.count("#joins path.marked") > 0
+    page.point("#systems .card:nth-child(2) .tokens.query .token")
+    assert page.text("#systems .card:nth-child(2) .linked").startswith("fish ↔ ")
+    page.click("#close")
+    page.wait("document.querySelector('#opened').hidden")
+    assert "document" not in state(page)
+
+
+def test_another_a_acts_at_once_on_ranks_and_links(page, retrievers):
+    opened(page)
+    links = "document.querySelectorAll('#systems .card')[1].querySelector('.facts').textContent"
+    before = page.script(links)
+    page.choose("#align", "TopK")
+    page.wait(f"{links} !== {json.dumps(before)}")
+    page.fill("#knobs input[name=k]", "3")
+    page.wait(f"{links}.includes('15 links')")  # three for each of five query tokens
+    model = retrievers["colbert"].model.with_alignment(TopK(3))
+    run = retrievers["colbert"].search({"q": QUERY}, 100)
+    other = Indexed(retrievers["colbert"].index, model).rerank({"q": QUERY}, run)["q"]
+    first = [shown(score) for score in list(other.values())[:10]]
+    browser.until(
+        lambda: [score for _, score in column(page, "colbert")] == first, "colbert is not ranked by TopK(k=3)"
+    )
+    page.choose("#normalise", "total")
+    page.wait(f"{links}.includes('Z 15')")
+    assert state(page) | {"query": ""} == {
+        "query": "",
+        "document": "7",
+        "judged": "q1",
+        "align": "TopK(k=3)",
+        "normalise": "total",
+    }
+    page.click("#plain")
+    page.wait(f"{links} === {json.dumps(before)}")
+    assert "align" not in state(page)
+
+
+def test_salience_is_left_out(page):
+    opened(page)
+    facts = "document.querySelectorAll('#systems .card')[2].querySelector('.facts').textContent"
+    before = page.script(facts)
+    assert page.count("#systems .card:nth-child(3) .token[title^=salience]") > 0
+    page.click("#salience")
+    page.wait(f"{facts} !== {json.dumps(before)}")
+    assert page.count("#systems .card:nth-child(3) .token[title^=salience]") == 0
+    assert state(page)["salience"] == "off"
+
+
+def test_a_wrong_knob_is_told_in_one_sentence(page):
+    page.choose("#align", "Entropic")
+    page.fill("#knobs input[name=k]", "-1")
+    page.wait("document.querySelector('#message').textContent.includes('Entropic: k must be above 0')")
+    page.fill("#knobs input[name=k]", "1")
+    page.wait("document.querySelector('#message').textContent === ''")
+    page.errors.clear()  # the browser logs each answer of status 400
+
+
+def test_an_edited_document_changes_its_tokens_and_scores(page):
+    opened(page)
+    rel = "document.querySelector('#systems .facts b').textContent"
+    before = page.script(rel)
+    page.fill("#text", "fish fish fish sea cold <b>bold</b>")
+    page.wait(f"{rel} !== {json.dumps(before)}")
+    page.wait("document.querySelectorAll('#systems .card')[3].textContent.includes('its corpus only')")
+    page.wait("document.querySelectorAll('#systems .card')[1].textContent.includes('bold')")
+    assert page.texts("#systems .card:nth-child(2) .tokens.document .token")[:4] == [
+        "fish",
+        "fish",
+        "fish",
+        "sea",
+    ]
+    assert page.count("#systems .token b") == 0
+    assert state(page)["text"].startswith("fish fish")
+    page.click("#undo")
+    page.wait(f"{rel} === {json.dumps(before)}")
+    assert "text" not in state(page)
+
+
+def test_two_documents_side_by_side_say_why(page, retrievers):
+    """By query token; the differences add up to that of rel."""
+    opened(page)
+    page.choose("#other", SLASH)
+    page.wait("document.querySelectorAll('#why .card').length === 4")
+    rows = page.script(
+        "[...document.querySelectorAll('#why .card:nth-child(2) tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    mine, theirs = (retrievers["colbert"].explain(QUERY, id)[0].rel for id in ("7", SLASH))
+    assert rows[-1][:3] == ["rel", shown(float(f"{mine:.4g}")), shown(float(f"{theirs:.4g}"))]
+    assert sum(float(row[3]) for row in rows[1:-1]) == pytest.approx(mine - theirs, abs=0.01)
+    above = "7" if mine >= theirs else SLASH
+    assert page.text("#why .card:nth-child(2) .quiet").startswith(f"{above} is above")
+
+
+def test_a_link_holds_the_whole_state(page, address):
+    opened(page)
+    page.choose("#align", "TopK")
+    page.choose("#other", SLASH)
+    page.fill("#k", "5")
+    page.click("#shown label:nth-of-type(3) input")
+    page.wait("document.querySelectorAll('#systems .card').length === 4")
+    page.click("#systems .card:nth-child(2) .tokens.query .token")
+    page.fill("#text", "the cold sea and fish swim")
+    page.wait(
+        "document.querySelectorAll('#systems .card')[1].textContent.includes('swim') || "
+        "document.querySelectorAll('#systems .card')[1].textContent.includes('##')"
+    )
+    link, chosen = page.script("document.querySelector('#link').href"), state(page)
+    assert chosen == {
+        "query": QUERY,
+        "judged": "q1",
+        "document": "7",
+        "other": SLASH,
+        "align": "TopK(k=2)",
+        "text": "the cold sea and fish swim",
+        "k": "5",
+        "without": "aligner",
+        "hold": "query fish 0",
+    }
+    page.open(link)
+    page.wait("document.querySelectorAll('#systems .card').length === 3")  # the fusion scores no edited text
+    page.wait("document.querySelectorAll('.token.active').length > 0")
+    assert state(page) == chosen
+    assert page.script("document.querySelector('#query').value") == QUERY
+    assert page.script("document.querySelector('#knobs input').value") == "2"
+    assert len(column(page, "colbert")) == 5
+    assert column(page, "aligner") == []
+
+
+def test_a_judged_query_marks_what_is_relevant(page):
+    page.choose("#judged-query", "q1")
+    page.wait("document.querySelectorAll('.entry[title]').length > 0")
+    marked = set(page.script("[...document.querySelectorAll('.entry[title]')].map((one) => one.dataset.id)"))
+    assert marked <= set(JUDGED.judgements["q1"])
+    assert all("★" in text for text in page.texts(".entry[title] b"))
+
+
+def test_a_walk_goes_through_the_queries_where_two_systems_differ(page):
+    page.choose("#first", "bm25")
+    page.choose("#second", "colbert")
+    page.click("#walk")
+    page.wait("document.querySelector('#difference').value.startsWith('1 of 2')")
+    first = state(page)["judged"]
+    assert page.script("document.querySelector('#previous').disabled")
+    page.click("#next")
+    page.wait("document.querySelector('#difference').value.startsWith('2 of 2')")
+    assert {first, state(page)["judged"]} == {"q1", "q2"}
+    assert page.script("document.querySelector('#query').value") == JUDGED.queries[state(page)["judged"]]
+    page.click("#previous")
+    page.wait("document.querySelector('#difference').value.startsWith('1 of 2')")
+    assert state(page)["judged"] == first
+
+
+def test_the_view_is_saved_as_an_image_and_as_a_page(page, tab):
+    opened(page)
+    for button, name in (("#save-svg", "alignment.svg"), ("#save-html", "alignment.html")):
+        page.click(button)
+        file = page.downloads / name
+        browser.until(file.is_file, f"no {name}")
+    image = ElementTree.parse(page.downloads / "alignment.svg").getroot()
+    texts = " ".join(one.text for one in image.iter("{http://www.w3.org/2000/svg}text"))
+    assert "colbert" in texts
+    assert "1. " in texts
+    assert len(list(image.iter("{http://www.w3.org/2000/svg}path"))) > 5
+    cards = page.texts("#systems .token")
+    page.open((page.downloads / "alignment.html").as_uri())
+    assert page.texts(".card h3") == ["bm25", "colbert", "aligner", "fused: bm25", "fused: colbert"]
+    assert page.texts(".token") == cards
+
+
+def test_the_keyboard_alone_is_enough(tab, address):
+    """Type, tab to a document, open it, reach a token, hold it, and let it go."""
+    tab.open(address)
+    tab.wait("document.querySelectorAll('#shown input').length === 4")
+    assert tab.script("document.activeElement.id") == "query"
+    tab.type(QUERY)
+    listed(tab, 4)
+
+    def tab_to(condition):
+        for _ in range(80):
+            if tab.script(condition):
+                return
+            tab.press("Tab")
+        raise AssertionError(f"the Tab key never reaches {condition}")
+
+    tab_to("document.activeElement.matches('.column:nth-child(2) .entry')")
+    tab.press("Enter")
+    tab.wait("document.querySelectorAll('#systems .card').length === 5")
+    tab_to("document.activeElement.matches('#systems .token')")
+    tab.press("Enter")
+    assert "hold" in state(tab)
+    tab.press("Escape")
+    assert "hold" not in state(tab)
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_sticks_out_of_a_narrow_window(page, width):
+    page.resize(width, 800)
+    opened(page)
+    page.choose("#other", SLASH)
+    page.wait("document.querySelectorAll('#why .card').length === 4")
+    assert page.script("document.documentElement.scrollWidth") <= width
+
+
+def hostile() -> list[str]:
+    """Fifty texts that a page might run, or be broken by."""
+    code = "window.broken = 1"
+    texts = [
+        f"<script>{code}</script>",
+        f"</script><script>{code}</script>",
+        f"<img src=x onerror='{code}'>",
+        f"<svg onload='{code}'>",
+        f"<svg><script>{code}</script></svg>",
+        f"<iframe srcdoc='<script>parent.{code}</script>'></iframe>",
+        f"<a href='javascript:{code}'>click</a>",
+        f"<details open ontoggle='{code}'>",
+        f"<input autofocus onfocus='{code}'>",
+        f"<body onload='{code}'>",
+        f"<style>@import 'javascript:{code}'; * {{ display: none }}</style>",
+        f"<link rel=stylesheet href='data:text/css,*{{display:none}}' onload='{code}'>",
+        f"<base href='https://evil.example/'><script src=x.js>{code}</script>",
+        "<meta http-equiv=refresh content='0;url=https://evil.example/'>",
+        f"<form action='javascript:{code}'><button>x</button></form>",
+        f"<math><mtext></p><img src onerror='{code}'>",
+        f"<template><script>{code}</script></template>",
+        f"<!--><script>{code}</script>-->",
+        "<!-- <script> -->",
+        f"<![CDATA[<script>{code}</script>]]>",
+        f"'\"><script>{code}</script>",
+        f'" onmouseover="{code}',
+        f"' autofocus onfocus='{code}",
+        f"`${{{code}}}`",
+        f"${{{code}}}",
+        "{{ 7 * 7 }}",
+        "{% raw %}",
+        f"javascript:{code}",
+        f"data:text/html,<script>{code}</script>",
+        f"&lt;script&gt;{code}&lt;/script&gt;",
+        "&amp;&lt;&quot;&#39;",
+        "%3Cscript%3E",
+        "__proto__",
+        "constructor",
+        "toString",
+        "hasOwnProperty",
+        "[object Object]",
+        "null",
+        "NaN",
+        "]]>",
+        "*/ } * { display: none } /*",
+        "\u2028line\u2029separators",
+        "\x00nul\x1b[31mescape\x07",
+        "\u202eright to left\u202c \u2066isolate",
+        "שלום עולם مرحبا",
+        "👩‍🔬🧪 e\u0301 漢字",
+        "a" * 2000,
+        "line\nbreak\ttab\r\nreturn",
+        "\\\" \\' \\u003cscript\\u003e",
+        "../../etc/passwd?x=1#y%2f",
+    ]
+    assert len(set(texts)) == 50
+    return texts
+
+
+def test_hostile_texts_stay_texts(tab, tiny_bert):
+    """As queries, documents, titles, ids, and names of systems: shown as they are, and nothing runs."""
+    texts = hostile()
+    corpus = Corpus(
+        [f"{n} {text}" for n, text in enumerate(texts)], [f"fish {text}" for text in texts], texts
+    )
+    judged = Split(dict(zip(corpus.ids, texts, strict=True)), {corpus.ids[0]: {corpus.ids[1]: 1}})
+    index = Indexed.build(PARADIGMS["colbert"](tiny_bert, document_length=24), corpus)
+    bm25 = BM25(corpus)
+    with serving({texts[0]: bm25, texts[2]: index, "__proto__": bm25}, corpus, judged) as port:
+        address = f"http://127.0.0.1:{port}/"
+        tab.open(address)
+        tab.wait("document.querySelectorAll('#shown input').length === 3")
+        elements = "document.querySelectorAll('script, img, iframe, style, base, meta, link, form').length"
+        own = tab.script(elements)
+        tab.fill("#k", "100")
+        tab.fill("#query", "fish")
+        tab.wait("document.querySelectorAll('.entry').length === 150")
+        for name in (texts[0], texts[2], "__proto__"):
+            assert name in tab.texts(".column h3")
+        seen = set(tab.script("[...document.querySelectorAll('.entry')].map((one) => one.dataset.id)"))
+        assert seen == set(corpus.ids)
+        for n, text in enumerate(texts):
+            id = quote(corpus.ids[n], safe="")
+            query = quote(f"fish {text}".replace("\x00", ""), safe="")
+            tab.open(f"{address}#query={query}&document={id}&other={id}&judged={id}&without={query}")
+            tab.wait("document.querySelectorAll('#systems .card').length === 3")
+            value = tab.script("document.querySelector('#text').value")
+            assert value.split() == f"fish {text}".split()
+            assert tab.script("window.broken") is None
+            assert tab.script(elements) == own
+            assert tab.script("location.origin + '/'") == address
+            assert tab.errors == [], text
+
+
+def test_a_token_in_the_address_opens_the_page(tab, retrievers):
+    with serving({"bm25": retrievers["bm25"]}, token="secret-token") as port:
+        tab.open(f"http://127.0.0.1:{port}/")
+        tab.wait("document.querySelector('#message').textContent.startsWith('the token is missing')")
+        tab.open(f"http://127.0.0.1:{port}/#token=secret-token")
+        tab.wait("document.querySelectorAll('#shown input').length === 1")
+        assert "secret" not in tab.script("location.href")
