@@ -106,9 +106,7 @@ def compare(
 
 
 def compare_training(
-    trained: Mapping[str, PerQuery],
-    untrained: Mapping[str, PerQuery],
-    measures: Sequence[str] = ("nDCG@10",),
+    trained: Mapping[str, PerQuery], untrained: Mapping[str, PerQuery], measures: Sequence[str] = ("nDCG@10",)
 ) -> list[Comparison]:
     """Compare trained systems with the same systems untrained, as one family of Holm's correction.
 
