@@ -12,6 +12,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.align import TopK
 from paradigms.core import similarity
 from tests.experiments.scripts import run
+from tests.near import assert_same
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
 DOCUMENT = "a zebra saw (one) bird; the bird flew over <b>sea</b> & land"
@@ -54,7 +55,7 @@ def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path
 
 
 def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
-    paradigm = build(tiny_bert).with_alignment(TopK(k=3))
+    paradigm = build(tiny_bert).double().with_alignment(TopK(k=3))
     view = paradigm.explain(QUERY, DOCUMENT)
     q, d = paradigm.encode_queries([QUERY]), paradigm.encode_documents([DOCUMENT])
     assert q.salience is not None
@@ -65,14 +66,13 @@ def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
         d.salience[0, 0][rows],
         q.salience[0, 0][columns],
     )
-    assert view.query_salience == pytest.approx(u_q.tolist())
-    assert view.document_salience == pytest.approx(u_d.tolist())
+    assert_same(view.query_salience, u_q.tolist())
+    assert_same(view.document_salience, u_d.tolist())
     found = {(i, j): (s, a) for i, j, s, a in view.links}
     best = [(i, j) for j in range(len(u_q)) for i in S[:, j].topk(3).indices.tolist()]
     expected = {(i, j): (float(S[i, j]), float(u_d[i] * u_q[j])) for i, j in best if u_d[i] * u_q[j] > 0}
-    assert found.keys() == expected.keys()
-    assert all(found[pair] == pytest.approx(expected[pair], abs=1e-5) for pair in expected)
-    assert view.rel == pytest.approx(float(paradigm.score(d, q)))
+    assert_same(found, expected)
+    assert_same(view.rel, float(paradigm.score(d, q)))
 
 
 def test_the_script_reads_a_collection_and_writes_the_page(

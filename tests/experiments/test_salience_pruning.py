@@ -17,6 +17,7 @@ from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from tests.experiments.scripts import SMALL, run
+from tests.near import assert_same
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -87,7 +88,7 @@ def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: P
         hit += (stored @ vector).topk(10).indices.tolist()
     shares = np.array([np.isin(np.flatnonzero(owner == n), hit).mean() for n in range(40)])
     result = json.loads((finished / "none-0" / "values.json").read_text())
-    assert result["retrieved"] == pytest.approx(shares.mean(), abs=1e-3)
+    assert_same(result["retrieved"], shares.mean())
     sorts = salience_pruning.word_kinds(paradigm, "the cat is a dog", "query")
     assert sorts.tolist() == [-1, 0, 1, 0, 0, 1, -1]
     found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))

@@ -50,7 +50,7 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
         both = np.array(every[key]), np.array(possible[key])
         assert (both[1][:, 1] <= both[0][:, 1]).all()
         if key[0] == "d→q":  # a token that cannot match has rate 0 either way
-            assert both[0][:, 0] == pytest.approx(both[1][:, 0], abs=1e-6)
+            assert_within_rounding(both[0][:, 0], both[1][:, 0], torch.float32, int(both[0][:, 1].max()))
 
 
 def mvdr(documents: Tokens, queries: Tokens) -> Any:
@@ -128,8 +128,13 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert [x[0] for x in expected] == [*rows[0], *rows[2]]  # every token once
     for series in NAMES:
         assert [(x[0], x[2]) for x in seen[series]] == [(x[0], x[2]) for x in expected]
-    assert [x[1] for x in seen["GR, all layers"]] == pytest.approx([x[1] for x in expected])
-    assert [x[1] for x in seen["GR on names, all layers"]] == pytest.approx(on_names, abs=1e-6)
+    sums = {
+        "dtype": torch.float32,
+        "terms": len(ids) + 4,
+        "scale": 1,
+    }  # means over 4 heads
+    assert_within_rounding([x[1] for x in seen["GR, all layers"]], [x[1] for x in expected], **sums)
+    assert_within_rounding([x[1] for x in seen["GR on names, all layers"]], on_names, **sums)
     assert all(x[2] for x in seen["GR on names, all layers"])
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
@@ -190,7 +195,8 @@ def test_a_rate_is_over_tokens_and_its_interval_that_of_the_ratio() -> None:
         assert_same(of.rate(bins).mean(1), top.sum(1) / below.sum(1))
         drawn = random.multinomial(200, np.full(200, 1 / 200), 4000)
         ratios = (drawn @ top[0]) / (drawn @ below[0])
-        assert of.rate(bins)[0].std() / 200**0.5 == pytest.approx(ratios.std(), rel=0.1)
+        # The deviation of 4,000 draws has the standard error 1/√8,000; a rate is linear up to 1/√200.
+        assert abs(of.rate(bins)[0].std() / 200**0.5 / ratios.std() - 1) < 4 / 8000**0.5 + 1 / 200**0.5
     assert of.tokens.tolist() == counts.sum(1).min(0).tolist()
 
 
@@ -230,4 +236,5 @@ def test_trends_are_between_the_bins_with_tokens() -> None:
     rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
     rare = claims(results(rates, rates, tokens), fewest=100)[1]
     assert rare.quantity == f"MVDR hard, {KINDS[0]}: IDF 2–4 − 6–8"
-    assert rare.contrast.mean() == pytest.approx(-0.1, abs=0.01)
+    error = np.hypot(0.3, 0.2) * 0.2 / np.sqrt(12 * 3 * 30)  # of the uniform noise in both rates
+    assert abs(rare.contrast.mean() + 0.1) < 4 * error

@@ -110,9 +110,8 @@ def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
     near, wanted = (of.store.tokens(range(50)).vectors for of in (index, exact))
     assert ((near - wanted).abs() <= wanted / 32 + 2**-8).all()
     assert torch.equal(wanted.sum(), tokens.vectors.half().float()[tokens.mask].sum())
-    assert 50 * (exact.store.bytes_per_document - index.store.bytes_per_document) == pytest.approx(
-        exact.store.manifest["tokens"]
-    )
+    saved = 50 * (exact.store.bytes_per_document - index.store.bytes_per_document)
+    assert round(saved) == exact.store.manifest["tokens"]
 
 
 def test_a_splade_is_built_searched_and_reranked(tiny_bert: Path, tmp_path: Path) -> None:

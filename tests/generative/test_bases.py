@@ -152,7 +152,8 @@ def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], 
     assert bool(changed) != ("frozen" in base)
     trained.save_pretrained(tmp_path / "saved")
     again = Generative.from_pretrained(tmp_path / "saved").eval()
-    assert again(sources, targets).sum().item() == pytest.approx(after.item(), abs=1e-2)  # of float16 states
+    trained.states = None  # a frozen encoder's in float16
+    assert torch.equal(again(sources, targets), trained(sources, targets))
 
 
 def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(folders, tmp_path):

@@ -16,6 +16,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
+from tests.near import assert_same
 from tests.tiny_generative import VOCABULARY, generative, log_p, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
@@ -36,12 +37,12 @@ def product(shown: Explanation) -> np.ndarray:
 
 
 def adds_up(shown: Explanation) -> None:
-    total = product(shown).sum() / shown.Z + shown.rest
-    assert total == pytest.approx(shown.rel, rel=1e-9, abs=1e-9)
+    parts = product(shown) / shown.Z
+    assert_same(parts.sum() + shown.rest, shown.rel, scale=np.abs(parts).sum() + abs(shown.rest))
     weights = np.zeros_like(product(shown))
     for i, j, _, a in shown.links:
         weights[i, j] = a
-    assert weights.sum(1) == pytest.approx(1, abs=1e-9)  # each token of the name attends to the whole query
+    assert_same(weights.sum(1), np.ones(len(weights)))  # each token of the name attends to the whole query
 
 
 @pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
@@ -51,7 +52,7 @@ def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score:
     for position, name in enumerate(NAMES):
         (shown,) = explain(model, position)
         adds_up(shown)
-        assert shown.rel == pytest.approx(log_p(model, QUERY, [*name, END], score), abs=1e-9)
+        assert_same(shown.rel, log_p(model, QUERY, [*name, END], score), scale=1)
         assert len(shown.document_tokens) == len(name) + 1
 
 
@@ -63,9 +64,9 @@ def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, 
     interaction = decompose(model, model.tokenize([QUERY]), targets, "log_probability")[-1]
     S, A = (x[0, 0].reshape(4, 4, -1).numpy() for x in (interaction.similarity, interaction.alignment))
     expected = sum(S[head] * A[head] for head in range(4))  # 2 layers of 2 heads, 4 places
-    assert product(shown) == pytest.approx(expected, abs=1e-9)
+    assert_same(product(shown), expected)
     for i, j, _, a in shown.links:
-        assert a == pytest.approx(sum(A[head, i, j] for head in range(4)) / 4, abs=1e-12)
+        assert_same(a, sum(A[head, i, j] for head in range(4)) / 4)
 
 
 def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
@@ -77,7 +78,7 @@ def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Pat
     (shown,) = explain(model, 0)
     alone = [log_p(model, QUERY, [*name, END]) for name in NAMES]
     best = int(np.argmax(alone))
-    assert shown.rel == pytest.approx(alone[best], abs=1e-9)
+    assert_same(shown.rel, alone[best])
     assert len(shown.document_tokens) == len(NAMES[best]) + 1
     adds_up(shown)
 

@@ -95,7 +95,7 @@ def test_document_scores_by_hand():
     scores = seal_scores(index, *arrays(index, log(GENERATED)))
     # A: (1, 2) takes places 0 and 1; (2, 3) overlaps with it; (2) is free at place 4, but covered: a fifth.
     # B: (2, 3) takes the only place of (2). C: of weight 0 alone.
-    assert scores == pytest.approx({0: 9.269117 + 0.2 * 0.657608, 1: 1.532838}, abs=1e-6)
+    assert scores == pytest.approx({0: 9.269117 + 0.2 * 0.657608, 1: 1.532838}, abs=1e-6)  # six decimals
 
 
 def drawn(seed: int) -> tuple[Sequences, dict[Gram, float]]:
@@ -118,7 +118,7 @@ def test_seal_scores_are_those_of_the_slow_twin(monkeypatch, seed, frequent, lik
     index = index_of(documents)
     first = np.log(np.random.default_rng(seed).dirichlet(np.ones(6))) if likely else None
     expected = slow_seal(documents, log_p, frequent, None if first is None else first.tolist())
-    assert seal_scores(index, *arrays(index, log_p), first) == pytest.approx(expected)
+    assert_same(seal_scores(index, *arrays(index, log_p), first), expected)
 
 
 def test_ngrams_that_are_repeated_absent_or_certain():
