@@ -9,10 +9,14 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: compare test test-cpus test-gpu attack extras lint bench api wheel
+.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api wheel
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
+
+# The live page over the results of `make compare`, at http://127.0.0.1:8765/.
+explore: .venv/.run
+	$(BIN)/python experiments/explore.py $(ARGS)
 
 # A worker for each of at most four processors, and one thread in each. Files in the order of tests/conftest.py,
 # the slow ones first: by default those with few tests, which are the slow ones, come last, and a worker is idle.

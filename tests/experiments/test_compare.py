@@ -25,6 +25,7 @@ from paradigms.train.loop import dev_values
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
+from tests.serve.served import needed
 from tests.tiny import built, write_collection, write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
@@ -64,6 +65,29 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
         patch.setattr(pictures, "PICTURED", 1)
         run(settings(words, tiny_bert, output, tracker="wandb"))
     return output
+
+
+@needed
+def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest.MonkeyPatch):
+    """With the rankings of the runs, and the judged queries."""
+    import explore
+
+    served: list[tuple[dict, int]] = []
+    monkeypatch.setattr(
+        explore, "serve", lambda systems, corpus, judged, port: served.append((systems, len(judged.queries)))
+    )
+    scripts.run("explore", results=finished)
+    (retrievers, queries), *_ = served
+    assert list(retrievers) == ["bm25", *SYSTEMS]
+    assert queries == 10
+    for name in ("bm25", "colbert"):
+        expected = read_run(finished / "runs" / f"{name}.retrieve.run")
+        query = next(iter(expected))
+        text = load_collection(json.loads((finished / "config.json").read_text())["collection"])
+        ranked = retrievers[name].search({query: text.split("test").queries[query]}, 20)
+        assert list(ranked[query]) == list(expected[query])
+    with pytest.raises(SystemExit, match="holds no results"):
+        scripts.run("explore", results=finished / "runs")
 
 
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):

@@ -1,0 +1,52 @@
+"""Open the live page over the results of compare.py: every system that it finished, and the judged queries.
+
+`make explore` does this for `make compare`. Settings, checkpoints and indexes come from the results folder;
+nothing is encoded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from studies.settings import launch, refusing
+
+
+@dataclass
+class Settings:
+    """Which results, and where the page answers."""
+
+    results: str = "results/compare-pydocs"
+    """folder that compare.py wrote"""
+    port: int = 8765
+    """of 127.0.0.1; 0 takes a free one"""
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+import compare
+from studies import systems
+
+from paradigms.data import load_collection
+from paradigms.io.typed import read_json
+from paradigms.serve import serve
+
+
+def main(settings: Settings) -> None:
+    folder = Path(settings.results)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")
+    with refusing(f"{file}: ", options=True):
+        values = read_json(file)
+        names = {field.name for field in fields(compare.Settings)}
+        known = {name: value for name, value in values.items() if name in names}
+        compared = compare.Settings(**known | {"output": str(folder)})
+    small = compared.collection == "pydocs" and compared.size == "small"
+    collection = load_collection(compared.collection, documents=compare.SMALL if small else None)
+    data = systems.prepare(collection, compared)
+    whole = [name for name, system in compared.chosen.items() if not system.fuse]
+    finished = ["bm25", *(name for name in whole if (folder / name / "costs.json").is_file())]
+    with refusing():
+        retrievers = {name: systems.finished(name, data, compared) for name in finished}
+        serve(retrievers, collection.corpus, judged=data.test, port=settings.port)
