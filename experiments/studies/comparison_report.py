@@ -119,7 +119,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
-    """What a system's results cost, without the numbers of rows that `read_stage` compares."""
+    """A system's costs, without the numbers of rows that `read_stage` compares."""
     return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
 
 

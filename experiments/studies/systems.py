@@ -68,7 +68,7 @@ class Data(Bench):
 
 
 def training_settings(system: System, settings: Any) -> TrainingSettings | None:
-    """How the system is trained; None where it is not. settings: those of compare.py, here and below."""
+    """The system's training settings; None if it is not trained. settings: of compare.py, here and below."""
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
