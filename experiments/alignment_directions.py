@@ -126,7 +126,7 @@ def claims(values: Values) -> list[Claim]:
 
 
 def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]

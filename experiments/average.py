@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """(stage, system) → measure → query → value. ValueError names the line of what is no value."""
+    """(stage, system) → measure → query → value. Raises ValueError for the line of what is no value."""
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -81,7 +81,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """stage → system → the values of all parts, a group each. ValueError names what one part lacks."""
+    """stage → system → the values of all parts, a group each. Raises ValueError for what one part lacks."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

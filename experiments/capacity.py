@@ -24,7 +24,7 @@ CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, 
 
 @dataclass
 class Settings(OneCollection, Results):
-    """Which systems are trained and measured on which passages."""
+    """Settings of capacity.py."""
 
     task: Literal["containing", "answers"] = "containing"
     """containing: find the passage that contains the query; answers: find passages that contain an answer,
@@ -182,7 +182,7 @@ def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """The corpus under titles that join it to long texts: where all differ, what ids have before a colon."""
+    """Retitle a corpus for joining it to long texts: if all titles differ, by ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
@@ -221,7 +221,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
 
 
 def build(name: str, length: int, settings: Settings) -> Model:
-    """The system of this name, untrained; it sees whole passages of `length` tokens."""
+    """Make an untrained system that reads whole passages of `length` tokens."""
     backbone = packaged(settings.backbone)
     special = load_tokenizer(backbone).num_special_tokens_to_add()
     common: dict[str, Any] = {"query_length": settings.query_length, "document_length": length + special}

@@ -1,7 +1,7 @@
 """Train, retrieve, rerank, measure, test and explain the paradigms side by side on one collection.
 
 The main job: BM25 and every chosen paradigm from the same encoder, data and number of steps. Everything goes
-to one results folder; an interrupted run goes on where it was, a finished one only renews its report.
+to one results folder; an interrupted run resumes, a finished one only renews its report.
 """
 
 from __future__ import annotations

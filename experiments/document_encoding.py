@@ -102,7 +102,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[Any]) -> Measured:
-    """Every search: each measure, one value per test query. Without a model: BM25."""
+    """Measure every search: one value per measure and test query. Without a model: BM25."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     if not models:
         runs = {"retrieve": bench.bm25.search(queries, 10)}

@@ -1,4 +1,4 @@
-"""Encode a collection with a saved paradigm into an index; a second start goes on where one was stopped.
+"""Encode a collection with a saved paradigm into an index; a second start resumes an interrupted one.
 
 Several processes or GPUs share the documents:
 accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER

@@ -128,7 +128,7 @@ def opened(settings: Settings) -> Paradigm:
 
 
 def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:
-    """The store of a collection's sample, built once, and its queries."""
+    """Build the store of a collection's sample once; return it with its queries."""
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
@@ -195,7 +195,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Recall of the exact first ten, bytes, milliseconds: codes of tokens, encodings of as many bytes."""
+    """Recall of the exact first ten, bytes and milliseconds, for token codes and encodings of equal size."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
@@ -250,7 +250,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with 95% intervals over queries in place of their values."""
+    """Replace the values of a row by 95% intervals over queries."""
     return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
 
 

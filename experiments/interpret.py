@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:
-    """The share of the words with the largest salience above 0, each with that of its heaviest piece."""
+    """The share of the words with the largest salience above 0, with their heaviest pieces' salience."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:

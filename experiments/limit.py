@@ -19,7 +19,7 @@ from studies.settings import Results, Tracker, at_least, different, launch
 
 @dataclass
 class Settings(Results):
-    """Which collection is made, which systems are compared on it, and which free vectors are trained."""
+    """Settings of the collection, the compared systems and the free vectors."""
 
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
     """paradigms, free, or both"""

@@ -124,7 +124,7 @@ def ranked_margins(problem: Problem) -> np.ndarray:
 
 
 def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) -> Rows:
-    """Figures 3a and 3b: a row for each bin of lengths, and one for all documents."""
+    """The rows of Figures 3a and 3b: one for each bin of lengths, and one for all documents."""
     rows: Rows = []
     for group, (k, length) in enumerate(zip(ks, lengths, strict=True)):
         everything = group == len(lengths) - 1

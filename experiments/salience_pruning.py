@@ -137,7 +137,7 @@ def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Token
 
 
 def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
-    """Of every token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
+    """Class of each token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
     for word, places in words(paradigm, text, side, counts):

@@ -163,7 +163,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
 
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Documents by id and queries, at random, the same for every paradigm."""
+    """Draw random documents, by id, and queries, the same for all paradigms."""
     draw = np.random.default_rng(0)
     corpus, asked = collection.corpus, list(collection.split(settings.split).queries.values())
     rows = draw.permutation(len(corpus))[: settings.documents].tolist()
@@ -193,7 +193,7 @@ def recall(answers: Answers, wanted: Answers) -> float:
 def measure_index(
     base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings, kind: Kind
 ) -> Costs:
-    """An index of this kind, with the vectors of `base`."""
+    """Measure an index of a kind, with the vectors of `base`."""
     began = time.perf_counter()
     index = Index(base.copy(kind, work / "index"))
     seconds = time.perf_counter() - began
@@ -213,7 +213,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """The engines that are installed; LanceDB's index of many vectors a document takes those of length 1."""
+    """The installed engines; LanceDB's index of many vectors per document needs vectors of length 1."""
     unit = one_vector(model) or model.encoder.settings.normalize
     there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     return [name for name in there if unit or "IVF" not in name]

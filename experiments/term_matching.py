@@ -23,7 +23,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     fewest: int = 50
     """tokens that a bin needs for a claim to rest on it"""
@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-    """Of every query and bin the sum of each rate and the number of tokens that it is of."""
+    """For each query and bin, the sum of each rate and its number of tokens."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")

@@ -87,7 +87,7 @@ def main(settings: Settings) -> None:
 
 
 def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
-    """How one model is trained and measured."""
+    """Make the function that trains and measures one model."""
     folder, k = Path(settings.output) / model.name, settings.table_tokens
 
     def make() -> Paradigm:

@@ -17,7 +17,7 @@ __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative
 
 
 def __getattr__(name: str) -> Any:
-    """What stands above, imported when it is asked for: modules that need no torch then import none."""
+    """What stands above, imported when it is asked for: modules without torch import quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paradigms import registry

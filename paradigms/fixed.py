@@ -27,7 +27,7 @@ MOST_PLANES = 12  # a document has a block for each of 2^planes buckets
 
 
 def check_buckets(planes: int, repetitions: int) -> None:
-    """ValueError for numbers that make no partition of the space."""
+    """Raise ValueError for numbers that make no partition of the space."""
     if not 0 <= planes <= MOST_PLANES or repetitions < 1:
         raise ValueError(
             f"buckets need 0 to {MOST_PLANES} planes and at least 1 repetition, got {planes} planes and "

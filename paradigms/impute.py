@@ -34,7 +34,7 @@ def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def zero(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """mⱼ = 0: a missing token adds nothing, and Z = N all the same."""
+    """mⱼ = 0: a missing token adds nothing, but Z = N."""
     return _or_nan(retrieved.amax(1)) * 0
 
 
@@ -59,7 +59,7 @@ def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
 
     Least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle of what was not
-    retrieved on the log scale. At most the k'-th similarity, and that where no law can be fitted.
+    retrieved on the log scale. Capped at the k'-th similarity, which is also the fallback.
     """
     best, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)

@@ -45,7 +45,7 @@ READS = {
 
 
 class Trainable(nn.Module, ABC):
-    """What the training loop needs of a model besides its weights."""
+    """The interface that the training loop needs of a model."""
 
     @property
     @abstractmethod
@@ -54,11 +54,11 @@ class Trainable(nn.Module, ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """Every setting: runs of equal descriptions train the same thing."""
+        """All settings: runs with equal descriptions train the same model."""
 
     @abstractmethod
     def write(self, folder: Path, *, merged: bool = False) -> None:
-        """Every file of the model, into a folder that exists: what `from_pretrained` reads bit for bit.
+        """Write all files of the model into an existing folder; `from_pretrained` reads them bit for bit.
 
         merged: adapters become part of the weights that they adapt; they cannot be trained on.
         """
@@ -73,7 +73,7 @@ class Trainable(nn.Module, ABC):
         return None
 
     def check_corpus(self, ids: Sequence[str]) -> None:
-        """ValueError if the model can rank only another corpus than that of these documents."""
+        """Raise ValueError if the model can rank only another corpus than that of these documents."""
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """`saving.save_pretrained` of this model."""
@@ -84,7 +84,7 @@ class Trainable(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:
-        """What `write` or `save_pretrained` wrote. Weights are safetensors: no code is loaded."""
+        """Read what `write` or `save_pretrained` wrote. Weights are safetensors: no code is loaded."""
 
     @property
     def device(self) -> torch.device:
@@ -243,7 +243,7 @@ class Paradigm(Trainable):
         return cls(recipe, kind.load(folder))
 
     def _plugins(self) -> dict[str, str]:
-        """What of this paradigm is not built in -> the file that registered it: plugins.json."""
+        """plugins.json: name of each part that is not built in -> the file that registered it."""
         r, encoder = self.recipe, described(self.encoder)
         encoders = {encoder["encoder"], encoder.get("query_tower", encoder)["encoder"]}
         parts = [

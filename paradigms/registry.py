@@ -1,4 +1,4 @@
-"""Every paradigm by its name, and whatever one of them saved, by its folder."""
+"""All models by name, and `load`, which opens saved ones by folder."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -58,8 +58,8 @@ def load(
     What `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`). documents: likewise,
     the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
     library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
-    plugin: files that register what the model needs (`io.plugins`). FileNotFoundError where there is no such
-    folder; ValueError says what a folder holds that cannot be read, or needs.
+    plugin: files that register what the model needs (`io.plugins`). Raises FileNotFoundError if there is no
+    such folder; ValueError says what a folder holds that cannot be read, or needs.
     """
     load_plugins(plugin)
     folder = _folder(name, pickled)
@@ -77,7 +77,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """The model in `name`, for whoever encodes documents. ValueError if it is of another kind."""
+    """Check that a model encodes documents. Raises ValueError, with `name`, if it is of another kind."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search takes the folder of a generative "
@@ -103,7 +103,7 @@ def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generat
 
 
 def _joined(queries: Any, documents: Any) -> Paradigm:
-    """One paradigm of the two encoders. ValueError where they do not score alike."""
+    """Join two encoders into a paradigm. Raises ValueError if their recipes differ."""
     for model in (queries, documents):
         if not (isinstance(model, Paradigm) and isinstance(model.encoder, TextEncoder)):
             raise ValueError(f"a pair is of two text encoders, and {model.name} is none")

@@ -32,7 +32,7 @@ STARTS = 300  # terms of a text above 0 that a tied head starts with
 
 @dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
-    """`EncoderSettings`, and what of a text's terms are kept and how training makes them few.
+    """`EncoderSettings`, with the terms that are kept and the term of the loss that makes them few.
 
     λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) joins the loss, where λ rises quadratically to 1
     in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of `losses.REGULARISERS`.

@@ -186,7 +186,7 @@ def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]
 def run_job(
     settings: Settings, vectors: Path, folder: Path, pythons: dict[str, str], row: Row, phase: str
 ) -> dict[str, Any]:
-    """What `parts/systems.py` answers to one job."""
+    """Run `parts/systems.py` for one job and return its answer."""
     place = folder / "indexes" / (row.index or "none")
     if phase == "build":
         begun = place.with_name(f".{place.name}.begun")  # marks a folder in which a peer chooses the names
@@ -201,7 +201,7 @@ def run_job(
 
 
 def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
-    """What `build` answers; of an index that was built before, on the same vectors, what it answered then."""
+    """Call `build`, or return its stored answer if it has built an index of the same vectors."""
     made = read_json(vectors / "vectors.json")
     if (then := json_or_empty(file)).get("vectors") != made:
         then = {"vectors": made, "built": build()}

@@ -217,7 +217,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """What a process is told to do."""
+    """The job of a process."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
     limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
     return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})

@@ -188,7 +188,7 @@ def learning_picture(
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
-    """What a system's results cost, without the numbers of rows that `read_stage` compares."""
+    """A system's costs, without the numbers of rows that `read_stage` compares."""
     return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
 
 

@@ -27,7 +27,7 @@ def at_path(results: Sequence[Any], *path: Any) -> np.ndarray:
 
 
 def interval_of(point: Point) -> Interval:
-    """Of values over seeds and queries; NaN where there is no point."""
+    """Mean and interval over seeds and queries; NaN if there is no point."""
     if isinstance(point, np.ndarray):
         return seeds_interval(point)
     number = np.nan if point is None else point

@@ -117,7 +117,7 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder of other settings, but for the `free` ones, which may change.
+    """Refuse a results folder with other settings, except the `free` ones.
 
     named: settings that name files or folders, which are bound by their content.
     """

@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 class Section:
     """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console.
 
-    A cell of values [seeds, queries] is told as their mean with its interval.
+    A cell of values [seeds, queries] is shown as their mean with its interval.
     """
 
     heading: str
@@ -95,7 +95,7 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
 
 
 def printed(paper: str) -> dict[str, Any]:
-    """What a paper prints, by name: values, claims with their places, and claims that no run here can decide.
+    """A paper's printed values, claims with their places, and claims that no run can decide, by name.
 
     paper: a folder of experiments/papers.
     """

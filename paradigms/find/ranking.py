@@ -99,7 +99,7 @@ def scores(
 
 
 def scanned(store: Store, device: torch.device) -> Scanned | None:
-    """What the compiled kernels read; None if they cannot score this store there."""
+    """The input of the compiled kernels; None if they cannot score this store on the device."""
     return store.whole.once(_scanned) if device.type == "cpu" else None
 
 

@@ -193,7 +193,7 @@ class Generative(Trainable):
     def keep_states(self, folder: Path) -> LowerStates:
         """Keep what a frozen encoder gives of sources, in float16, in `folder`, for all models of it.
 
-        ValueError for an encoder that is trained.
+        Raises ValueError for an encoder that is trained.
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder: what it gives changes")

@@ -70,7 +70,7 @@ class GenerativeRetriever:
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """rel of the run's queries and documents under `settings.score`, best first.
 
-        A document's rel is that of its best name (`Generative.names`), −∞ without one. KeyError names an
+        A document's rel is that of its best name (`Generative.names`), −∞ without one. Raises KeyError for an
         unknown query or document.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]

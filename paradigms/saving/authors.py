@@ -63,7 +63,7 @@ def read_dpr(folder: Path) -> Paradigm:
 
 
 def _bert(model: Any) -> Any:
-    """The same weights under a configuration that says what they are: BERT's."""
+    """The same weights as a `BertModel`."""
     from transformers import BertConfig, BertModel
 
     known = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
@@ -83,7 +83,7 @@ def read_coil(folder: Path) -> Paradigm:
 
     Gao et al. 2021. Their settings are in a pickle of objects (args.pt), which is not read: the model is
     taken to be COIL-full as they trained and published it, with [SEP] left out and the lengths of MS MARCO.
-    ValueError for other projections.
+    Raises ValueError for other projections.
     """
     with naming(folder / HEADS):
         weights = {name: t.float() for name, t in load_file(folder / HEADS).items()}
@@ -109,7 +109,7 @@ def read_stanford(folder: Path) -> Paradigm:
 
     Khattab & Zaharia 2020; Santhanam et al. 2022. What their metadata does not say is as their code has it:
     markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, a sum of maxima.
-    ValueError where the linear layer is missing, or similarities are no cosines.
+    Raises ValueError if the linear layer is missing, or similarities are no cosines.
     """
     weights = read_weights(folder, "linear.weight")
     if not weights:

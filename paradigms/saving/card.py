@@ -17,7 +17,7 @@ def model_card(
 ) -> str:
     """The card of a model. results: folder of the script that trained it, with config.json and table.md.
 
-    layout: in which the model is saved. FileNotFoundError where the results have no config.json.
+    layout: in which the model is saved. Raises FileNotFoundError if the results have no config.json.
     """
     settings, environment, measured = {}, {}, "None recorded.\n"
     if results is not None:

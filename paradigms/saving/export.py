@@ -33,9 +33,9 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 
 
 def write_sentence_transformers(model: Any, folder: Path) -> None:
-    """Every file of the folder, which is empty: a layout of `saving.SAVE_LAYOUTS`.
+    """Write a model into an empty folder: a layout of `saving.SAVE_LAYOUTS`.
 
-    ValueError names a setting, or a kind of model, that sentence-transformers has no module for.
+    Raises ValueError for a setting, or a kind of model, that sentence-transformers has no module for.
     """
     if not isinstance(model, Paradigm):
         raise ValueError(f"{model.name} is no encoder of single texts, as sentence-transformers needs")
@@ -79,7 +79,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
 
 
 def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
-    """ValueError for what no module of sentence-transformers does."""
+    """Raise ValueError for what no module of sentence-transformers does."""
     s: Any = model.encoder.settings
     recipe = model.recipe
     if sparse:

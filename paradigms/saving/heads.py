@@ -32,7 +32,7 @@ class Head:
     activation: str = "identity"
 
     def then(self, other: "Head") -> "Head":
-        """The other map after this one. ValueError where the two are not one."""
+        """The other map after this one. Raises ValueError if the two are not one."""
         if self.activation != "identity":
             raise ValueError(f"a linear layer after another with {self.activation} is not one projection")
         bias = None if self.bias is None else other.weight @ self.bias

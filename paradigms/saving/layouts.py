@@ -1,4 +1,4 @@
-"""What the folder of a saved model holds, its layouts, and the hub."""
+"""Save models: the layouts of their folders, and the hub."""
 
 import tempfile
 from collections.abc import Callable, Collection
@@ -22,7 +22,7 @@ SAVED = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md", *SAVED_FOLDERS)
 
 
 class Layout(NamedTuple):
-    """How a model lies in a folder."""
+    """A way to store a model in a folder."""
 
     write: Callable[[Any, Path], None]  # every file, into a folder that exists; ValueError: it cannot hold it
     marks: Collection[str]  # files that only such folders have, each one of them

@@ -67,7 +67,7 @@ def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
 
 
 def read_masked(folder: Path) -> Paradigm:
-    """SPLADE; the layout "plain" takes the encoder below the head. ValueError where weights are missing."""
+    """Read SPLADE; layout "plain" drops its head. Raises ValueError if weights are missing."""
     length = min(LENGTH, longest(folder))
     logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
     return splade(folder, query_length=length, document_length=length)
@@ -78,7 +78,7 @@ def is_reranker(folder: Path) -> bool:
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """ValueError for several outputs, and for modules of sentence-transformers after the classifier."""
+    """Read a reranker. Raises ValueError for several outputs, or modules after the classifier."""
     more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if more:
         raise ValueError(f"{', '.join(more)} after a sequence classifier")

@@ -24,7 +24,7 @@ AUGMENTED = 32  # tokens of a query, where a PyLate folder does not say
 
 @dataclass
 class Chain:
-    """What the modules of a folder come to."""
+    """The settings that the modules of a folder amount to."""
 
     backbone: Path
     pooling: str = ""  # "" = token vectors
@@ -39,7 +39,7 @@ def is_sentence_transformers(folder: Path) -> bool:
 
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
-    """ValueError names a module, or a setting of one, that no paradigm here has."""
+    """Raise ValueError for a module, or a setting of one, that no paradigm here has."""
     config = json_or_empty(folder / MODEL)
     parts = chain(folder)
     multi = config.get("model_type") in MULTI
@@ -70,7 +70,7 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
 
 
 def read_sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
-    """SPLADE. ValueError for another similarity than the inner product, and for modules beside it."""
+    """SPLADE. Raises ValueError for another similarity than the inner product, and for modules beside it."""
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
@@ -160,7 +160,7 @@ def skipped(mask: dict[str, Any]) -> dict[str, Any]:
 
 
 def lowers(settings: dict[str, Any], backbone: Path) -> None:
-    """ValueError where texts are put in lower case and the tokenizer does not do it anyway."""
+    """Raise ValueError if texts are put in lower case and the tokenizer does not do it anyway."""
     if settings.get("do_lower_case"):
         tokenizer = load_tokenizer(backbone)
         if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:

@@ -32,7 +32,7 @@ def described(folder: Path) -> str:
 
 
 def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
-    """Those of these tensors that are in a folder's safetensors files, in float32."""
+    """Read tensors by name from a folder's safetensors files, in float32; absent ones are left out."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with naming(file):
@@ -71,7 +71,7 @@ def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoRetur
 def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
     """The folder, or a temporary one of the same files with pickled weights as safetensors.
 
-    ValueError where weights are pickled and the caller has not said that they may be read.
+    Raises ValueError if weights are pickled and the caller has not said that they may be read.
     """
     there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     named = modules(folder) if (folder / MODULES).is_file() else []
@@ -113,8 +113,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 def download(name: str, pickled: bool) -> Path:
     """The repository's folder in the cache, downloaded where it is not there yet.
 
-    FileNotFoundError for a path without a folder, or a repository that is not on the hub; ValueError for one
-    some of whose weights are pickled alone, unless these may be read.
+    Raises FileNotFoundError for a path without a folder, or a repository that is not on the hub; ValueError
+    for one some of whose weights are pickled alone, unless these may be read.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -134,7 +134,7 @@ def download(name: str, pickled: bool) -> Path:
 
 
 def listed(name: str) -> list[PurePosixPath]:
-    """The files of a repository; none where the hub does not answer, which the download then tells."""
+    """List the files of a repository; none if the hub does not answer, which the download then reports."""
     from huggingface_hub import HfApi
 
     with suppress(Exception):  # of what kind depends on the version of its HTTP library

@@ -132,7 +132,7 @@ def build_folder(
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
-    """What a shard appends to each file, its documents in their order. place: the store, in errors."""
+    """The rows that a shard appends to each file, in the order of its documents. place: named in errors."""
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
     for places, tokens in shard.encode():

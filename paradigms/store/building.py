@@ -2,7 +2,7 @@
 
 Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in the order of shards; a shard
 that is not next waits as a file. The number of processes and interruptions change no byte. A process that
-fails ends its launch, and the next start goes on from the stored shards.
+fails ends its launch, and the next start resumes from the stored shards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -59,7 +59,7 @@ class Building:
         self._appended = len(sources)
 
     def holds(self, n: int, source: bytes) -> bool:
-        """Whether shard n is stored. ValueError if it was made from something else."""
+        """Whether shard n is stored. Raises ValueError if it was made from something else."""
         if self._sources.get(n, source) != source:
             raise interrupted(self.table.folder, "documents")
         return n in self._sources
@@ -76,7 +76,7 @@ class Building:
         replace_file(temporary, file)
 
     def check_count(self, count: int) -> None:
-        """ValueError if an interrupted build has stored more than `count` shards."""
+        """Raise ValueError if an interrupted build has stored more than `count` shards."""
         if max(self._sources, default=-1) >= count:
             raise interrupted(self.table.folder, "documents")
 
@@ -105,8 +105,9 @@ class Building:
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
     """The only writer of a build in a table's folder, from where it was stopped if it was.
 
-    entries: of the manifest that say what is built. ValueError if a build with other entries was interrupted
-    there; BlockingIOError while another process builds there. An error removes a folder without documents.
+    entries: of the manifest that say what is built. Raises ValueError if a build with other entries was
+    interrupted there; BlockingIOError while another process builds there. An error removes a folder without
+    documents.
     """
 
     def begin() -> None:

@@ -1,4 +1,4 @@
-"""Which weights made an index: a model of the same width and other weights is not to search it."""
+"""Hash of the weights that made an index, as a model with other weights must not search it."""
 
 import hashlib
 from weakref import WeakKeyDictionary

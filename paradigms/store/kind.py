@@ -1,4 +1,4 @@
-"""What makes one kind of store, as small frozen objects: a codec, files made from the rows, a finder.
+"""A kind of store, as small frozen objects: a codec, files derived from the rows, a finder.
 
 A kind is a function with typed keywords that composes them (`find.kinds`), as a paradigm is of an encoder, A
 and Z. All fields of its parts are its settings, which the manifest keeps:
@@ -32,7 +32,7 @@ Rows = dict[str, np.ndarray]
 
 @runtime_checkable
 class Codec(Protocol):
-    """How tokens become columns, and back."""
+    """Converts tokens to columns, and back."""
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         """The columns of tokens with these fields, and their dtypes.
@@ -47,7 +47,7 @@ class Codec(Protocol):
         """The fields that columns stand for."""
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
-        """What the compiled kernels read; None if they cannot read these columns."""
+        """The input of the compiled kernels; None if they cannot read these columns."""
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class Derived(Protocol):
         """
 
     def open(self, store: "Store") -> Any:
-        """What finders read of a store. Raises ValueError that names a damaged file."""
+        """The data that finders read. Raises ValueError, with its name, for a damaged file."""
 
 
 @dataclass(frozen=True)

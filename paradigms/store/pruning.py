@@ -26,7 +26,7 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
     Of equal saliences the earlier token is kept, so texts without salience are truncated: the baseline for
     every salience. Kept tokens move together, in the order of the text, which makes them cheaper to score.
-    ValueError for a ratio outside (0, 1].
+    Raises ValueError for a ratio outside (0, 1].
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
@@ -50,7 +50,7 @@ class Fewer:
     """Which tokens of a document an index stores: `most_salient` ones, then `pooled`; Tokens → Tokens.
 
     keep: β^d, the share that is kept. pool: tokens that become one, on average; 1: none do. pooling: how they
-    are grouped. ValueError for numbers outside (0, 1] and below 1.
+    are grouped. Raises ValueError for numbers outside (0, 1] and below 1.
     """
 
     keep: float = 1.0

@@ -38,7 +38,7 @@ def text_shards(
 ) -> Iterator[Shard]:
     """SHARD texts each, encoded in batches of like length, longest first.
 
-    ValueError for other numbers of ids, or batch_size below 1; TypeError for a text that is no string.
+    Raises ValueError for other numbers of ids, or batch_size below 1; TypeError for a text that is no string.
     """
 
     if batch_size < 1:
@@ -64,7 +64,7 @@ def text_shards(
 def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Iterator[Shard]:
     """Documents that come as tokens, axes [1, n, i, h]: whole parts, until they are as many as a shard has.
 
-    ValueError where a part's ids are more or fewer.
+    Raises ValueError if a part's ids are more or fewer.
     """
     held: list[tuple[list[str], Tokens]] = []
     for ids, tokens in parts:
@@ -84,7 +84,7 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Ite
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
-    """How many documents there are, where that is known. ValueError where it shows that ids do not fit."""
+    """The number of documents, if known. Raises ValueError if numbers of ids and texts differ."""
     check_several(ids, "document ids")
     check_several(texts, "document texts")
     if not (isinstance(ids, Sized) and isinstance(texts, Sized)):

@@ -207,7 +207,7 @@ class Store:
 
     @property
     def folder(self) -> Path | None:
-        """Where it lies; None for a store in memory."""
+        """The folder; None for a store in memory."""
         return getattr(self.files, "folder", None)
 
     @property
@@ -508,7 +508,7 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:
-    """What is stored of a document's tokens: what the paradigm reads of them."""
+    """The columns of tokens that are stored, as the paradigm reads them."""
     salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
 

@@ -28,7 +28,7 @@ TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 def signature(
     paradigm: Trainable, settings: Mapping[str, Any], examples: Sequence[Any], accelerator: Accelerator
 ) -> dict[str, Any]:
-    """What must match to resume from a checkpoint, as JSON.
+    """Settings that must match to resume from a checkpoint, as JSON.
 
     Raises ValueError if processes differ in it: they would train different models.
     """

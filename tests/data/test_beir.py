@@ -123,7 +123,7 @@ def test_corpus_refuses_repeated_ids_and_missing_texts():
         Corpus(["a", "a"], ["x", "y"])
     with pytest.raises(ValueError, match="1 ids, 2 texts"):
         Corpus(["a"], ["x", "y"])
-    with pytest.raises(ValueError, match="2 texts and 1 titles"):
+    with pytest.raises(ValueError, match="2 texts, 1 titles"):
         Corpus(["a", "b"], ["x", "y"], ["X"])
 
 

@@ -70,7 +70,7 @@ class System:
         return ranked
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        """Of the candidates, or of all documents."""
+        """Scores of the candidates, or of all documents."""
         raise NotImplementedError
 
 

@@ -32,7 +32,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The path of its folder."""
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
@@ -104,7 +104,7 @@ def claims(results: TokenResults) -> list[Claim]:
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
-        """Of documents in the order of their scores."""
+        """Documents in the order of their scores."""
         one, other = (results.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
         bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""

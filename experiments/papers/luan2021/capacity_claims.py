@@ -29,7 +29,7 @@ Terms = list[tuple[float, str, int]]  # weight, system, length
 
 @dataclass
 class CapacityResults:
-    """What was measured at every length, and what theory predicts, with what the paper says of it."""
+    """Measurements at all lengths, predictions of theory, and the paper's statements."""
 
     task: str
     lengths: list[int]

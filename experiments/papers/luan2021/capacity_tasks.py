@@ -149,7 +149,7 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
 def projected_ranks(
     problem: Problem, query: int, relevant: np.ndarray, dimensions: Sequence[int], draw: Draw, rng: Any
 ) -> np.ndarray:
-    """Samples of the rank of the best of the `relevant` documents under a random projection: [k, samples].
+    """Sample the best rank of the `relevant` documents under random projections: [k, samples].
 
     As under explicit Gaussian k × v matrices, without one (`Problem.scores_projected`). With no document
     relevant the rank is infinite.

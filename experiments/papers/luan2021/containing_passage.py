@@ -71,7 +71,7 @@ class Source:
         self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
-        """One of 0 … n − 1, for what it is drawn for."""
+        """Draw one of 0 … n − 1, by a hash of `what`."""
         return hashed(self.seed, *what) % n
 
     def reserved(self, unit: Unit) -> bool:
@@ -120,7 +120,7 @@ def containing_passages(
 def occurrences(
     phrases: Sequence[tuple[str, ...]], rows: Iterable[Sequence[str]]
 ) -> Iterator[tuple[int, int]]:
-    """(place of the phrase, place of the row), once for each place at which the phrase stands in the row."""
+    """(place of the phrase, place of the row), once for each occurrence of the phrase in the row."""
     size = min(map(len, phrases), default=0)
     begins: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, phrase in enumerate(phrases):

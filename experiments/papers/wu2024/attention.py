@@ -49,7 +49,7 @@ class Seen:
 
 
 def best_name(model: Generative, query: str, document: int) -> list[int]:
-    """Of the document's names the one of the largest rel. Raises ValueError for a document without a name."""
+    """The document's name with the largest rel. Raises ValueError for a document without a name."""
     names = model.names(document)
     if not names:
         raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")

@@ -118,7 +118,7 @@ def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generat
 
 
 def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: Problems) -> list[Pair]:
-    """Queries and passages with the identifiers of their documents; spans where identifiers are text."""
+    """Training pairs: queries and passages with their documents' identifiers, or spans of text ones."""
     corpus, ids = bench.collection.corpus, model.identifiers
     if ids.kind == "text":
         return training_pairs(model, corpus, bench.train, problems, seed=0)
