@@ -12,6 +12,7 @@ from studies.pages import Measured, Rows, Section, printed, row_without_test, ve
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, Claim
+from paradigms.evaluate.gate import FLAT, Gate
 
 PRINTED = printed("qian2022")
 PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
@@ -46,7 +47,12 @@ class Found:
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def poor(self, *methods: str) -> str:
-        """For `Claim.unlearned`."""
+        """For `Claim.unlearned`: no verdict rests on a gate that is flat (`Gate.flat`)."""
+        for method in methods:
+            gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]
+            if any(gate.flat for gate in gates):
+                relative = min(gate.relative for gate in gates)
+                return f"{label(method)}, whose salience deviates by {relative:.1%} within a document,"
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
         return unlearned(means, self.bm25.mean("RR@10"), models)
@@ -156,6 +162,12 @@ def describe(found: Found) -> dict[str, Section]:
         return of.section(f"RR@10 against the share of {kept} (Figure 6)", control)
 
     q, d = found.trained
+    gates: Rows = [
+        {"method": label(method), "seed": model["seed"]} | model["gate"]
+        for method, models in found.models.items()
+        for model in models
+        if model.get("gate")
+    ]
     costs: Rows = [
         {"β^q": f"{q:g}", "β^d": f"{d:g}"}
         | dict(zip(COSTS, map(float, mean), strict=True))
@@ -170,6 +182,13 @@ def describe(found: Found) -> dict[str, Section]:
             "list of function words.",
             PRINTED["undecided pruning"],
             _counted(found),
+        ),
+        "gates": Section(
+            "Salience of document tokens",
+            "deviation: within a document. relative: of the document's mean; a gate below "
+            f"{FLAT:g} is flat, and no verdict rests on it. sparsity: share of tokens below a hundredth of "
+            "their document's largest salience.",
+            gates,
         ),
         "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
         "query_tokens": curves(0, "β^q", f"query tokens kept, β^d = {d:.0%}"),
