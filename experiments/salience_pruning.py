@@ -8,7 +8,7 @@ results folder.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
 from paradigms.data import Run
 from paradigms.encoder.text import Side
+from paradigms.evaluate.gate import measure_gate
 from paradigms.find import Index, kinds
 from paradigms.find.scan import Exact
 from paradigms.retrieve import Indexed, union
@@ -202,7 +203,9 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
         reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in reranked.items()}
     if "salience" in index.store.columns:
-        more: Measured = {"content words": content_words(paradigm, index, bench, queries)}
+        gate = measure_gate(index.store.columns["salience"], index.store.offsets)
+        more: Measured = {"gate": asdict(gate)}
+        more |= {"content words": content_words(paradigm, index, bench, queries)}
     else:
         more = {"retrieved": retrieved_share(index, queries)}
     return more | {"strategies": adapted, "points": points}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,13 @@ from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import read_json
+from paradigms.retrieve import Indexed, Retriever
+from paradigms.retrieve.wrappers import Wrapper
 from paradigms.train.job import DEV_DEPTH
 from paradigms.train.loop import dev_values
 
@@ -119,7 +122,7 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=list(notes(data, settings, undone, share)),
+        notes=[*notes(data, settings, undone, share), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
@@ -245,6 +248,15 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
         yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
     if data.own:
         yield left_out(data.own)
+
+
+def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
+    """How alive the gate of each system with salience is."""
+    for name, retriever in retrievers.items():
+        indexed = retriever.retriever if isinstance(retriever, Wrapper) else retriever
+        if isinstance(indexed, Indexed) and "salience" in indexed.index.store.columns:
+            store = indexed.index.store
+            yield f"{name}: {measure_gate(store.columns['salience'], store.offsets)}."
 
 
 def show(

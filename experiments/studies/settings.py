@@ -131,7 +131,9 @@ class EncoderTraining:
     """hard negatives per query, mined from BM25's top 100"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
-    """of projections and salience heads, which start untrained"""
+    """of projections, which start untrained"""
+    salience_learning_rate: float = 2e-2
+    """of salience heads, which start with equal salience and in 30 steps of 1e-3 keep it"""
     trained_layers: int = 1
     """upper layers of the encoder that are trained; those below are frozen, and run once a text, whose states
     are kept on disk up to 64 GiB and at most half of the free space; beyond it in every step. 0: all"""

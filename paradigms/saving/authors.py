@@ -162,9 +162,10 @@ def _t5_with_dense(folder: Path) -> bool:
 def read_xtr(folder: Path) -> Paradigm:
     """XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer. ValueError without it.
 
-    It was trained with punctuation, which is kept.
+    It was trained with punctuation, which is kept, and with k_train of up to 320 tokens.
     """
     head = dense(folder / DENSE)
-    model: Any = xtr(folder, query_length=64, document_length=512, skip="", **head.settings())
+    own: dict[str, Any] = {"skip": "", "k_train": 320} | head.settings()
+    model: Any = xtr(folder, query_length=64, document_length=512, **own)
     head.put_into(model.encoder.projection)
     return model

@@ -44,7 +44,8 @@ class TrainingSettings:
     chunk: int = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
     accumulation: int = 1  # batches per optimizer step; each has its own in-batch negatives
     learning_rate: float = 2e-5
-    head_learning_rate: float | None = None  # rate of projections and salience heads; None = learning_rate
+    head_learning_rate: float | None = None  # rate of projections and other heads; None = learning_rate
+    salience_learning_rate: float | None = None  # rate of salience heads; None = head_learning_rate
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
@@ -74,7 +75,8 @@ class TrainingSettings:
         for name in (*at_least_0, "minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("learning_rate", "head_learning_rate", "max_grad_norm", "temperature"):
+        rates = "learning_rate", "head_learning_rate", "salience_learning_rate"
+        for name in (*rates, "max_grad_norm", "temperature"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -226,13 +228,16 @@ class _Run:
         paradigm.zero_grad()  # and gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         self.model, full = prepare(paradigm, accelerator, recompute=s.recompute)
-        rates = s.learning_rate, s.head_learning_rate or s.learning_rate  # of the backbone and of heads
-        groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
+        heads = s.head_learning_rate or s.learning_rate
+        salience = s.salience_learning_rate or heads
+        rates = {"backbone": s.learning_rate, "heads": heads, "salience_heads": salience}
+        groups: dict[str, dict[str, Any]] = {part: {"params": [], "lr": rate} for part, rate in rates.items()}
         for name, parameter in paradigm.named_parameters():
             if parameter.requires_grad:
-                groups[".backbone." not in f".{name}"]["params"].append(parameter)
+                part = next((part for part in rates if part in name.split(".")), "heads")
+                groups[part]["params"].append(parameter)
         optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+            [group for group in groups.values() if group["params"]],
             weight_decay=s.weight_decay,
             fused=accelerator.device.type in ("cpu", "cuda"),  # one pass over memory in place of ten
         )

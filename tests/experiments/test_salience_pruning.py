@@ -44,6 +44,9 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
         saved = Paradigm.from_pretrained(finished / f"{method}-0" / "checkpoint").encoder.settings
         assert saved.salience_l1 == (1.0 if method == "l1" else 0.0)
     assert (finished / "report.html").read_text().count("data:image/png") == 2
+    gates = json.loads((finished / "gates.json").read_text())
+    assert [row["method"] for row in gates] == ["entropic", "relu", "hard", "l1"]
+    assert all(row["deviation"] >= 0 and 0 <= row["sparsity"] <= 1 for row in gates)
     for table in ("document_tokens", "query_tokens", "costs"):
         assert json.loads((finished / f"{table}.json").read_text()), table
     rows = json.loads((finished / "claims.json").read_text())
@@ -96,8 +99,13 @@ def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: P
     assert salience_pruning.advantage(np.array([0.1, 0.9]), np.array([1, 1])) == 0
 
 
-def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict[str, str]:
-    """Verdicts where every pruned model's values are about its level, and each unpruned one's about .5."""
+def planted(
+    levels: dict[str, float], bm25: float = 0.2, kept: int = 30, flat: str = "", relative: float = 0.05
+) -> dict[str, str]:
+    """Verdicts where every pruned model's values are about its level, and each unpruned one's about .5.
+
+    flat: method whose gate has the deviation `relative`.
+    """
     pairs = [(1.0, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2), (0.5, 0.1), (0.5, 0.05), (0.3, 0.4), (0.3, 0.2)]
     random = np.random.default_rng(0)
 
@@ -116,6 +124,10 @@ def planted(levels: dict[str, float], bm25: float = 0.2, kept: int = 30) -> dict
     }
     words = {side: random.normal(0.2, 0.01, 64).tolist() for side in ("documents", "queries")}
     results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
+    for result in results:
+        deviation = relative if result["method"] == flat else 0.5
+        gate = {"mean": 1.0, "deviation": deviation, "relative": deviation, "sparsity": 0.0}
+        result |= {} if result["method"] == "none" else {"gate": gate}
     lexical = PerQuery([f"q{n}" for n in range(64)], {"RR@10": np.full(64, bm25)})
     return {v.claim.statement: v.word for v in judge(claims(PruningResults(results, (0.5, 0.4), lexical)))}
 
@@ -141,6 +153,15 @@ def test_planted_effects_get_their_verdicts() -> None:
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
     untrained = planted(good, kept=0)  # the gated model; the others are heard
     assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"a"}
+
+
+def test_no_verdict_rests_on_a_flat_gate() -> None:
+    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1": 0.495, "none": 0.3}
+    alive, flat = planted(good, flat="entropic", relative=0.11), planted(good, flat="entropic")
+    assert alive == planted(good)
+    assert {s.split()[0] for s, word in flat.items() if word != UNDECIDED} == {"a"}  # of ReLU's gate
+    other = planted(good, flat="hard")
+    assert {s for s, word in alive.items() if word != other[s]} == {s for s in other if "hard" in s}
 
 
 def test_the_full_scale_configuration_trains_a_tiny_t5(

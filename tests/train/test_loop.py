@@ -178,6 +178,18 @@ def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
     assert change[0] > 1e-3 > 1e-6 > max(change[1:])
 
 
+def test_salience_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
+    paradigm = PARADIGMS["aligner"](tiny_bert, query_length=16, document_length=32)
+    heads = paradigm.encoder.projection, *paradigm.encoder.salience_heads.values()
+    before = [head.weight.detach().clone() for head in heads]
+    rates = {"learning_rate": 1e-12, "head_learning_rate": 1e-12, "salience_learning_rate": 1e-2}
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, weight_decay=0.0, **rates), paradigm=paradigm)
+    change = [
+        float((head.weight.detach() - old).abs().max()) for head, old in zip(heads, before, strict=True)
+    ]
+    assert min(change[1:]) > 1e-3 > 1e-6 > change[0]
+
+
 @pytest.fixture
 def bfloat16() -> Iterator[Accelerator]:
     AcceleratorState._reset_state()
@@ -353,7 +365,7 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
 
 def test_impossible_settings_are_refused() -> None:
     wrong = {"steps": 0, "warmup": 1.5, "temperature": 0.0, "max_grad_norm": 0.0, "keep": 0}
-    wrong |= {"head_learning_rate": -1e-3, "weight_decay": -0.1, "workers": -1}
+    wrong |= {"head_learning_rate": -1e-3, "salience_learning_rate": 0.0, "weight_decay": -0.1, "workers": -1}
     for name, value in wrong.items():
         with pytest.raises(ValueError, match=f"^{name} "):
             replace(SETTINGS, **{name: value})

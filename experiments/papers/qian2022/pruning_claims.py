@@ -12,6 +12,7 @@ from studies.pages import Measured, Rows, Section, printed, row_without_test, ve
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
 from paradigms.evaluate.claims import CONTRADICTED, READOUT, REPRODUCED, TRAINING, Claim
+from paradigms.evaluate.gate import FLAT, Gate
 
 PRINTED = printed("qian2022")
 PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
@@ -46,14 +47,23 @@ class PruningResults:
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def heard(self, said: str, *methods: str) -> dict[str, str]:
-        """Whether a claim about these methods is decided: fields of `Claim`."""
+        """Fields of a `Claim` about these methods: what keeps it undecided."""
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
         return {
-            "unlearned": unlearned(means, self.bm25.mean("RR@10"), models),
+            "unlearned": self._flat(methods) or unlearned(means, self.bm25.mean("RR@10"), models),
             "unmoved": unmoved({label(method): self.models[method] for method in methods}),
             "about": READOUT if said in PRINTED["readouts"] else TRAINING,
         }
+
+    def _flat(self, methods: Sequence[str]) -> str:
+        """For `Claim.unlearned`: no verdict rests on a gate that is flat (`Gate.flat`)."""
+        for method in methods:
+            gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]
+            if any(gate.flat for gate in gates):
+                relative = min(gate.relative for gate in gates)
+                return f"{label(method)}, whose salience deviates by {relative:.1%} within a document,"
+        return ""
 
 
 def claims(pruning: PruningResults) -> list[Claim]:
@@ -163,6 +173,12 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
         return figure.section(f"RR@10 against the share of {kept} (Figure 6)", control)
 
     q, d = pruning.trained
+    gates: Rows = [
+        {"method": label(method), "seed": model["seed"]} | model["gate"]
+        for method, models in pruning.models.items()
+        for model in models
+        if model.get("gate")
+    ]
     costs: Rows = [
         {"β^q": f"{q:g}", "β^d": f"{d:g}"}
         | dict(zip(COSTS, map(float, mean), strict=True))
@@ -178,6 +194,13 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
             "list of function words.",
             PRINTED["undecided pruning"],
             _counted(pruning),
+        ),
+        "gates": Section(
+            "Salience of document tokens",
+            "deviation: within a document. relative: of the document's mean; a gate below "
+            f"{FLAT:g} is flat, and no verdict rests on it. sparsity: share of tokens below a hundredth of "
+            "their document's largest salience.",
+            gates,
         ),
         "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),
         "query_tokens": curves(0, "β^q", f"query tokens kept, β^d = {d:.0%}"),

@@ -1,0 +1,55 @@
+"""Is a gate alive? How much salience differs between the tokens of a document."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+FLAT = 0.1  # relative deviation below which a gate decides nothing: no verdict rests on it
+SILENT = 0.01  # share of a document's largest salience below which a token is silent
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Salience of a collection's document tokens."""
+
+    mean: float  # over tokens
+    deviation: float  # standard deviation within a document, mean over documents
+    relative: float  # that deviation divided by the document's mean, mean over documents with salience
+    sparsity: float  # share of silent tokens
+
+    @property
+    def flat(self) -> bool:
+        """Whether all tokens of a document have about the same salience."""
+        return self.relative < FLAT
+
+    def __str__(self) -> str:
+        flat = f", less than {FLAT:g}: the gate is flat" if self.flat else ""
+        return (
+            f"salience {self.mean:.3f} on average; its deviation within a document is {self.deviation:.3f}, "
+            f"{self.relative:.3f} of the mean{flat}; {self.sparsity:.0%} of the tokens are silent"
+        )
+
+
+def measure_gate(salience: Float[np.ndarray, " t"], offsets: Integer[np.ndarray, " n_and_one"]) -> Gate:
+    """Measure the gate of documents n = 0, 1, … with the tokens offsets[n] to offsets[n + 1] of `salience`.
+
+    >>> measure_gate(np.array([2.0, 0.0, 1.0, 1.0]), np.array([0, 2, 4]))
+    Gate(mean=1.0, deviation=0.5, relative=0.5, sparsity=0.25)
+    """
+    lengths = np.diff(offsets)
+    salience = salience[offsets[0] : offsets[-1]].astype(float)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    sizes = np.maximum(lengths, 1)
+    means = np.bincount(owners, salience, len(lengths)) / sizes
+    squares = np.bincount(owners, (salience - means[owners]) ** 2, len(lengths)) / sizes
+    largest = np.zeros(len(lengths))
+    np.maximum.at(largest, owners, salience)
+    silent = salience <= SILENT * largest[owners]
+    deviations, weighs, real = np.sqrt(squares), means > 0, lengths > 0
+
+    def mean(values: np.ndarray) -> float:
+        return float(values.mean()) if len(values) else 0.0
+
+    relative = mean(deviations[weighs] / means[weighs])
+    return Gate(mean(salience), mean(deviations[real]), relative, mean(silent))

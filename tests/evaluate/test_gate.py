@@ -1,0 +1,45 @@
+"""How alive a gate of salience is: by hand, by numpy, and where there is nothing to measure."""
+
+import numpy as np
+import pytest
+
+from paradigms.evaluate.gate import FLAT, measure_gate
+from tests.near import assert_same
+
+
+def test_documents_of_any_length_by_numpy():
+    rng = np.random.default_rng(0)
+    lengths = [3, 0, 1, 40, 7, 2]
+    documents = [rng.random(length) for length in lengths]
+    documents[4][:5] = 0.0
+    documents[5][:] = 0.0  # a document that its gate silences
+    gate = measure_gate(np.concatenate(documents), np.cumsum([0, *lengths]))
+    real = [d for d in documents if len(d)]
+    assert_same(gate.mean, np.concatenate(documents).mean())
+    assert_same(gate.deviation, np.mean([d.std() for d in real]))
+    assert_same(gate.relative, np.mean([d.std() / d.mean() for d in real if d.any()]))
+    silent = sum(int((d <= 0.01 * d.max()).sum()) for d in real)
+    assert silent >= 7
+    assert_same(gate.sparsity, silent / sum(lengths))
+
+
+@pytest.mark.parametrize(("spread", "flat"), [(0.0, True), (0.9 * FLAT, True), (1.1 * FLAT, False)])
+def test_a_gate_is_flat_below_a_tenth_of_its_mean(spread, flat):
+    gate = measure_gate(
+        np.array([1 - spread, 1 + spread, 2 - 2 * spread, 2 + 2 * spread]), np.array([0, 2, 4])
+    )
+    assert_same(gate.relative, spread, scale=1.0)
+    assert gate.flat == flat
+    assert ("the gate is flat" in str(gate)) == flat
+
+
+def test_scaling_all_salience_changes_no_share():
+    salience, offsets = np.random.default_rng(1).random(20), np.array([0, 8, 20])
+    one, thrice = measure_gate(salience, offsets), measure_gate(3 * salience, offsets)
+    assert_same([thrice.relative, thrice.sparsity], [one.relative, one.sparsity])
+    assert_same([thrice.mean, thrice.deviation], [3 * one.mean, 3 * one.deviation])
+
+
+def test_nothing_to_measure_is_flat():
+    for salience, offsets in ((np.zeros(0), np.array([0])), (np.zeros(4), np.array([0, 4]))):
+        assert measure_gate(salience, offsets).flat
