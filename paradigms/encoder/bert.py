@@ -46,6 +46,8 @@ DEFAULTS: dict[str, Any] = {
 }
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
+ROWS = 256  # tokens whose widest states, with their bytes, stay in a core's cache
+
 Linear = Callable[[Tensor], Tensor]
 
 
@@ -65,12 +67,11 @@ def supported(config: Any) -> bool:
 
 
 class Layer(NamedTuple):
-    """Functions of a layer; the last two add the residual state and normalise."""
+    """Functions of a layer, and its norms' weights and biases."""
 
     qkv: Linear
     out: Linear
-    up: Linear  # with gelu
-    down: Linear
+    feed: Linear  # W gelu(x Wᵀ + b)ᵀ + b
     norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -101,8 +102,11 @@ class Forward:
                 Layer(
                     make(weight, bias, False),
                     make(*part["attention.output.dense"], False),
-                    make(*part["intermediate.dense"], True),
-                    make(*part["output.dense"], False),
+                    _chained(
+                        make(*part["intermediate.dense"], True),
+                        make(*part["output.dense"], False),
+                        ROWS if precision == "int8" else None,
+                    ),
                     tuple(tuple(t.to(self.dtype) for t in norm) for norm in norms),  # type: ignore[arg-type]
                 )
             )
@@ -126,11 +130,22 @@ class Forward:
                 a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
                 a = a.transpose(1, 2).reshape(len(x), -1)
                 x = self._normalised(layer.out(a).add_(x), layer.norms[0])
-                x = self._normalised(layer.down(layer.up(x)).add_(x), layer.norms[1])
+                x = self._normalised(layer.feed(x).add_(x), layer.norms[1])
             return x.view(*input_ids.shape, -1)
 
     def _normalised(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.layer_norm(x, x.shape[-1:], *norm, self.eps)
+
+
+def _chained(up: Linear, down: Linear, rows: int | None) -> Linear:
+    """down(up(x)), computed for so many rows at a time."""
+
+    def apply(x: Tensor) -> Tensor:
+        parts = (x,) if rows is None else x.split(rows)
+        found = [down(up(part)) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    return apply
 
 
 def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:

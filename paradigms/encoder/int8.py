@@ -2,59 +2,75 @@
 
     x ≈ s · q, s = max |x| / 127 per token;  W ≈ t · p, t = max |W| / 127 per output;  x Wᵀ ≈ s tᵀ ∘ (q pᵀ)
 
-Values round to the nearest of 255 steps, no outlier is clipped, and no text is needed to calibrate: the
-quantisation depends on the weights and on the token itself. q pᵀ is exact.
+Values round to the nearest of 255 steps, halves up; no outlier is clipped, and no text calibrates anything:
+the quantisation depends on the weights and on the token itself. q pᵀ is exact. The product is oneDNN's, over
+weights that are packed once: torch._int_mm packs them in every call, which takes longer than the product.
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LARGEST = 127
+ZERO = 128
 LEAST = torch.finfo(torch.float32).tiny  # scale of a token or an output that is all zeros
 
 
 class Quantised(NamedTuple):
     """A weight as t · p."""
 
-    values: Int8[Tensor, "w v"]  # pᵀ
+    values: Tensor  # p, int8, packed for oneDNN's product where that is `exact`
     scales: Float[Tensor, " v"]  # t
+    zeros: Int[Tensor, " v"]  # what stands for 0 in p
 
 
 def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
     """Round a weight to 8 bits, with a scale for each output."""
     scales = weight.detach().float().abs().amax(1).div(LARGEST).clamp_min(LEAST)
-    values = (weight.detach() / scales[:, None]).round_().to(torch.int8)
-    return Quantised(values.t(), scales)  # transposed without a copy: the layout that products read fastest
+    values = (weight.detach() / scales[:, None] + 0.5).floor_().to(torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(values, None) if exact() else values
+    return Quantised(packed, scales, torch.zeros(len(scales), dtype=torch.int64))
 
 
 def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b of a quantised weight, in float32."""
     rows = x.flatten(0, -2).float()
-    scales = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
-    found = _sums((rows / scales).round_(), weight.values).mul_(scales).mul_(weight.scales)
+    scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
+    # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
+    shifted = (rows * scales.reciprocal()).add_(ZERO + 0.5).to(torch.uint8)
+    found = _product(shifted, weight).mul_(scales)
     if bias is not None:
         found.add_(bias)
     return found.unflatten(0, x.shape[:-1])
 
 
-def _sums(rows: Float[Tensor, "x w"], values: Int8[Tensor, "w v"]) -> Float[Tensor, "x v"]:
-    """q pᵀ of whole numbers, from 8 bits where that is exact."""
-    if len(values) > 1 and exact():  # torch 2.13 multiplies a single column wrongly
-        return torch._int_mm(rows.to(torch.int8), values).float()
-    return rows @ values.float()
+def _product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
+    """q (t · p)ᵀ."""
+    if exact():
+        return _packed_product(shifted, weight)
+    return ((shifted.float() - ZERO) @ weight.values.float().t()).mul_(weight.scales)
+
+
+def _packed_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
+    left, right = (shifted, 1.0, ZERO), (*weight, None)
+    return torch.ops.onednn.qlinear_pointwise(*left, *right, 1.0, 0, torch.float32, "none", [], "")
 
 
 @cache
 def exact() -> bool:
-    """Whether torch multiplies 8 bits exactly here: without VNNI, sums of pairs saturate at 16 bits."""
+    """Whether oneDNN multiplies 8 bits exactly here: without VNNI, sums of pairs may saturate at 16 bits."""
+    if "onednn" not in torch.backends.quantized.supported_engines:
+        return False
     largest = torch.full((64, 64), LARGEST, dtype=torch.int8)
-    return bool((torch._int_mm(largest, -largest) == -64 * LARGEST**2).all())
+    packed = torch.ops.onednn.qlinear_prepack(largest, None)
+    weight = Quantised(packed, torch.ones(64), torch.zeros(64, dtype=torch.int64))
+    found = _packed_product(torch.full((64, 64), ZERO + LARGEST, dtype=torch.uint8), weight)
+    return bool((found == 64 * LARGEST**2).all())
 
 
 def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -62,7 +78,7 @@ def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     rounded = []
     for factor in (x, weight):
         scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)
-        rounded.append((factor / scales).round() * scales)
+        rounded.append((factor / scales + 0.5).floor() * scales)
     return nn.functional.linear(*rounded, bias)
 
 

@@ -77,10 +77,11 @@ def test_the_product_is_its_definition(shape):
 
 def test_a_processor_whose_sums_saturate_multiplies_in_float32(monkeypatch):
     x, weight, bias = factors((5, 40, 3, 0))
-    wanted = product(x, quantised(weight), bias)
+    wanted = product_reference(x, weight, bias)
     monkeypatch.setattr(int8, "exact", lambda: False)
-    monkeypatch.setattr(torch, "_int_mm", None)
-    assert torch.equal(product(x, quantised(weight), bias), wanted)
+    monkeypatch.setattr(int8, "_packed_product", None)
+    scale = float((x.abs() @ weight.abs().T).max() + bias.abs().max())
+    assert_within_rounding(product(x, quantised(weight), bias), wanted, torch.float32, 44, scale)
 
 
 @given(shapes)
@@ -138,4 +139,4 @@ def test_changed_weights_are_quantised_again():
         first = layer(x)
         layer.weight.mul_(2)
         second = layer(x)
-    assert torch.equal(second - layer.bias, 2 * (first - layer.bias)) or not torch.equal(first, second)
+    assert not torch.equal(first, second)
