@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -19,6 +19,7 @@ from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.cut import Cut, count_cut
+from paradigms.encoder.precision import AUTO, autocast
 from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
@@ -30,8 +31,6 @@ from paradigms.io.plugins import plugin_of
 from paradigms.io.typed import check_known, json_or_empty, read_settings
 from paradigms.recipe import Recipe, recipe_fields
 
-# accelerate's name -> the type of matrix products under autocast
-PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`
 # What an alignment may read, in words.
 READS = {
@@ -101,22 +100,14 @@ class Trainable(nn.Module, ABC):
     def evaluating(self) -> Iterator[None]:
         """Dropout off inside, and the mode restored after; by one thread at a time, of all models."""
         with EVALUATING:
-            training = self.training
+            if not self.training:
+                yield
+                return
             self.eval()
             try:
                 yield
             finally:
-                self.train(training)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """A context that computes as `precision` says: "no", "bf16", or "fp16" on a GPU; else ValueError."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    if precision == "fp16" and device.type == "cpu":
-        raise ValueError("precision fp16 needs a GPU; a processor has bf16")
-    kind = PRECISIONS[precision]
-    return torch.autocast(device.type, kind, enabled=kind is not None)
+                self.train()
 
 
 class Paradigm(Trainable):
@@ -165,9 +156,14 @@ class Paradigm(Trainable):
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 
     def encode(self, texts: Sequence[str], side: Side) -> Tokens:
-        """Tokens of raw texts, without gradients and without dropout."""
-        with self.evaluating(), torch.inference_mode():
-            return self.encoder(self.encoder.tokenize(texts, side).to(self.encoder.device), side)
+        """Tokens of raw texts, without gradients and without dropout.
+
+        The precision is that of the surrounding `encoder.precision.autocast`; outside of any, bf16 where
+        the device has it natively.
+        """
+        device = self.encoder.device
+        with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
+            return self.encoder(self.encoder.tokenize(texts, side).to(device), side)
 
     def encode_queries(self, texts: Sequence[str]) -> Tokens:
         """Q of x queries: axes [x, 1, l, h]."""

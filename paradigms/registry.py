@@ -9,6 +9,7 @@ from paradigms.baselines.cross_attention import CrossAttention, cross_attention
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
+from paradigms.encoder import backbone
 from paradigms.encoder.backbone import packaged
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
@@ -52,15 +53,20 @@ def load(
     layout: str | None = None,
     pickled: bool = False,
     plugin: str | Path | Iterable[str | Path] = (),
+    for_search: bool = False,
 ) -> Paradigm | Generative | CrossAttention:
     """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
     What `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`). documents: likewise,
     the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
     library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
-    plugin: files that register what the model needs (`io.plugins`). Raises FileNotFoundError if there is no
-    such folder; ValueError says what a folder holds that cannot be read, or needs.
+    plugin: files that register what the model needs (`io.plugins`). for_search: the model will encode texts,
+    and be neither trained nor saved; a plain BERT then opens without transformers. Raises FileNotFoundError
+    if there is no such folder; ValueError says what a folder holds that cannot be read, or needs.
     """
+    if for_search:
+        with backbone.for_search():
+            return load(name, documents=documents, layout=layout, pickled=pickled, plugin=plugin).eval()
     load_plugins(plugin)
     folder = _folder(name, pickled)
     if documents is not None:

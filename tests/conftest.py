@@ -87,6 +87,14 @@ def arithmetic():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def full_precision():
+    """ "auto" is "no" in tests: what they compare is computed in the weights' own type on every machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def quick_figures():
     """Figures are drawn once, where they stand: to find the layout matplotlib would draw each twice."""
     with pytest.MonkeyPatch.context() as patch:

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from paradigms.core import at_least_float32
 from paradigms.encoder.backbone import beginnings, load_heads, load_model, load_tokenizer, pretrained
 from paradigms.encoder.batches import by_length
+from paradigms.encoder.precision import AUTO
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.files import settle
 from paradigms.io.progress import progress_bar
@@ -88,9 +89,9 @@ class CrossAttention(Trainable):
             return self.head(states).squeeze(-1)
 
     def score_texts(
-        self, pairs: Sequence[tuple[str, str]], *, precision: str = "no", progress: bool = False
+        self, pairs: Sequence[tuple[str, str]], *, precision: str = AUTO, progress: bool = False
     ) -> list[float]:
-        """Score pairs (query, document) of texts. precision: "no", "bf16", or "fp16" on a GPU."""
+        """Score pairs (query, document) of texts. precision: as in `encoder.precision`."""
         order = sorted(range(len(pairs)), key=lambda n: -sum(map(len, pairs[n])))  # most memory first
         scores = [0.0] * len(pairs)
         tokens = TOKENS.get(self.device.type, MANY_TOKENS)

@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "if its files do not show it"},
     "--pickled": {"action": "store_true", "help": "read pickled weights too, but run no code in them"},
-    "--precision": {"choices": ["auto", "no", "bf16", "fp16"], "default": "auto"},
+    "--precision": {"choices": ["auto", "no", "bf16", "fp16", "int8"], "default": "auto"},
     "--words": {
         "type": count,
         "help": f"of a passage at most (default {WORDS}, or as many as the model reads)",

@@ -35,7 +35,6 @@ from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Fused, Passages, Reranking, Retriever, WithoutOwn, fuse
 from paradigms.saving import push_to_hub
 from paradigms.saving.card import model_card, results_of
-from paradigms.train.tracking import native_precision
 
 BASELINE, FUSED = "bm25", "fused"
 
@@ -43,7 +42,7 @@ BASELINE, FUSED = "bm25", "fused"
 def run_index(settings: argparse.Namespace) -> None:
     """Build, resume or update an index folder, and print the command that searches it."""
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
-    opened, problems = make(settings, output, precision_of(settings))
+    opened, problems = make(settings, output, settings.precision)
     report_source(settings, opened.made.words, problems)
     cut = opened.index.model.count_cut(opened.pieces.corpus)
     if cut.cut:
@@ -115,7 +114,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
     if not known:
         raise ValueError(f"{settings.run} has none of the queries: {', '.join(list(queries)[:3])} …")
     pieces = Pieces(corpus, words if split else 0)
-    reranking = Reranking(model, pieces.corpus, precision=precision_of(settings))
+    reranking = Reranking(model, pieces.corpus, precision=settings.precision)
     reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, known, progress=True)
     best = {query: best_first(scores, settings.k) for query, scores in reranked.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
@@ -212,7 +211,7 @@ def run_serve(settings: argparse.Namespace) -> None:
 
 def run_export(settings: argparse.Namespace) -> None:
     """Write a model's folder, and upload it if --push asks for it."""
-    model = Checkpoint.of(settings).open(pickled=settings.pickled)
+    model = Checkpoint.of(settings).open(pickled=settings.pickled, for_search=False)
     card = model_card(model, settings.results or results_of(settings.model), settings.layout)
     model.save_pretrained(settings.output, settings.layout, card)
     show.tell(f"{settings.model} in {settings.output}, with its card in README.md")
@@ -264,10 +263,6 @@ def identical(
     if ids:
         show.tell(left_out(ids))
     return ids
-
-
-def precision_of(settings: argparse.Namespace) -> str:
-    return native_precision() if settings.precision == "auto" else settings.precision
 
 
 def report_source(settings: argparse.Namespace, words: int, problems: Problems) -> None:

@@ -51,10 +51,12 @@ class Checkpoint:
             model_layout=settings.model_layout,
         )
 
-    def open(self, *, pickled: bool) -> Any:
-        """Load the model on the `chosen_device`. Raises the errors of `load`."""
+    def open(self, *, pickled: bool, for_search: bool = True) -> Any:
+        """Load the model on the `chosen_device`, to encode alone unless `for_search` is False. Raises the
+        errors of `load`.
+        """
         documents, layout = self.document_model or None, self.model_layout or None
-        model = load(self.model, documents=documents, layout=layout, pickled=pickled)
+        model = load(self.model, documents=documents, layout=layout, pickled=pickled, for_search=for_search)
         return model.to(chosen_device())
 
 

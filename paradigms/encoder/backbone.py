@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from safetensors.torch import load_file
 from tokenizers import decoders, models
 from torch import Tensor, nn
 
+from paradigms.encoder.bert import Light
+from paradigms.encoder.tokenizing import LightTokenizer
 from paradigms.io.typed import check_files, check_header, json_or_empty, naming
 
 PATIENCE = 0.2  # seconds that a regular expression may take per name
@@ -26,6 +29,7 @@ LONG = 4  # texts with this many times the characters are cut
 BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 
+_for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 
 # Name -> (module whose folder `model` holds the checkpoint, name of its distribution): all-MiniLM-L6-v2
 # (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
@@ -93,6 +97,27 @@ def check_on_hub(name: str) -> None:
         ) from None
 
 
+@contextmanager
+def for_search() -> Iterator[None]:
+    """Inside, models are opened to encode texts alone: plain BERTs without the import of transformers."""
+    token = _for_search.set(True)
+    try:
+        yield
+    finally:
+        _for_search.reset(token)
+
+
+def positions(name: str | Path) -> int | None:
+    """Number of positions of a checkpoint's encoder; None if its config gives none."""
+    if _for_search.get():
+        light = json_or_empty(Path(name) / "config.json")
+        if light.get("model_type") == "bert" and isinstance(light.get("max_position_embeddings"), int):
+            return int(light["max_position_embeddings"])
+    from transformers import AutoConfig
+
+    return getattr(pretrained(AutoConfig, name), "max_position_embeddings", None)
+
+
 def check_backbone(name: str | Path) -> None:
     """Check that a backbone exists before anything long runs. Raises as `packaged` and `pretrained` do."""
     from transformers import AutoConfig
@@ -150,8 +175,14 @@ def load_backbone(name: str | Path) -> Any:
     """Load a checkpoint's encoder in float32, without its pooler; of an encoder-decoder only the encoder.
 
     The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises ValueError as
-    `load_model` does.
+    `load_model` does. Within `for_search`, a plain BERT is read without transformers.
     """
+    if _for_search.get() and Path(name).is_dir():
+        _check_config(Path(name))
+        with naming(name):
+            light = Light.read(Path(name))
+        if light is not None:
+            return light
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
@@ -169,6 +200,11 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     there is no padding token or if the tokenizer's files are missing; transformers would then create a
     tokenizer that knows no word.
     """
+    if _for_search.get() and entries is not None and Path(name).is_dir():
+        with naming(name):
+            light = LightTokenizer.read(Path(name))
+        if light is not None and entries / 2 <= len(light):
+            return light
     from transformers import AutoConfig, AutoTokenizer
 
     try:

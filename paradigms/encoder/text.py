@@ -28,9 +28,11 @@ from paradigms.encoder.backbone import (
     without_adapters,
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
+from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.frozen import LowerStates, Split
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.settings import SIDES, EncoderSettings, Layout, Side, settings_fields
+from paradigms.encoder.tokenizing import token_rows
 from paradigms.io.files import write_json
 from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -98,17 +100,13 @@ class TextEncoder(nn.Module):
             check_text(text, f"{side} text {n}")
         s, layout = self.settings, self._layouts[side]
         augment = side == "query" and s.query_augmentation
-        rows = self.tokenizer(
+        ids, attention, special = token_rows(
+            self.tokenizer,
             beginnings(self.tokenizer, [layout.prefix + text for text in texts], layout.length),
-            padding="max_length" if augment else True,
-            truncation=True,
-            max_length=layout.length - len(layout.marker),
-            return_special_tokens_mask=True,
-            return_token_type_ids=False,
-            return_tensors="pt",
+            layout.length - len(layout.marker),
+            whole=augment,
         )
-        ids, attention = rows["input_ids"], rows["attention_mask"]
-        content = rows["special_tokens_mask"] == 0  # neither special tokens nor padding
+        content = special == 0  # neither special tokens nor padding
         blank = torch.tensor([not text.strip() for text in texts]) | ~content.any(-1)
         counts = attention.bool() if s.special_tokens else content
         for marker in layout.marker:
@@ -129,7 +127,8 @@ class TextEncoder(nn.Module):
 
     def _layout(self, side: Side) -> Layout:
         length, marker = (getattr(self.settings, f"{side}_{name}") for name in ("length", "marker"))
-        ids = [i for token, i in self.tokenizer.get_vocab().items() if token == marker and marker]
+        vocabulary = self.tokenizer.get_vocab() if marker else {}
+        ids = [vocabulary[marker]] if marker in vocabulary else []
         prefix = "" if ids else marker
         around = self.tokenizer(prefix)["input_ids"]
         needed, limit = len(around) + len(ids), getattr(self.backbone.config, "max_position_embeddings", None)
@@ -181,7 +180,7 @@ class TextEncoder(nn.Module):
     def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:
         """The backbone's first output, its last hidden states."""
         if self.split is None:
-            return self.backbone(**batch.inputs())[0]
+            return last_hidden(self.backbone, batch.inputs())
         return self.split.upper(self.split.lower(batch), batch)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
@@ -288,6 +287,8 @@ class TextEncoder(nn.Module):
 
     def _ids_of(self, characters: str) -> list[int]:
         wanted, exact = set(characters), self.settings.skip_exact
+        if not wanted:
+            return []
         vocabulary = self.tokenizer.get_vocab().items()
         return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
 

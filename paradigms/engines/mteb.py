@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paradigms.data import Corpus, Run, best_first
 from paradigms.data.collection import joined
+from paradigms.encoder.precision import AUTO
 from paradigms.registry import RERANKERS
 from paradigms.retrieve import Model, Reranking, retriever_of
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 class MTEBModel:
     """A model that searches and reranks in MTEB; a cross-attention model only reranks.
 
-    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: for encoding: "no",
-    "bf16" or "fp16".
+    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: of encoding, as in
+    `encoder.precision`.
     """
 
-    def __init__(self, model: Model, name: str = "", *, kind: str = "exact", precision: str = "no") -> None:
+    def __init__(self, model: Model, name: str = "", *, kind: str = "exact", precision: str = AUTO) -> None:
         self.model, self.kind, self.precision = model, kind, precision
         self.name = name if "/" in name else f"retrieval-paradigms/{name or model.name}"
         self._corpus = Corpus([], [])

@@ -14,6 +14,7 @@ import pyterrier as pt
 from paradigms import retrieve
 from paradigms.data import Corpus, Run
 from paradigms.data.beir import read_corpus, write_corpus
+from paradigms.encoder.precision import AUTO
 from paradigms.find import INDEXES
 from paradigms.io.files import replace_file
 from paradigms.model import Paradigm
@@ -46,7 +47,7 @@ class Reranker(pt.Transformer):
     model: of any kind; a generative model knows documents by their docno.
     """
 
-    def __init__(self, model: retrieve.Model, precision: str = "no") -> None:
+    def __init__(self, model: retrieve.Model, precision: str = AUTO) -> None:
         self.model, self.precision = model, precision
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

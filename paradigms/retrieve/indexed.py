@@ -12,6 +12,7 @@ import numpy as np
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, check_queries
 from paradigms.encoder.batches import by_length
+from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.scan import Exact
@@ -29,13 +30,15 @@ class Indexed:
     """Search and rerank by rel over an index (`paradigms.find`).
 
     model: made the index; its alignment may differ since. corpus: the documents' texts, for `explain`. keep:
-    β^q, the share of each query's tokens that are searched with, the most salient ones.
+    β^q, the share of each query's tokens that are searched with, the most salient ones. precision: for
+    encoding queries, as in `encoder.precision`.
     """
 
     index: Index
     model: Paradigm
     corpus: Corpus | None = None
     keep: float = 1.0
+    precision: str = AUTO
 
     @classmethod
     def build(
@@ -45,16 +48,19 @@ class Indexed:
         folder: str | Path | None = None,
         *,
         kind: Kind | str = "exact",
+        precision: str = AUTO,
         **settings: Any,
     ) -> Indexed:
         """Encode texts into an index.
 
         texts: a corpus, or document id → text. folder: holds the index; None keeps it in memory. kind: such
-        as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. settings: of `Store.build`, such as
-        precision and progress.
+        as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: for encoding documents and
+        queries. settings: of `Store.build`, such as progress.
         """
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
-        return cls(Index(Store.build(made, model, corpus.ids, corpus, folder, **settings)), model, corpus)
+        settings["precision"] = precision
+        store = Store.build(made, model, corpus.ids, corpus, folder, **settings)
+        return cls(Index(store), model, corpus, precision=precision)
 
     @classmethod
     def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
@@ -74,7 +80,7 @@ class Indexed:
         self.index.store.check(self.model)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"search {self.model.name}", total=len(queries))
-            encoded = list(_encoded(self.model, queries, self.keep))
+            encoded = list(self._encoded(queries, self.keep))
             parts = [part for _, part in encoded]
             ranked = self.index.search_tokens(
                 self.model.recipe, parts, k, advance=lambda n: bar.advance(task, n)
@@ -97,12 +103,21 @@ class Indexed:
         runs: list[Run] = [{} for _ in recipes]
         with progress_bar(progress) as bar:
             task = bar.add_task(f"rerank {self.model.name}", total=len(texts))
-            for names, encoded in _encoded(self.model, texts):
+            for names, encoded in self._encoded(texts):
                 scored = self.index.rerank_tokens(recipes, encoded, [list(run[query]) for query in names])
                 for new, ranked in zip(runs, scored, strict=True):
                     new |= dict(zip(names, ranked, strict=True))
                 bar.advance(task, len(names))
         return [{query: new.get(query, {}) for query in run} for new in runs]
+
+    def _encoded(self, queries: Mapping[str, str], keep: float = 1.0) -> Iterator[tuple[list[str], Tokens]]:
+        """Yield ids and Q of QUERIES queries of similar length. keep: share of tokens, as in `Indexed`."""
+        names = list(queries)
+        for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
+            some = [names[n] for n in places]
+            with autocast(self.model.encoder.device, self.precision):
+                encoded = self.model.encode_queries([queries[name] for name in some])
+            yield some, most_salient(encoded, keep)
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         text, pool = text_of(self.corpus, document), None
@@ -116,16 +131,6 @@ class Indexed:
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
         return self.only(self.index.store.names(rows))
-
-
-def _encoded(
-    paradigm: Paradigm, queries: Mapping[str, str], keep: float = 1.0
-) -> Iterator[tuple[list[str], Tokens]]:
-    """Yield ids and Q of QUERIES queries of similar length. keep: the share of tokens, as in `Indexed`."""
-    names = list(queries)
-    for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
-        some = [names[n] for n in places]
-        yield some, most_salient(paradigm.encode_queries([queries[name] for name in some]), keep)
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
@@ -25,7 +26,7 @@ def retriever_of(
     folder: str | Path | None = None,
     *,
     first: Retriever | None = None,
-    precision: str = "no",
+    precision: str = AUTO,
     progress: bool = False,
     **settings: Any,
 ) -> Retriever:
@@ -33,8 +34,8 @@ def retriever_of(
 
     A paradigm encodes the texts (`Indexed.build`, whose folder, progress and settings these are). A
     generative model ranks the corpus that it was built for, under the caller's autocast. A cross-attention
-    model reranks what `first` retrieves, and cannot search without it. precision: "no", "bf16", or "fp16" on
-    a GPU.
+    model reranks what `first` retrieves, and cannot search without it. precision: as in
+    `encoder.precision`.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model)
@@ -54,7 +55,7 @@ class Reranking:
     model: Model
     corpus: Corpus
     first: Retriever | None = None
-    precision: str = "no"
+    precision: str = AUTO
 
     def size_in_bytes(self) -> int:
         return 0
@@ -82,7 +83,7 @@ class TextPairs:
 
     model: CrossAttention
     corpus: Corpus
-    precision: str = "no"
+    precision: str = AUTO
 
     def size_in_bytes(self) -> int:
         return 0

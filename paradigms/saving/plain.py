@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 
 from paradigms.baselines.cross_attention import SequenceClassifier
-from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.backbone import positions, pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.typed import json_or_empty
 from paradigms.model import Paradigm
@@ -38,9 +38,7 @@ def read_plain(folder: Path) -> Paradigm:
 
 def longest(folder: Path) -> int:
     """The number of positions that the encoder has; `LENGTH` if it is unlimited."""
-    from transformers import AutoConfig
-
-    return int(getattr(pretrained(AutoConfig, folder), "max_position_embeddings", None) or LENGTH)
+    return int(positions(folder) or LENGTH)
 
 
 def check_encoder(folder: Path) -> None:

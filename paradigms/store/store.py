@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.encoder.precision import AUTO, resolved
 from paradigms.io.progress import progress_bar
 from paradigms.io.typed import check_several, naming, parse_json
 from paradigms.model import Paradigm
@@ -80,7 +81,7 @@ class Store:
         pool: int = 1,
         pooling: Pooling = "ward",
         batch_size: int = 64,
-        precision: str = "no",
+        precision: str = AUTO,
         progress: bool = False,
         launch: Launch | None = None,
     ) -> "Store":
@@ -93,7 +94,7 @@ class Store:
         kind: such as `find.kinds.exact()`. ids: of the documents, which get the rows 0, 1, … in their order.
         folder: None keeps everything in memory.
         keep, pool, pooling: which tokens of a document are stored (`pruning.Fewer`).
-        precision: "bf16", or "fp16" on a GPU, encodes under autocast; vectors are stored as float16 anyway.
+        precision: as in `encoder.precision`; vectors are stored as float16 anyway.
         launch: the processes that share the work (`building`), all of which call this with the same
         arguments, such as accelerate's `Accelerator` or `PartialState`; each returns the store, whose bytes
         are those that one process makes with as many threads. None: this process builds alone.
@@ -103,6 +104,7 @@ class Store:
         or writes there.
         """
         count, fewer = check_ids(ids, texts), Fewer(keep, pool, pooling)
+        precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
@@ -378,7 +380,7 @@ class Store:
         texts: Iterable[str],
         *,
         batch_size: int = 64,
-        precision: str = "no",
+        precision: str = AUTO,
         progress: bool = False,
     ) -> "Store":
         """Encode and store more documents, all or none of them, pruned as in the build.

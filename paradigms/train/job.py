@@ -33,9 +33,11 @@ from paradigms.data.trec import check_ids
 from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.encoder.precision import native_precision
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import candidates, per_query
+from paradigms.io.device import chosen_device
 from paradigms.io.files import check_locks, locked, remove_folder, write_json, write_text
 from paradigms.io.manifest import sha256
 from paradigms.io.plugins import LOADED
@@ -93,7 +95,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
     automatic = settings.precision == "auto"
     accelerator = Accelerator(
-        mixed_precision=tracking.native_precision() if automatic else settings.precision,
+        mixed_precision=native_precision(chosen_device()) if automatic else settings.precision,
         log_with=None if tracker == "none" else tracker,
         project_dir=folder,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],

@@ -10,6 +10,7 @@ Relevant documents without a judgement become negatives, too, and a better model
 import random
 
 from paradigms.data import Corpus, Run, Split
+from paradigms.encoder.precision import AUTO
 from paradigms.retrieve import Model, retriever_of
 
 
@@ -19,12 +20,12 @@ def mine(
     split: Split,
     depth: int = 100,
     *,
-    precision: str = "no",
+    precision: str = AUTO,
     progress: bool = False,
 ) -> Run:
     """Search exactly for the first `depth` documents of each query with a relevant document.
 
-    precision: "no", "bf16" or "fp16" for encoding. Raises ValueError for a model that cannot search.
+    precision: of encoding, as in `encoder.precision`. Raises ValueError for a model that cannot search.
     """
     relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     queries = {query: split.queries[query] for query in relevant}

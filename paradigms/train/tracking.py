@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from paradigms.io.device import chosen_device
 from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
@@ -40,16 +39,6 @@ def check_launch() -> None:
         "accelerate launch is configured for GPUs, and torch finds none on this machine: launch one process "
         "without --config_file, or two with ACCELERATE_USE_CPU=true and experiments/configs/cpu_2.yaml"
     )
-
-
-def native_precision() -> str:
-    """Return "bf16" if the `chosen_device` multiplies matrices in bfloat16 natively, else "no"."""
-    if chosen_device().type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-    # Other CPUs, and any under an older ATEN_CPU_CAPABILITY, emulate bfloat16 more slowly than float32.
-    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if wide and native else "no"
 
 
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:

@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from paradigms.cli.arguments import main
+from paradigms.encoder.precision import native_precision
 from paradigms.io.command_line import command_line
 from paradigms.io.device import VARIABLE, choose_device, chosen_device
-from paradigms.train import tracking
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_the_chosen_device_is_that_of_models(name):
         assert Accelerator().device == torch.device("cpu")
         AcceleratorState._reset_state(reset_partial_state=True)
     else:
-        assert tracking.native_precision() == "bf16"
+        assert native_precision(chosen_device()) == "bf16"
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "mps", "gpu", "cuda:x", "cpu "])

@@ -1,0 +1,112 @@
+"""x Wᵀ + b in 8 bits: W8A8, a scale per token and per output channel.
+
+    x ≈ s · q, s = max |x| / 127 per token;  W ≈ t · p, t = max |W| / 127 per output;  x Wᵀ ≈ s tᵀ ∘ (q pᵀ)
+
+Values round to the nearest of 255 steps, halves up; no outlier is clipped, and no text calibrates anything:
+the quantisation depends on the weights and on the token itself. q pᵀ is exact. The product is oneDNN's, over
+weights that are packed once: torch._int_mm packs them in every call, which takes longer than the product.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LARGEST = 127
+ZERO = 128
+LEAST = torch.finfo(torch.float32).tiny  # scale of a token or an output that is all zeros
+
+
+class Quantised(NamedTuple):
+    """A weight as t · p."""
+
+    values: Tensor  # p, int8, packed for oneDNN's product where that is `exact`
+    scales: Float[Tensor, " v"]  # t
+    zeros: Int[Tensor, " v"]  # what stands for 0 in p
+
+
+def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
+    """Round a weight to 8 bits, with a scale for each output."""
+    scales = weight.detach().float().abs().amax(1).div(LARGEST).clamp_min(LEAST)
+    values = (weight.detach() / scales[:, None] + 0.5).floor_().to(torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(values, None) if exact() else values
+    return Quantised(packed, scales, torch.zeros(len(scales), dtype=torch.int64))
+
+
+def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b of a quantised weight, in float32."""
+    rows = x.flatten(0, -2).float()
+    scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
+    # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
+    shifted = (rows * scales.reciprocal()).add_(ZERO + 0.5).to(torch.uint8)
+    found = _product(shifted, weight).mul_(scales)
+    if bias is not None:
+        found.add_(bias)
+    return found.unflatten(0, x.shape[:-1])
+
+
+def _product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
+    """q (t · p)ᵀ."""
+    if exact():
+        return _packed_product(shifted, weight)
+    return ((shifted.float() - ZERO) @ weight.values.float().t()).mul_(weight.scales)
+
+
+def _packed_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
+    left, right = (shifted, 1.0, ZERO), (*weight, None)
+    return torch.ops.onednn.qlinear_pointwise(*left, *right, 1.0, 0, torch.float32, "none", [], "")
+
+
+@cache
+def exact() -> bool:
+    """Whether oneDNN multiplies 8 bits exactly here: without VNNI, sums of pairs may saturate at 16 bits."""
+    if "onednn" not in torch.backends.quantized.supported_engines:
+        return False
+    largest = torch.full((64, 64), LARGEST, dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(largest, None)
+    weight = Quantised(packed, torch.ones(64), torch.zeros(64, dtype=torch.int64))
+    found = _packed_product(torch.full((64, 64), ZERO + LARGEST, dtype=torch.uint8), weight)
+    return bool((found == 64 * LARGEST**2).all())
+
+
+def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`product` in its definition: both factors rounded, and multiplied in their own type."""
+    rounded = []
+    for factor in (x, weight):
+        scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)
+        rounded.append((factor / scales + 0.5).floor() * scales)
+    return nn.functional.linear(*rounded, bias)
+
+
+class W8A8(TorchFunctionMode):
+    """Inside, every linear layer with a float32 weight on a CPU is a `product`, in any encoder.
+
+    Weights are quantised when they are first used, and again after they change in place.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.functional.linear and not torch.is_grad_enabled():
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            if weight.dtype == torch.float32 and weight.device.type == "cpu":
+                names = ("input", "weight", "bias")
+                given = dict(zip(names, args, strict=False)) | kwargs
+                return product(given["input"], _kept(weight), given.get("bias"))
+        return function(*args, **kwargs)
+
+
+_weights = WeakTensorKeyDictionary()  # weight -> its state and it as `Quantised`
+
+
+def _kept(weight: Tensor) -> Quantised:
+    state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    known = _weights.get(weight)
+    if known is None or known[0] != state:
+        known = _weights[weight] = state, quantised(weight)
+    return known[1]

@@ -1,0 +1,85 @@
+"""The number types that encoders compute in: one place decides, for queries and documents alike.
+
+| precision | matrix products | everything else |
+|---|---|---|
+| no | the weights' own type, float32 | the same |
+| bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
+| int8 | `int8.w8a8`: 8 bits, sums in int32 | float32 |
+
+"auto" is the precision of the surrounding `autocast`; outside of any, bf16 if the device multiplies it
+natively, else no.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+import torch
+
+# precision -> the type of matrix products under torch's autocast
+PRECISIONS: dict[str, torch.dtype | None] = {
+    "no": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": None,
+}
+AUTO = "auto"
+_chosen: ContextVar[str] = ContextVar("precision", default=AUTO)  # of the innermost `autocast`
+
+
+def native_precision(device: torch.device) -> str:
+    """Return "bf16" if a device multiplies matrices in bfloat16 natively, else "no"."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+    return "bf16" if device.type == "cpu" and _native_on_cpu() else "no"
+
+
+@cache
+def _native_on_cpu() -> bool:
+    # Other CPUs, and any under an older ATEN_CPU_CAPABILITY, emulate bfloat16 more slowly than float32.
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return wide and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    """A context in which encoders compute as `precision` says: a key of `PRECISIONS` or "auto".
+
+    Raises ValueError as `resolved` does.
+    """
+    return _computing(device, resolved(device, precision))
+
+
+def resolved(device: torch.device, precision: str) -> str:
+    """Replace "auto" by the surrounding context's precision, else torch.autocast's, else the native one.
+
+    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 elsewhere.
+    """
+    if precision == AUTO:
+        around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
+        precision = native_precision(device) if around == AUTO else around
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join([AUTO, *PRECISIONS])}, got {precision!r}")
+    if precision == "fp16" and device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU; a processor has bf16")
+    if precision == "int8" and device.type != "cpu":
+        raise ValueError("precision int8 is for processors; a GPU has bf16")
+    return precision
+
+
+@contextmanager
+def _computing(device: torch.device, precision: str) -> Iterator[None]:
+    kind, token = PRECISIONS[precision], _chosen.set(precision)
+    try:
+        with torch.autocast(device.type, kind, enabled=kind is not None):
+            yield
+    finally:
+        _chosen.reset(token)
+
+
+def product_precision(device: torch.device) -> str:
+    """The precision that holds at this point: torch's own autocast counts as well."""
+    if torch.is_autocast_enabled(device.type):
+        kind = torch.get_autocast_dtype(device.type)
+        return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")
+    return "int8" if _chosen.get() == "int8" else "no"

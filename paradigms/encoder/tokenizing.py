@@ -1,0 +1,129 @@
+"""Texts → token ids by the library `tokenizers` alone: transformers' wrapper takes longer than a short query.
+
+`token_rows` calls the tokenizer within transformers' one; `LightTokenizer` reads a BERT's tokenizer.json and
+needs no transformers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from paradigms.io.typed import json_or_empty
+
+BERT = ("BertTokenizer", "BertTokenizerFast")
+SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
+
+
+def token_rows(
+    tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool = False
+) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
+    """ids, attention mask and special tokens mask of texts, cut to `length` and padded to the longest.
+
+    whole: pad to `length`. Special tokens include padding. Equal to transformers' call of the tokenizer.
+    """
+    if not tokenizer.is_fast:
+        rows = tokenizer(
+            list(texts),
+            padding="max_length" if whole else True,
+            truncation=True,
+            max_length=length,
+            return_special_tokens_mask=True,
+            return_tensors="pt",
+        )
+        return rows["input_ids"], rows["attention_mask"], rows["special_tokens_mask"]
+    backend = tokenizer.backend_tokenizer
+    cut = {"max_length": length, "stride": 0, "strategy": "longest_first", "direction": "right"}
+    cut["direction"] = tokenizer.truncation_side
+    if backend.truncation != cut:
+        backend.enable_truncation(**cut)
+    padding = {"length": length if whole else None, "pad_to_multiple_of": None, "pad_type_id": 0}
+    padding |= {"direction": "right", "pad_token": tokenizer.pad_token, "pad_id": tokenizer.pad_token_id}
+    if backend.padding != padding:
+        backend.enable_padding(**padding)
+    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    found = backend.encode_batch_fast(list(texts))  # without the tokens' places in the text
+    names = ("ids", "attention_mask", "special_tokens_mask")
+    ids, attention, special = (torch.tensor([getattr(row, name) for row in found]) for name in names)
+    return ids, attention, special
+
+
+class LightTokenizer:
+    """What encoders use of transformers' BertTokenizer, over the same tokenizer.json."""
+
+    is_fast, truncation_side, padding_side, pad_token, mask_token = True, "right", "right", "[PAD]", "[MASK]"
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self.backend_tokenizer = backend
+        ids = {name: backend.token_to_id(token) for name, token in SPECIAL.items()}
+        self.pad_token_id, self.cls_token_id, self.mask_token_id = (ids[n] for n in ("pad", "cls", "mask"))
+
+    @classmethod
+    def read(cls, folder: Path) -> "LightTokenizer | None":
+        """The tokenizer in a folder; None unless transformers would build the same one.
+
+        transformers builds a BertTokenizer from the vocabulary of tokenizer.json and the options of
+        tokenizer_config.json; so the other parts of tokenizer.json have to be what it would choose.
+        """
+        file, config = folder / "tokenizer.json", json_or_empty(folder / "tokenizer_config.json")
+        if config.get("tokenizer_class") not in BERT or not file.is_file():
+            return None
+        if any(config.get(f"{name}_token", token) != token for name, token in SPECIAL.items()):
+            return None
+        state = json_or_empty(file)
+        normalizer = {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": config.get("tokenize_chinese_chars", True),
+            "strip_accents": config.get("strip_accents"),
+            "lowercase": config.get("do_lower_case", True),
+        }
+        model = {name: value for name, value in state.get("model", {}).items() if name != "vocab"}
+        usual = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+        single = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        single.append({"SpecialToken": {"id": "[SEP]", "type_id": 0}})
+        added = [token.get("content") for token in state.get("added_tokens", [])]
+        same = (
+            state.get("normalizer") == normalizer
+            and state.get("pre_tokenizer") == {"type": "BertPreTokenizer"}
+            and model == usual | {"max_input_chars_per_word": 100}
+            and (state.get("post_processor") or {}).get("single") == single
+            and sorted(added) == sorted(SPECIAL.values())
+            and not (config.get("extra_special_tokens") or config.get("additional_special_tokens"))
+        )
+        if not same:
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
+    def __call__(self, texts: Any, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        """Ids of a text, or of several, neither cut nor padded."""
+        backend = self.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        if isinstance(texts, str):
+            return {"input_ids": backend.encode(texts, add_special_tokens=add_special_tokens).ids}
+        rows = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return {"input_ids": [row.ids for row in rows]}
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+    def get_vocab(self) -> dict[str, int]:
+        return dict(self.backend_tokenizer.get_vocab())
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [str(self.backend_tokenizer.id_to_token(id)) for id in ids]
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        raise ValueError("this model was opened to search: load it without for_search to save it")
