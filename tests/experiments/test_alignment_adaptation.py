@@ -9,6 +9,7 @@ import alignment_adaptation
 import numpy as np
 import pytest
 from papers.qian2022.adaptation_claims import Task, answer, claims
+from studies.model_runs import DEV
 
 from paradigms.align import Entropic, TopK
 from paradigms.data import load_collection
@@ -117,6 +118,7 @@ def planted(
     values = {s: base + mean + random.normal(0, noise, 200) for s, mean in zip(NAMES, means, strict=True)}
     model = {"collection": name, "trained_with": own, "zero_shot": False, "values": values}
     model |= {"several": dict.fromkeys(NAMES, 0.5), "bm25": np.full(200, bm25)}
+    model |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8}}
     return Task([model | {"kept step": step} for step in kept], [8, 16])
 
 

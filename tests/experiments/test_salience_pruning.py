@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import salience_pruning
 from papers.qian2022.pruning_claims import COSTS, PruningResults, claims
+from studies.model_runs import DEV
 
 from paradigms import Paradigm
 from paradigms.align import TopK
@@ -100,7 +101,12 @@ def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: P
 
 
 def planted(
-    levels: dict[str, float], bm25: float = 0.2, kept: int = 30, flat: str = "", relative: float = 0.05
+    levels: dict[str, float],
+    bm25: float = 0.2,
+    kept: int = 30,
+    moved: bool = True,
+    flat: str = "",
+    relative: float = 0.05,
 ) -> dict[str, str]:
     """Verdicts where every pruned model's values are about its level, and each unpruned one's about .5.
 
@@ -128,6 +134,7 @@ def planted(
         deviation = relative if result["method"] == flat else 0.5
         gate = {"mean": 1.0, "deviation": deviation, "relative": deviation, "sparsity": 0.0}
         result |= {} if result["method"] == "none" else {"gate": gate}
+    results[0] |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8} if moved else {}}
     lexical = PerQuery([f"q{n}" for n in range(64)], {"RR@10": np.full(64, bm25)})
     return {v.claim.statement: v.word for v in judge(claims(PruningResults(results, (0.5, 0.4), lexical)))}
 
@@ -151,6 +158,11 @@ def test_planted_effects_get_their_verdicts() -> None:
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
     assert not any(s.startswith("β^q = 10%") for s in found)  # not measured
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
+    readouts = ("β^q = 30%", "a ReLU gate alone “degrades”", "alignment adaptation")
+    still = planted(good, moved=False)  # what is said of the gated model's training is not decided
+    assert {s for s, word in still.items() if found[s] != word} == {
+        s for s, word in found.items() if word != UNDECIDED and not s.startswith((*readouts, "a ReLU"))
+    }
     untrained = planted(good, kept=0)  # the gated model; the others are heard
     assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"a"}
 
