@@ -7,6 +7,7 @@ price of the encoder for every pair. `SequenceClassifier` is a published one of 
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,10 @@ class CrossAttention(Trainable):
     def score_texts(
         self, pairs: Sequence[tuple[str, str]], *, precision: str = AUTO, progress: bool = False
     ) -> list[float]:
-        """Score pairs (query, document) of texts. precision: as in `encoder.precision`."""
+        """Score pairs (query, document) of texts. precision: as in `encoder.precision`.
+
+        Raises ValueError for a pair whose score is not finite.
+        """
         order = sorted(range(len(pairs)), key=lambda n: -sum(map(len, pairs[n])))  # most memory first
         scores = [0.0] * len(pairs)
         tokens = TOKENS.get(self.device.type, MANY_TOKENS)
@@ -109,6 +113,9 @@ class CrossAttention(Trainable):
                 for batch in by_length([len(row.ids) for row in rows], tokens):
                     values = self(self._padded([rows[n] for n in batch]).to(self.device)).tolist()
                     for n, value in zip(batch, values, strict=True):
+                        if not isfinite(value):
+                            query, document = (f"{text!r:.80}" for text in pairs[window[n]])
+                            raise ValueError(f"the score of {document} for {query} is not finite: {value}")
                         scores[window[n]] = value
                     bar.advance(task, len(batch))
         return scores

@@ -66,6 +66,8 @@ class Identifiers:
             raise ValueError(f"owners must name each of the {len(self.documents)} documents")
         wrong = (self.tokens < 0) | (self.tokens >= self.vocabulary)
         if self.end is not None:
+            if not 0 <= self.end < self.vocabulary:
+                raise ValueError(f"end is {self.end}, and tokens lie in [0, {self.vocabulary})")
             wrong |= self.tokens == self.end
             if (lengths == 0).any():
                 empty = self.documents[self.owners[lengths.argmin()]]

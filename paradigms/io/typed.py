@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
+LABELS = 1 << 20
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
 
@@ -167,7 +168,8 @@ def check_files(folder: Path) -> None:
     """Check a checkpoint's files before any is read. Raises ValueError.
 
     Refuses pipes, sockets and devices, where a reader would wait forever; weights with too many tensors
-    (`check_header`); and lists of weights that name a file outside their folder.
+    (`check_header`); lists of weights that name a file outside their folder; and more than `LABELS` classes,
+    of which transformers makes a list.
     """
     for file in sorted(folder.rglob("*")):
         try:
@@ -184,6 +186,10 @@ def check_files(folder: Path) -> None:
             outside = next((name for name in sorted(names) if name != Path(name).name), None)
             if outside is not None:
                 raise ValueError(f"{file} names {outside!r:.200}, which is not in its folder")
+        elif file.name == "config.json" and S_ISREG(mode):
+            labels = read_json(file).get("num_labels")
+            if isinstance(labels, int) and labels > LABELS:
+                raise ValueError(f"{file}: num_labels is {labels:,}, more than {LABELS:,}")
 
 
 def check_header(file: Path) -> None:

@@ -123,6 +123,13 @@ def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
     assert_within_rounding(found, expected, torch.bfloat16, 2 * 8, scale=1)
 
 
+def test_a_score_that_is_not_finite_is_refused(tiny_bert):
+    model = build(tiny_bert)
+    torch.nn.init.constant_(model.head.weight, float("nan"))
+    with pytest.raises(ValueError, match="the score of 'a dog' for 'the fox' is not finite: nan"):
+        model.score_texts([("the fox", "a dog")])
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_trainable_parameter_gets_a_gradient(checkpoints, family, lora_rank):

@@ -101,6 +101,7 @@ def test_the_digest_follows_what_names_what() -> None:
         ({"starts": np.array([2, 2])}, "starts must ascend strictly within .0, 6."),
         ({"starts": np.array([0, 6])}, "starts must ascend strictly within .0, 6."),
         ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),
+        ({"end": 9}, "end is 9, and tokens lie in .0, 9."),
         ({"vocabulary": 8}, "document 'c' holds the token 8"),
         ({"tokens": np.array([5, -1, 7, 5, 6, 8])}, "document 'a' holds the token -1"),
     ],

@@ -39,12 +39,19 @@ def outside(backbone: Path) -> None:
     (backbone / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def many_labels(backbone: Path) -> None:
+    """transformers would make a list of them."""
+    config = json.loads((backbone / "config.json").read_text())
+    (backbone / "config.json").write_text(json.dumps(config | {"num_labels": 10**9}))
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (fifo, r"z\.safetensors is a pipe, socket or device"),
         (device, r"z\.safetensors is a pipe, socket or device"),
         (many_tensors, r"z\.safetensors is damaged, or names too many tensors"),
+        (many_labels, r"config\.json: num_labels is 1,000,000,000, more than"),
         (outside, r"model\.safetensors\.index\.json names '\.\./\.\./outside\.safetensors'"),
     ],
 )
