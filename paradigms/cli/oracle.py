@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import binomtest
 
 from paradigms.align import PoolTopK
 from paradigms.cli.indexed import open_folder
@@ -98,7 +99,11 @@ def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[flo
     """What is possible, and what of it the model reaches."""
 
     def share(values: Sequence[float]) -> str:
-        return "{:.0%} [{:.0%}, {:.0%}]".format(*seeds_interval(np.array(values, dtype=float)[None]))
+        successes = binomtest(
+            int(np.sum(values)), len(values)
+        )  # Wilson's: a bootstrap of 0 or 1 has no width
+        low, high = successes.proportion_ci(method="wilson")
+        return f"{np.mean(values):.0%} [{low:.0%}, {high:.0%}]"
 
     possible, none, open_ = (
         [answer.answerable is value for answer in answers] for value in (True, False, None)
