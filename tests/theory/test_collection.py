@@ -5,9 +5,9 @@ import pytest
 
 from theory.collection import (
     Problem,
-    left_vectors,
     exact_thresholds,
     least_dimension,
+    left_vectors,
     projected_dimension,
     truncated,
 )
