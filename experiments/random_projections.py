@@ -44,14 +44,24 @@ from studies.curves import Curves
 from studies.pages import Rows, Section, publish, verdicts
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
+from paradigms.data import Judgements
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
 from paradigms.train.job import begin, open_collection
-from theory.collection import Dimension, Problem, exact_thresholds, length_groups, projected_dimension
+from theory.answerable import one_vector
+from theory.collection import (
+    Dimension,
+    Problem,
+    exact_thresholds,
+    left_vectors,
+    length_groups,
+    projected_dimension,
+)
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
 WEIGHTINGS = ("bm25", "tfidf", "boolean")  # of terms; Figures 3a and 3b are of the first
 MARGIN_RANKS = (10, 100, 1000)
+NUMBERS = (4, 8, 16, 32, 64, 128)  # h of vectors by a truncated SVD
 BETA = 0.05  # error rate that the dimension must reach
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
@@ -93,6 +103,12 @@ def main(settings: Settings) -> None:
             curves.draw(),
         ),
         "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
+        "answerable": Section(
+            "Queries that any vectors could answer",
+            "Documents by a truncated SVD to h numbers: the share of the queries for which some vector ranks "
+            "every relevant document above all others (`theory.answerable`), 95% intervals over queries.",
+            answerable_rows(problem, counts, collection.split(settings.split).judgements),
+        ),
     }
     bounds = bound_ratios(problem, thresholds[-1], rank)
     asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
@@ -158,6 +174,21 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
             law = exact_thresholds(problem, [settings.rank], settings.samples, 0)
             k = projected_dimension(law[0, 0], BETA)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
+    return rows
+
+
+def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) -> Rows:
+    """A row for each h: the share of judged queries that some vector of h numbers answers."""
+    vectors, position = left_vectors(problem.documents, max(NUMBERS)), counts.corpus.position
+    judged = [
+        [position(id) for id, grade in judgements[query].items() if grade > 0] for query in counts.query_ids
+    ]
+    rows: Rows = []
+    for h in NUMBERS:
+        answers = [one_vector(vectors[:, :h], relevant).answerable for relevant in judged if relevant]
+        if answers:
+            shares = np.array([answer is True for answer in answers], dtype=float)
+            rows.append({"h": h, "queries": len(shares), "answerable": shares[None]})
     return rows
 
 

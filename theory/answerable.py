@@ -17,7 +17,7 @@ Rivals enter a programme when they violate its solution, the hardest first; all 
 """
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -66,7 +66,7 @@ def max_over_tokens(
 
     tokens [t, h], owners [t]: the document 0 … n−1 of each token. Choices of tokens are tried depth first,
     those nearest to a solution first; a choice that fails for some documents fails for more. programmes: of
-    this many linear programmes without an answer, the result is None.
+    this many linear programmes without an answer, the result is None. A certificate is of the last choice.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = np.flatnonzero(~np.isin(owner, rows))
@@ -82,13 +82,14 @@ def max_over_tokens(
                 return Answer(None)
             left -= 1
             answer = _separate(T, np.array([*chosen, token]), rivals)
-            if not answer.answerable:
-                failed = answer
+            if answer.query is None:
+                failed = answer if failed.answerable is not None else failed
                 continue
-            best = np.array([np.max(T[owner == row] @ answer.query[0]) for row in rows])
-            if best.min() > np.max(T[rivals] @ answer.query[0], initial=-np.inf):
+            q = answer.query[0]
+            best = np.array([np.max(T[owner == row] @ q) for row in rows])
+            if best.min() > np.max(T[rivals] @ q, initial=-np.inf):
                 return answer
-            deeper = extend([*chosen, token], remaining[1:], answer.query[0])
+            deeper = extend([*chosen, token], remaining[1:], q)
             if deeper is not None:
                 return deeper
         return None
@@ -164,7 +165,7 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
         doubt = 1e-9 * np.abs(X).max() * np.abs(answer.query).sum()
         near = others[scores[others] >= float(low) - doubt]
         return all(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) < low for row in near)
-    if answer.answerable or answer.weights is None:
+    if answer.answerable or answer.weights is None or answer.relevant is None or answer.rivals is None:
         return False
     alpha, beta = (np.flatnonzero(w > 1e-9) for w in answer.weights)
     first, second = X[answer.relevant[alpha]], X[answer.rivals[beta]]
@@ -193,7 +194,7 @@ def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
         offset = np.repeat([1.0, -1.0], [len(relevant), len(active)])
         rows = np.column_stack([A, offset, np.ones(len(A))])
         cost, bounds = np.append(np.zeros(h + 1), -1.0), [(-1, 1)] * h + [(None, None), (0, None)]
-        solved = linprog(cost, rows, np.zeros(len(A)), bounds=bounds, method="highs")
+        solved: Any = linprog(cost, rows, np.zeros(len(A)), bounds=bounds, method="highs")
         if solved.status != 0:
             return Answer(None)
         q, margin = solved.x[:h], solved.x[-1]
@@ -249,7 +250,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, rivals: Indices) -> bool:
     one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
     shared = sparse.vstack([one] * len(own))
     total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
-    rows = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
+    rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
     right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
     solved = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
     return bool(solved.status == 0)

@@ -3,9 +3,8 @@
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
 numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
 `theory.recall` (of cosines, by `cosine_lost`), and the truncated singular value decomposition. Failure is a
-mean over queries, and k has an interval over queries, since it depends on the queries. Simulated, the 95%
-interval of a random projection holds the k of all queries in .94 of the cases with 100 queries, .92 with 50
-and .78 with 20; k then mostly lies above it.
+mean over queries, and k has a 95% interval over queries, since it depends on the queries; below 50 queries it
+is too narrow, and the k of all queries then mostly lies above it.
 """
 
 from collections.abc import Sequence
@@ -180,7 +179,7 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
     1 to `most` or the rank is measured. Queries with fewer than r competitors are left out.
     """
     rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
-    left = _left_vectors(problem.documents, most)
+    left = left_vectors(problem.documents, most)
     lost = []
     for query in range(problem.queries.shape[0]):
         best, below, _ = problem.competitors(-1, query)
@@ -195,8 +194,11 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
     return ks, np.array(lost, dtype=np.float64).reshape(-1, len(ks))
 
 
-def _left_vectors(documents: sparse.csr_array, most: int) -> Array:
-    """U [n, k] of the k ≤ `most` largest singular values that are not 0: exact, or converged by ARPACK."""
+def left_vectors(documents: sparse.csr_array, most: int) -> Array:
+    """U [n, k] of the k ≤ `most` largest singular values that are not 0: exact, or converged by ARPACK.
+
+    Up to a scale of each number, these are the documents of a truncated SVD. documents [n, v].
+    """
     small = min(documents.shape)
     if small <= max(_DENSE, most):
         wide = documents.shape[1] > documents.shape[0]

@@ -94,8 +94,8 @@ def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem,
     ]
     if known < FEW:
         lines.append(
-            f"With fewer than {FEW} queries, such an interval contains the true number less often than 95% "
-            "(.92 with 50 queries, .78 with 20), which is mostly higher."
+            f"With fewer than {FEW} queries, such an interval contains the number for all queries less often "
+            "than 95%, and that number is mostly higher."
         )
     if copies := len(counts.corpus) - len(set(counts.corpus)):
         have = "documents have" if copies > 1 else "document has"

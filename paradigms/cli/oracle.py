@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.stats import binomtest
 
 from paradigms.align import PoolTopK
 from paradigms.cli.indexed import open_folder
@@ -98,7 +99,11 @@ def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[flo
     """What is possible, and what of it the model reaches."""
 
     def share(values: Sequence[float]) -> str:
-        return "{:.0%} [{:.0%}, {:.0%}]".format(*seeds_interval(np.array(values, dtype=float)[None]))
+        successes = binomtest(
+            int(np.sum(values)), len(values)
+        )  # Wilson's: a bootstrap of 0 or 1 has no width
+        low, high = successes.proportion_ci(method="wilson")
+        return f"{np.mean(values):.0%} [{low:.0%}, {high:.0%}]"
 
     possible, none, open_ = (
         [answer.answerable is value for answer in answers] for value in (True, False, None)
@@ -125,19 +130,14 @@ def check_exactly(
     held = {True: 0, False: 0}
     tried = {True: 0, False: 0}
     for one, rows in zip(answers, relevant, strict=True):
-        kind = one.answerable
-        exact = kind is True and one.query is not None and len(one.query) == 1
-        exact |= kind is False and one.weights is not None and tokens.shape[1] <= LARGEST
-        if kind is None or not exact or tried[kind] == VERIFIED:
-            continue
-        tried[kind] += 1
-        if kind:
+        if one.query is not None and len(one.query) == 1 and tried[True] < VERIFIED:
             _, chosen = maxima(tokens, owners, one.query)
-            best = chosen[rows, 0]
-            others = np.flatnonzero(~np.isin(owners, rows))
-            held[kind] += verified(tokens[np.append(best, others)], one, np.arange(len(best)))
-        else:
-            held[kind] += verified(tokens, one)
+            best, others = chosen[rows, 0], np.flatnonzero(~np.isin(owners, rows))
+            tried[True] += 1
+            held[True] += verified(tokens[np.append(best, others)], one, np.arange(len(best)))
+        if one.weights is not None and tokens.shape[1] <= LARGEST and tried[False] < VERIFIED:
+            tried[False] += 1
+            held[False] += verified(tokens, one)
     residual = max((one.residual for one in answers if one.weights is not None), default=0.0)
     return (
         f"In rational arithmetic {held[True]} of {tried[True]} queries and {held[False]} of {tried[False]} "

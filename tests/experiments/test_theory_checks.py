@@ -10,6 +10,7 @@ from scipy import stats
 
 from tests.experiments.scripts import settings
 from theory import (
+    answerable,
     buckets,
     capacity,
     cells,
@@ -79,6 +80,7 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (low_rank, "frobenius_bound", lambda value: 0.1 * value, "lemma_5_1_frobenius"),
     (capacity, "moment_queries", lambda value: -value, "web_scale"),
     (capacity, "unanswerable_set", lambda value: value[:1], "sets_by_dimension"),
+    (answerable, "one_vector", lambda value: value._replace(answerable=True), "answerable_queries"),
     (cells, "log_patterns", lambda value: 0.5 * value, "cells_of_patterns"),
     (capacity, "packing_gap", lambda value: 0.1 * value, "packing"),
     (cosine, "cosine_error", lambda value: 0.6 * value + 0.4, "cosine_law"),

@@ -5,9 +5,9 @@ import pytest
 
 from theory.collection import (
     Problem,
-    _left_vectors,
     exact_thresholds,
     least_dimension,
+    left_vectors,
     projected_dimension,
     truncated,
 )
@@ -27,7 +27,7 @@ def test_a_truncated_svd_is_exact_at_every_k(documents, terms, dense, monkeypatc
         best = (D @ Q.T).argmax(0)
         ahead = (scores >= scores[best, np.arange(7)]).sum(0) - 1
         np.testing.assert_array_equal(lost[:, k - 1], ahead >= 3)
-    left = _left_vectors(problem.documents, 25)
+    left = left_vectors(problem.documents, 25)
     np.testing.assert_allclose(left.T @ left, np.eye(25), atol=1e-9)
 
 

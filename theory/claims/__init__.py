@@ -2,10 +2,10 @@
 
 A theorem is a statement with a function that looks for violations of it. A paper's theorem has a `claim`:
 what the paper asserts, in our words, with the words at issue in quotation marks; the verdict is about the
-claim. A theorem without a claim is a law of our own. If a claim is wrong, `correction` states what holds
-instead; the check then tests the correction as our statement, and measures by how much the printed form
-differs from it. Each theorem is one function in the other files of this folder, whose import fills THEOREMS;
-`experiments/theory_checks.py` runs them.
+claim.A theorem without a claim is a law of our own, or of others, whom its source names. If a claim is
+wrong, `correction` states what holds instead; the check then tests the correction as our statement, and
+measures by how much the printed form differs from it. Each theorem is one function in the other files of this
+folder, whose import fills THEOREMS; `experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ALIGNER = "Qian et al. 2022"
 XTR = "Lee et al. 2023"
 GENERATIVE = "Wu et al. 2024"
 LIMIT = "Weller et al. 2025"
-OURS = "laws of our own"
+OURS = "laws beside the papers"
 
 
 @dataclass(frozen=True)

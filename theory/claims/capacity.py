@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from theory import buckets, capacity, cells, projections
+from theory import answerable, buckets, capacity, cells, projections
 from theory.claims import DEVIATIONS, LIMIT, Evidence, apart, deviations, excess, theorem
 
 
@@ -93,6 +93,26 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
     e = np.eye(3)
     off = abs(projections.normalized_margin(e[0] + e[1], e[0], e[2]) - 0.5)
     return Evidence(max(excess(share, 0.05 + 4 * np.sqrt(0.05 / draws)), off), draws, detail=detail)
+
+
+@theorem(
+    "some q ranks a set first iff its hull and the hull of the others are disjoint: all pairs at h = 4, and "
+    "no set of Radon's; every answer holds in rational arithmetic",
+    "linear programmes; separability by them: Mangasarian 1965",
+    "one vector",
+)
+def answerable_queries(rng: np.random.Generator, samples: int) -> Evidence:
+    wrong, count = 0, min(samples, 12)
+    vectors = capacity.moment_vectors(12)
+    pairs = rng.choice(capacity.all_sets(12), count, replace=False)
+    for pair in pairs:
+        answer = answerable.one_vector(vectors, pair)
+        wrong += not (answer.answerable and answerable.verified(vectors, answer, pair))
+    for instance in range(count):
+        points = rng.standard_normal((3 + instance % 4, 1 + instance % 4))
+        answer = answerable.one_vector(points, capacity.unanswerable_set(points))
+        wrong += not (answer.answerable is False and answerable.verified(points, answer))
+    return Evidence(float(wrong), 2 * count, detail=f"{2 * count} answers in rational arithmetic")
 
 
 @theorem(
