@@ -1,4 +1,4 @@
-# `make compare` and `make test` are the two commands of the README; both create and use .venv.
+# `make compare`, `make explore` and `make test` are the commands of the README; all create and use .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 # Idle OpenMP threads that spin make two threads beside a busy neighbour many times slower than one.

@@ -16,9 +16,9 @@ from tests import browser
 PAIR = Explanation("colbert", "S", ["fish", "sea"], ["a", "fish"], [(1, 0, 0.5, 1.0)], 2.0, 0.25)
 
 
-def shown(of: object) -> str:
+def shown(value: object) -> str:
     """The page in the frame that a notebook shows."""
-    frame = of._repr_html_()
+    frame = value._repr_html_()
     assert re.match(r'<iframe sandbox="allow-scripts" ', frame)
     return html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1])
 

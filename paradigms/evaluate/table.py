@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 from rich.console import Group
@@ -78,6 +79,17 @@ class ResultTable:
         """The lowest and highest limit of a measure's intervals: the scale of its drawing."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
+
+    def _repr_html_(self) -> str:
+        """The table, for a notebook."""
+        lines = [["system", *self.measures]]
+        for system, cells in self.rows.items():
+            values = [
+                f"{cell.mean:.3f}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]" for cell in cells.values()
+            ]
+            lines.append([system, *values])
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table><p>{escape(self.note)}</p>"
 
 
 def result_table(

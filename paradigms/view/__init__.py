@@ -95,12 +95,9 @@ def explanations_of(interaction: Interaction) -> list[Explanation]:
     )
     made = []
     for b, n in [(b, n) for b in range(A.shape[0]) for n in range(A.shape[1])][:PAIRS]:
-        sides = ([f"{side}{x}" for x in range(size)] for side, size in (("q", A.shape[3]), ("d", A.shape[2])))
+        query, document = [f"q{j}" for j in range(A.shape[3])], [f"d{i}" for i in range(A.shape[2])]
         links = [(i, j, float(S[b, n, i, j]), float(A[b, n, i, j])) for i, j in A[b, n].nonzero().tolist()]
         rest = 0.0 if interaction.rest is None else float(interaction.rest[b, n])
-        made.append(
-            Explanation(
-                f"query {b}, document {n}", "", *sides, links, float(Z[b, n]), float(rel[b, n]), rest=rest
-            )
-        )
+        name, normaliser, total = f"query {b}, document {n}", float(Z[b, n]), float(rel[b, n])
+        made.append(Explanation(name, "", query, document, links, normaliser, total, rest=rest))
     return made

@@ -72,12 +72,12 @@ def test_the_command_serves_and_ends_cleanly(folders):
         (["--model", "nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_served_is_told(folders, arguments, message):
+def test_what_cannot_be_served_is_refused(folders, arguments, message):
     with pytest.raises(SystemExit, match=message):
         main(["serve", str(folders / "small.index"), "--port", "0", *arguments])
 
 
-def test_a_port_that_is_taken_is_told(folders):
+def test_a_port_that_is_taken_is_refused(folders):
     process, port = started(folders)
     try:
         with pytest.raises(SystemExit, match="ddress already in use"):

@@ -154,7 +154,7 @@ def test_salience_is_left_out(page):
     assert state(page)["salience"] == "off"
 
 
-def test_a_wrong_knob_is_told_in_one_sentence(page):
+def test_a_wrong_knob_gets_one_sentence(page):
     page.choose("#align", "Entropic")
     page.fill("#knobs input[name=k]", "-1")
     page.wait("document.querySelector('#message').textContent.includes('Entropic: k must be above 0')")
@@ -384,7 +384,7 @@ def test_hostile_texts_stay_texts(tab, tiny_bert):
         tab.open(address)
         tab.wait("document.querySelectorAll('#shown input').length === 3")
         elements = "document.querySelectorAll('script, img, iframe, style, base, meta, link, form').length"
-        own = tab.script(elements)
+        before = tab.script(elements)
         tab.fill("#k", "100")
         tab.fill("#query", "fish")
         tab.wait("document.querySelectorAll('.entry').length === 150")
@@ -400,7 +400,7 @@ def test_hostile_texts_stay_texts(tab, tiny_bert):
             value = tab.script("document.querySelector('#text').value")
             assert value.split() == f"fish {text}".split()
             assert tab.script("window.broken") is None
-            assert tab.script(elements) == own
+            assert tab.script(elements) == before
             assert tab.script("location.origin + '/'") == address
             assert tab.errors == [], text
 

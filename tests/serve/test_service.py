@@ -254,9 +254,9 @@ def test_other_sites_and_other_names_are_refused(port, headers, status, error):
 
 def test_the_page_is_for_its_own_origin_alone(port):
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    own = {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}
+    same = {"Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}
     for path in ("/", "/page.js", "/page.css", "/cards.js", "/cards.css"):
-        connection.request("GET", path, headers=own)
+        connection.request("GET", path, headers=same)
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.read()
