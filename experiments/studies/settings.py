@@ -129,6 +129,8 @@ class EncoderTraining:
     """queries per step and process"""
     negatives: int = 0
     """hard negatives per query, mined from BM25's top 100"""
+    own_negatives: bool = False
+    """mine them from the first 100 documents that the untrained system finds instead"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """of projections, which start untrained"""
