@@ -60,7 +60,7 @@ class Settings(OneCollection, Results):
     head_learning_rate: float = 1e-3
     """of projections, which start untrained"""
     salience_learning_rate: float | None = None
-    """of salience heads; null: head_learning_rate. A training of some 30 steps needs 2e-2 for a live gate"""
+    """of salience heads; null: head_learning_rate. A training of some 30 steps needs 8e-3 for a live gate"""
     trained_layers: int = 0
     """upper layers of the encoder that are trained; those below are frozen, and run once over all texts.
     0: all of them. Not for generative paradigms"""
