@@ -60,7 +60,7 @@ class Settings(OneCollection, Results):
     head_learning_rate: float = 1e-3
     """of projections, which start untrained"""
     salience_learning_rate: float | None = None
-    """of salience heads; null: head_learning_rate. A training of some 30 steps needs 2e-2 for a live gate"""
+    """of salience heads; null: head_learning_rate. A training of some 30 steps needs 8e-3 for a live gate"""
     trained_layers: int = 0
     """upper layers of the encoder that are trained; those below are frozen, and run once over all texts.
     0: all of them. Not for generative paradigms"""
@@ -113,14 +113,13 @@ from accelerate import Accelerator
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split, read_run, write_run
+from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json
 from paradigms.train import job
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
-from paradigms.train.mining import mine
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
 
@@ -208,16 +207,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     """The run in a file; or what the paradigm in a folder finds, kept in mined.run: one process searches."""
     if not Path(run).is_dir():
         return read_run(run)
-    file = folder / "mined.run"
-
-    def search() -> None:
-        if not file.is_file():
-            model, precision = load(run).to(accelerator.device), accelerator.mixed_precision
-            mined = mine(model, collection.corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
-            write_run(file, mined, tag=model.name)
-
-    by_main(search, accelerator)
-    mined = read_run(file)
-    if split.queries and not mined:
-        raise ValueError(f"{file} is damaged: it holds no query. Delete it, and it is made again")
-    return mined
+    return job.own_run(load(run).to(accelerator.device), collection.corpus, split, folder, accelerator)

@@ -10,11 +10,9 @@ dpr(backbone, normalize=False).
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from paradigms.align import AllPairs
 from paradigms.encoder.settings import EncoderSettings, Vectors
-from paradigms.io.typed import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
@@ -25,7 +23,6 @@ class DPR(EncoderSettings):
 
     query_vectors: Vectors = "pooled"
     document_vectors: Vectors = "pooled"
-    dim: Annotated[int | None, Range(1, 1 << 14)] = None
 
 
 @paradigm(DPR)

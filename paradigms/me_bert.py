@@ -15,11 +15,9 @@ normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projec
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from paradigms.align import QueryToDocument
 from paradigms.encoder.settings import EncoderSettings, Vectors
-from paradigms.io.typed import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
@@ -30,7 +28,6 @@ class MEBERT(EncoderSettings):
 
     query_vectors: Vectors = "pooled"
     document_vectors: Vectors = "spans"
-    dim: Annotated[int | None, Range(1, 1 << 14)] = None
 
 
 @paradigm(MEBERT)

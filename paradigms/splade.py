@@ -39,7 +39,6 @@ class SpladeSettings(EncoderSettings):
     """
 
     encoder: str = "splade"
-    dim: Annotated[int | None, Range(1, 1 << 14)] = None
     normalize: bool = False
     special_tokens: bool = False
     query_terms: Literal["all", "own", "ones"] = "all"

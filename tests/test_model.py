@@ -113,7 +113,7 @@ def test_saving_replaces_what_was_there_or_leaves_it(tiny_bert, checkpoints, tmp
 
 @pytest.fixture
 def saved(tiny_bert, tmp_path):
-    trained("aligner", tiny_bert).save_pretrained(tmp_path / "saved")
+    trained("aligner", tiny_bert, dim=16).save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
 
 
@@ -189,7 +189,7 @@ def test_recipes_with_the_former_names_of_alignments_are_read():
 def test_settings_are_keywords_that_help_shows(tiny_bert):
     """All settings of the encoder with the paradigm's own defaults, and the knobs of its recipe."""
     shown = signature(PARADIGMS["xtr"]).parameters
-    assert (shown["k_train"].default, shown["dim"].default) == (0.005, 128)
+    assert (shown["k_train"].default, shown["dim"].default) == (0.005, None)
     assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"
     for name, build in PARADIGMS.items():
         assert next(iter(signature(build).parameters)) == "backbone", name

@@ -129,10 +129,12 @@ class EncoderTraining:
     """queries per step and process"""
     negatives: int = 0
     """hard negatives per query, mined from BM25's top 100"""
+    own_negatives: bool = False
+    """mine them from the first 100 documents that the untrained system finds instead"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """of projections, which start untrained"""
-    salience_learning_rate: float = 2e-2
+    salience_learning_rate: float = 8e-3
     """of salience heads, which start with equal salience and in 30 steps of 1e-3 keep it"""
     trained_layers: int = 1
     """upper layers of the encoder that are trained; those below are frozen, and run once a text, whose states

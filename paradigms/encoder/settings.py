@@ -25,8 +25,8 @@ class EncoderSettings:
     # m of "first", "spans" and "learned"; a text of fewer tokens has fewer vectors
     vectors: Annotated[int, Range(1, 4096)] = 8
     pooling: Literal["cls", "mean", "max", "last"] = "cls"
-    # h; None = the backbone's width, without a projection
-    dim: Annotated[int | None, Range(1, 1 << 14)] = 128
+    # h; None = the backbone's width, without a projection, which would start at random
+    dim: Annotated[int | None, Range(1, 1 << 14)] = None
     projection_bias: bool = False
     activation: Literal["identity", "tanh", "relu"] = "identity"  # after the projection
     layer_norm: bool = False  # trained layer norm after the projection

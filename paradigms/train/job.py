@@ -27,6 +27,8 @@ from paradigms.data import (
     check_collection,
     hold_out,
     load_collection,
+    read_run,
+    write_run,
 )
 from paradigms.data.identical import own_documents, without_own
 from paradigms.data.trec import check_ids
@@ -50,6 +52,7 @@ from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import Dev, Paused, TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
+from paradigms.train.mining import mine
 from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
@@ -195,13 +198,16 @@ def fit(
 ) -> Encoded:
     """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
 
-    runs: first rankings of both splits' queries, for hard negatives and for reranking. Without dev queries,
-    the last state is the result. Cross-attention needs negatives. teacher: gives the scores that
-    `training.distillation` learns. suspects: detects hard negatives to leave out. states: folder for states
-    of frozen layers (`keep_states`), which trainings share and the caller deletes; by default a temporary one
-    in `folder`.
+    runs: first rankings of both splits' queries, for hard negatives and for reranking. With
+    `training.own_negatives`, the model itself ranks the training queries, once, before it is trained
+    (`own_run`). Without dev queries, the last state is the result. Cross-attention needs negatives. teacher:
+    gives the scores that `training.distillation` learns. suspects: detects hard negatives to leave out.
+    states: folder for states of frozen layers (`keep_states`), which trainings share and the caller deletes;
+    by default a temporary one in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
+    if negatives and training.own_negatives:
+        runs = own_run(paradigm, corpus, queries, folder, accelerator), runs[1]
     # A query that is itself a document is not its own negative.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
     problems = Problems()
@@ -234,6 +240,26 @@ def fit(
     if layers and states is not None:
         keep_states(trained, layers, states, {}, accelerator)
     return trained
+
+
+def own_run(model: Encoded, corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator) -> Run:
+    """The first NEGATIVES_DEPTH documents that a model finds for a split's queries, kept in folder/mined.run.
+
+    One process searches. Raises ValueError for a model that cannot search, and for a damaged file.
+    """
+    file = folder / "mined.run"
+
+    def search() -> None:
+        if not file.is_file():
+            precision = accelerator.mixed_precision
+            run = mine(model, corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
+            write_run(file, run, tag=model.name)
+
+    by_main(search, accelerator)
+    run = read_run(file)
+    if split.queries and not run:
+        raise ValueError(f"{file} is damaged: it holds no query. Delete it, and it is made again")
+    return run
 
 
 @contextmanager

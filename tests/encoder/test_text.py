@@ -192,7 +192,7 @@ def test_labels_name_the_tokens(tiny_bert):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lora_trains_adapters_and_heads_only(checkpoints, family):
     torch.manual_seed(0)
-    aligner = PARADIGMS["aligner"](checkpoints[family], lora_rank=2, eps=0.05)
+    aligner = PARADIGMS["aligner"](checkpoints[family], dim=16, lora_rank=2, eps=0.05)
     plain = TextEncoder(checkpoints[family], EncoderSettings(dim=None, normalize=False))
     bare, expected = (
         encoder.double().backbone(torch.tensor([[5, 6, 7]])).last_hidden_state

@@ -207,7 +207,7 @@ def test_what_does_not_fit_the_store_is_named(made, tiny_bert):
             QUERIES, {"q1": {"d99": 1.0}}
         ),
         "query 'q99', which has no text": lambda: Indexed(*dpr[::-1]).rerank(QUERIES, {"q99": {"d1": 1.0}}),
-        "128 dimensions of colbert, not of 16": lambda: Indexed(colbert[1], narrow).search(QUERIES),
+        "32 dimensions of colbert, not of 16": lambda: Indexed(colbert[1], narrow).search(QUERIES),
         "holds no ids of tokens, which coil reads": lambda: Indexed(colbert[1], made["coil"][0]).rerank(
             {}, {}
         ),

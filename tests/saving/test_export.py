@@ -53,7 +53,7 @@ def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
         ("xtr", {}, "supports that of ColBERT only: model.with_alignment"),
         ("aligner", {}, "supports that of ColBERT only"),
         ("coil", {}, "supports that of ColBERT only"),
-        ("me_bert", {}, "queries become pooled and documents first vectors"),
+        ("me_bert", {}, "queries become pooled and documents spans vectors"),
         ("dpr", {"dim": 8, "layer_norm": True}, "no module for layer_norm"),
         ("colbert", {"special_tokens": False}, "no module for special_tokens=False"),
     ],

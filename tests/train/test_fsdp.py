@@ -31,7 +31,11 @@ from tests.train.test_loop import Interrupted, history, interrupted_after
 LENGTHS = {"query_length": 16, "document_length": 32}
 # name -> (family, what is built from its folder, settings of training)
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "aligner": ("bert", lambda f: PARADIGMS["aligner"](f, eps=0.002, **LENGTHS), {"accumulation": 2}),
+    "aligner": (
+        "bert",
+        lambda f: PARADIGMS["aligner"](f, eps=0.002, dim=128, **LENGTHS),
+        {"accumulation": 2},
+    ),
     "xtr": ("t5", lambda f: PARADIGMS["xtr"](f, k_train=20, lora_rank=2, dora=True, **LENGTHS), {"chunk": 2}),
     "colbert": ("modernbert", lambda f: PARADIGMS["colbert"](f, **LENGTHS), {"recompute": True}),
     "genre": ("seq2seq", lambda f: GENERATIVE["genre"](f, CORPUS), {}),

@@ -46,9 +46,9 @@ SETTINGS = TrainingSettings(
 )
 
 
-def build(backbone: Path, name: str = "colbert", seed: int = 0) -> Paradigm:
+def build(backbone: Path, name: str = "colbert", seed: int = 0, **settings: int) -> Paradigm:
     torch.manual_seed(seed)
-    return built(name, backbone, query_length=16, document_length=32)
+    return built(name, backbone, query_length=16, document_length=32, **settings)
 
 
 def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **options) -> Paradigm:
@@ -168,7 +168,7 @@ def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -
 
 
 def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
-    paradigm = build(tiny_bert)
+    paradigm = build(tiny_bert, dim=16)
     body, head = paradigm.encoder.backbone, paradigm.encoder.projection
     before = [p.detach().clone() for p in (*head.parameters(), *body.parameters())]
     settings = replace(SETTINGS, steps=1, learning_rate=1e-12, head_learning_rate=1e-2, weight_decay=0.0)
@@ -179,7 +179,7 @@ def test_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_salience_heads_have_their_own_rate(tiny_bert: Path, tmp_path: Path) -> None:
-    paradigm = PARADIGMS["aligner"](tiny_bert, query_length=16, document_length=32)
+    paradigm = PARADIGMS["aligner"](tiny_bert, dim=16, query_length=16, document_length=32)
     heads = paradigm.encoder.projection, *paradigm.encoder.salience_heads.values()
     before = [head.weight.detach().clone() for head in heads]
     rates = {"learning_rate": 1e-12, "head_learning_rate": 1e-12, "salience_learning_rate": 1e-2}
@@ -386,7 +386,7 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_ber
     run: Run = {query: {"d0": 1.0} for query in queries}
     found = []
     for name, states in (("own", None), ("shared", tmp_path / "states")):
-        paradigm, folder = build(tiny_bert), tmp_path / name
+        paradigm, folder = build(tiny_bert, dim=16), tmp_path / name
         before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
         splits, given = (judged, judged), (run, run)
         if states is not None:

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.data import Corpus, Run, Split, hold_out, load_collection, read_run
+from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load_collection, read_run
 from paradigms.find import Index, Store, kinds
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
+from paradigms.train import job
+from paradigms.train.examples import Example, build_examples
+from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine, with_random
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
@@ -69,6 +73,28 @@ def test_random_documents_follow_the_runs_own() -> None:
     assert set(with_random(run, CORPUS, 100)["q0"]) == set(CORPUS.ids)
     drawn = {id for seed in range(60) for id in list(with_random(run, CORPUS, 2, seed)["q0"])[3:]}
     assert drawn == set(CORPUS.ids) - {"d3", "d9", "d1"}
+
+
+def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Run] = []
+
+    def build(corpus: Corpus, split: Split, run: Run, *more: object, **options: object) -> list[Example]:
+        drawn.append(run)
+        return build_examples(corpus, split, run, *more, **options)
+
+    monkeypatch.setattr(job, "build_examples", build)
+    collection, none = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1"), Split({}, {})
+    given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
+    found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
+    for own in (False, True, True):  # the last time from the file, though the model is another one
+        training = TrainingSettings(steps=1, batch_size=4, own_negatives=own, fast_cpu=False)
+        runs, folder = (given, {}), tmp_path / f"own-{own}"
+        model = dense(tiny_bert)
+        job.fit(model, collection, (SPLIT, none), runs, 2, 0, training, folder, Accelerator(cpu=True))
+        same_run(drawn[-1], found if own else given)
+        monkeypatch.setattr(job, "mine", lambda *_, **__: None) if own else None
 
 
 def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
