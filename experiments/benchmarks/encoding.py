@@ -350,7 +350,7 @@ def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
         for precision in ("no", "bf16", "int8"):
             index = Indexed.build(model, corpus, precision=precision)
             measured = on_split(index.search(split.queries, 10), split, [MEASURE])
-            values[precision] = np.asarray(list(measured.values[MEASURE].values()))
+            values[precision] = measured.weighted(MEASURE)
         for precision in ("bf16", "int8"):
             difference = values[precision] - values["no"]
             [interval] = bootstrap_intervals(difference[None])
