@@ -6,8 +6,8 @@
 | bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
 | int8 | `int8.product`: 8 bits, sums in int32 | float32 |
 
-"auto" is the precision of the surrounding `autocast`; outside of any, that of `choose_precision`; without it, bf16
-if the device multiplies it natively, else no.
+"auto" is the precision of the surrounding `autocast`; outside of any, that of `choose_precision`; without it,
+bf16 if the device multiplies it natively, else no.
 """
 
 import os
@@ -59,7 +59,7 @@ def choose_precision(precision: str) -> None:
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" by the precision that holds: the context's, torch.autocast's, the process's or the native.
+    """Replace "auto" by the precision that holds: the context's, the process's or the native one.
 
     Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 elsewhere.
     """
