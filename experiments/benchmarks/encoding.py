@@ -67,6 +67,7 @@ from torch import Tensor, nn
 
 from paradigms import PARADIGMS, load
 from paradigms.data import Collection, Corpus, load_collection
+from paradigms.encoder import int8
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
 from paradigms.encoder.precision import native_precision
 from paradigms.evaluate import on_split
@@ -319,12 +320,13 @@ def products(settings: Settings) -> list[dict[str, Any]]:
     """GFLOP/s of x Wᵀ at the size of the encoder's widest layer."""
     rows, wide, narrow = settings.batch * settings.length, 1536, 384
     x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
-    whole = [(t * 20).to(torch.int8) for t in (x, weight)]
+    packed = int8.quantised(weight)
+    whole = torch.randint(1, 256, x.shape, dtype=torch.uint8)
     half = [t.bfloat16() for t in (x, weight)]
     ways: dict[str, Callable[[], Tensor]] = {
         "float32": lambda: x @ weight.t(),
         "bf16": lambda: half[0] @ half[1].t(),
-        "int8": lambda: torch._int_mm(whole[0], whole[1].t()),
+        "int8": lambda: int8._product(whole, packed),
     }
     seconds = medians(list(ways.values()), 4 * settings.rounds, time.process_time)
     work = 2e-9 * rows * wide * narrow
@@ -348,7 +350,7 @@ def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
         for precision in ("no", "bf16", "int8"):
             index = Indexed.build(model, corpus, precision=precision)
             measured = on_split(index.search(split.queries, 10), split, [MEASURE])
-            values[precision] = np.asarray(list(measured.values[MEASURE].values()))
+            values[precision] = measured.weighted(MEASURE)
         for precision in ("bf16", "int8"):
             difference = values[precision] - values["no"]
             [interval] = bootstrap_intervals(difference[None])

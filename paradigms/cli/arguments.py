@@ -74,7 +74,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "if its files do not show it"},
     "--pickled": {"action": "store_true", "help": "read pickled weights too, but run no code in them"},
-    "--precision": {"choices": ["auto", "no", "bf16", "fp16", "int8"], "default": "auto"},
+    "--precision": {
+        "choices": ["auto", "no", "bf16", "fp16", "int8"],
+        "default": "auto",
+        "help": "of encoding (default: bf16 if the processor multiplies it natively, else no: float32)",
+    },
     "--words": {
         "type": count,
         "help": f"of a passage at most (default {WORDS}, or as many as the model reads)",
@@ -138,7 +142,7 @@ COMMANDS = {
     ),
     "search": (
         "Find the best documents of an indexed folder, or of a saved generative model, for each query.",
-        f"folder query --pickled --best-passages --among --hybrid {QUERIES} -k --format",
+        f"folder query --pickled --precision --best-passages --among --hybrid {QUERIES} -k --format",
     ),
     "rerank": (
         "Rerank the first documents of BM25, or of any run, with a model; nothing is indexed.",
@@ -147,7 +151,7 @@ COMMANDS = {
     ),
     "explain": (
         "Show in colours which tokens make the score of the best document, or of --document.",
-        "folder query --document -k --pickled",
+        "folder query --document -k --pickled --precision",
     ),
     "export": (
         "Write a model in the layout of sentence-transformers 6, or in our own, with a model card.",
@@ -155,11 +159,11 @@ COMMANDS = {
     ),
     "compare": (
         "Compare BM25 and indexed folders of the same documents, side by side or measured by judgements.",
-        f"folders --query --fuse --dev --output -k --pickled --best-passages {QUERIES}",
+        f"folders --query --fuse --dev --output -k --pickled --precision --best-passages {QUERIES}",
     ),
     "serve": (
         "A page to type queries, change A and see why, and a JSON service, over indexed folders and models.",
-        "folders --model --bm25 --fuse --split --host --port --token --pickled --best-passages",
+        "folders --model --bm25 --fuse --split --host --port --token --pickled --precision --best-passages",
     ),
     "dimensions": (
         "Estimate how many dimensions a linear map needs to keep BM25's order; needs no judgements.",
@@ -191,6 +195,10 @@ def run(settings: argparse.Namespace) -> None:
     """Import the command and run it. Raises SystemExit with one line for wrong input."""
     try:
         choose_device(settings.device)
+        if getattr(settings, "precision", "auto") != "auto":
+            from paradigms.encoder.precision import choose_precision  # imports torch
+
+            choose_precision(settings.precision)
         load_plugins(settings.plugin)
         # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
         where = settings.command if settings.command in ASK_THEORY else "commands"

@@ -4,12 +4,13 @@
 |---|---|---|
 | no | the weights' own type, float32 | the same |
 | bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
-| int8 | `int8.w8a8`: 8 bits, sums in int32 | float32 |
+| int8 | `int8.product`: 8 bits, sums in int32 | float32 |
 
-"auto" is the precision of the surrounding `autocast`; outside of any, bf16 if the device multiplies it
-natively, else no.
+"auto" is the precision of the surrounding `autocast`; outside of any, that of `choose_precision`; without it,
+bf16 if the device multiplies it natively, else no.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -25,6 +26,7 @@ PRECISIONS: dict[str, torch.dtype | None] = {
     "int8": None,
 }
 AUTO = "auto"
+VARIABLE = "ACCELERATE_MIXED_PRECISION"  # which accelerate reads, too
 _chosen: ContextVar[str] = ContextVar("precision", default=AUTO)  # of the innermost `autocast`
 
 
@@ -50,14 +52,21 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
     return _computing(device, resolved(device, precision))
 
 
+def choose_precision(precision: str) -> None:
+    """Let "auto" be this precision in this process and those that it starts; "auto" chooses nothing."""
+    if precision != AUTO:
+        os.environ[VARIABLE] = precision
+
+
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" by the surrounding context's precision, else torch.autocast's, else the native one.
+    """Replace "auto" by the precision that holds: the context's, the process's or the native one.
 
     Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 elsewhere.
     """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
-        precision = native_precision(device) if around == AUTO else around
+        around = os.environ.get(VARIABLE, AUTO) if around == AUTO else around
+        precision = around if around in PRECISIONS else native_precision(device)
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join([AUTO, *PRECISIONS])}, got {precision!r}")
     if precision == "fp16" and device.type == "cpu":

@@ -1,6 +1,5 @@
 """k-means within each of many groups: the vectors of each surface token, for NP-decoding."""
 
-import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -31,6 +30,8 @@ def grouped_kmeans(
     """
     centroids = np.zeros((len(wanted), int(wanted.max()), vectors.shape[1]), np.float32)
     labels = np.empty(len(vectors), np.int64)
+    import faiss  # takes a while, and no search needs it
+
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(
         1
@@ -75,6 +76,8 @@ def _fit(
         distance = closest(seeds[c])
     C = np.stack([*seeds.values()])
     if len(C) < len(X):
+        import faiss
+
         kmeans = faiss.Kmeans(X.shape[1], len(C), niter=ROUNDS, min_points_per_centroid=1)
         kmeans.cp.max_points_per_centroid = SAMPLE
         kmeans.train(X, init_centroids=C)

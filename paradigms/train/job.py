@@ -35,7 +35,7 @@ from paradigms.data.trec import check_ids
 from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import KEPT, LowerStates
-from paradigms.encoder.precision import native_precision
+from paradigms.encoder.precision import choose_precision, native_precision
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import candidates, per_query
@@ -103,6 +103,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         project_dir=folder,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],
     )
+    choose_precision(accelerator.mixed_precision)
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
     tracking.take(folder, accelerator)  # before joining its W&B run

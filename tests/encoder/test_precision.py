@@ -9,7 +9,7 @@ from torch import nn
 from paradigms import PARADIGMS
 from paradigms.encoder import int8, precision
 from paradigms.encoder.int8 import LARGEST, product, product_reference, quantised
-from paradigms.encoder.precision import autocast, product_precision, resolved
+from paradigms.encoder.precision import autocast, choose_precision, product_precision, resolved
 from paradigms.retrieve import Indexed
 from tests.near import assert_within_rounding
 
@@ -19,6 +19,7 @@ TEXTS = {"a": "the cat sat", "b": "a river bank", "c": "the sea and the sky"}
 
 @pytest.fixture
 def native(monkeypatch):
+    monkeypatch.setenv(precision.VARIABLE, "")
     monkeypatch.setattr(precision, "_native_on_cpu", lambda: True)
 
 
@@ -36,6 +37,17 @@ def test_auto_is_the_surrounding_precision_and_else_the_native_one(native):
     assert resolved(CPU, "auto") == "bf16"
     with pytest.raises(ValueError, match="int8 is for processors"):
         autocast(torch.device("cuda"), "int8")
+
+
+def test_a_process_may_choose(native, monkeypatch):
+    monkeypatch.setenv(precision.VARIABLE, "")
+    choose_precision("auto")
+    assert resolved(CPU, "auto") == "bf16"
+    choose_precision("no")
+    assert resolved(CPU, "auto") == "no"
+    assert resolved(CPU, "int8") == "int8"
+    with autocast(CPU, "int8"):
+        assert resolved(CPU, "auto") == "int8"
 
 
 def test_queries_and_documents_are_encoded_alike(native, tiny_bert, monkeypatch):
