@@ -254,7 +254,7 @@ def temperature(model: Paradigm, bench: Bench) -> float:
 
 
 def numbers_of(model: Paradigm) -> int:
-    """How many numbers a document is encoded into."""
+    """Numbers per encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 

@@ -160,7 +160,7 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 
 
 def claims(values: Values) -> dict[str, list[Claim]]:
-    """What the paper says of systems that were measured, by its table: each is a family of tests."""
+    """The paper's claims about the measured systems, by table; each table is a family of tests."""
     tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
     def claim(
@@ -211,7 +211,7 @@ def gains(a: str, b: str) -> list[str]:
 
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
-    """What it costs to decode token by token (Eq. 22), against scoring every document."""
+    """The cost of decoding token by token (Eq. 22), compared with scoring every document."""
     usable = "greedy search or beam search “can be used” to approximate"
     costly = "decoding token by token “may decrease the performance”"
     claims = []
@@ -228,7 +228,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
 
 
 def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     values: dict[str, Values] = {
         stage: {
             system: {m: at_path(seeds, stage, m) for m in MEASURES}

@@ -142,7 +142,7 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     seeds = results[settings.paradigm]
     values = {
         key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])

@@ -14,7 +14,7 @@ from studies.settings import Precision, Results, Tracker, at_least, launch, refu
 
 @dataclass
 class Settings(Results):
-    """Which collection is projected, and how finely it is measured."""
+    """Settings: the collection, and the resolution of measurements."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
@@ -162,7 +162,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
 
 
 def named(k: Dimension) -> dict[str, float | None]:
-    """The cells of a dimension with its interval over queries; none where no query has enough documents."""
+    """The cells of a dimension and its interval over queries; empty if no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 

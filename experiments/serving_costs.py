@@ -22,7 +22,7 @@ from studies.settings import OneCollection, at_least, launch, lengths_of, refusi
 
 @dataclass
 class Settings(OneCollection):
-    """What is measured."""
+    """Settings of serving_costs.py."""
 
     documents: int = 1200
     """documents that are encoded, drawn at random"""
@@ -226,7 +226,7 @@ def one_vector(model: Paradigm) -> bool:
 def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
-    """An engine embedded in this process or with a server of its own, with the vectors of `base`."""
+    """Measure an engine, embedded or as a server, with the vectors of `base`."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
     with ExitStack() as servers:
         engine: Engine

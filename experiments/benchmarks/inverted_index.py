@@ -23,7 +23,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """How many documents and queries, and of what."""
+    """Settings: documents and queries."""
 
     documents: int = 100_000
     terms: int = 30_522

@@ -32,7 +32,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """What is searched, and by whom."""
+    """Settings: the vectors and the systems that search them."""
 
     collection: str = "pydocs"
     documents: int = 4173
@@ -216,7 +216,7 @@ def summary(
     vectors: Path,
     speed: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """What is printed of each row: times in milliseconds, memory in MiB."""
+    """Format a row for printing: times in milliseconds, memory in MiB."""
     tokens = read_json(vectors / "vectors.json")["tokens"]
     truth, relevant = (
         json.loads((vectors / f"{name}.json").read_text()) for name in ("candidates", "relevant")

@@ -123,7 +123,7 @@ class Row:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """What is measured; caching for batches of more than one mini-batch."""
+    """The rows to measure; batches of several mini-batches with gradient caching."""
     return [
         Row(system, batch, mini_batch)
         for batch in settings.batches
@@ -224,7 +224,7 @@ def job_of(settings: Settings, row: Row, work: Path) -> Job:
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """What `parts/trainers.py` answers; where it fails, why. The kernel ends a process for memory with −9."""
+    """Return the answer of `parts/trainers.py`, or why it failed; −9 means that memory was exhausted."""
     done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
     if not done.returncode:
         return last_line(done.stdout)

@@ -184,7 +184,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
-    """What every job measured; what stands in the results folder is not measured again."""
+    """Measure all jobs; those in the results folder are not measured again."""
     missing = [job for job in jobs if not job.file.is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
     with ExitStack() as stack:

@@ -77,7 +77,7 @@ def quoted(names: Iterable[str]) -> str:
 
 @dataclass(kw_only=True)
 class OneCollection:
-    """What is read. Scripts add fields of their own."""
+    """The collection. Scripts add their settings."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder: in BEIR layout, or in another one of
@@ -122,7 +122,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
 
 @dataclass
 class EncoderTraining:
-    """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
+    """The training of an encoder, with the recipe of the main job. Experiments add their settings."""
 
     steps: int = 30
     batch_size: int = 32
@@ -170,7 +170,7 @@ class EncoderStudy(Results, EncoderTraining):
 
 @dataclass
 class PairSettings(Results, OneCollection):
-    """What is trained on what, and which queries are measured. Experiments add fields of their own."""
+    """Models, their training, and the measured queries. Experiments add their settings."""
 
     documents: int = 600
     """those with the most queries; of pydocs a fixed subset; 0: all"""

@@ -33,7 +33,7 @@ class GenerativeRetriever:
 
     @cached_property
     def valid(self) -> NGramIndex:
-        """What a search may write, in the identifiers' own tokens; made when first asked for."""
+        """The token sequences that a search may write; built on first use."""
         identifiers = self.model.identifiers
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 

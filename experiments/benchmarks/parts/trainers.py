@@ -1,4 +1,4 @@
-"""One trainer of the training benchmark in a process of its own: python -m parts.trainers JOB, as JSON.
+"""Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB, as JSON.
 
 All trainers start from the same encoder and projection, and see the same batches in the same order. Runs in
 the environment of the trainer that it measures, whose requirements exclude each other's and ours: so it
@@ -139,7 +139,7 @@ def sentence_transformers(job: Job, folder: Path) -> float:
 
 
 def pylate(job: Job, folder: Path) -> float:
-    """PyLate's way to train: its collator, which pads to the full length, and its contrastive losses."""
+    """Train as PyLate does: its collator, which pads to the full length, and its contrastive losses."""
     import torch
     from pylate import losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

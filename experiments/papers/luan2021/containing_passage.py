@@ -138,7 +138,7 @@ def hashed(*what: object) -> int:
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
-    """So many queries, each of a unit of its own, in an order of chance.
+    """Draw queries, each from a different unit, in random order.
 
     Raises ValueError if the source has fewer that occur only once in it.
     """

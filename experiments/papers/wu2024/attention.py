@@ -58,7 +58,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
 
 
 def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
-    """What the heads see of a query and this name."""
+    """The input of the heads for a query and this name."""
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
     hooks = [

@@ -199,13 +199,13 @@ def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """The models of `recalls` whose mean over seeds is too far below BM25's to say anything."""
+    """The models of `recalls` whose mean over seeds is too far below BM25's to count as trained."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
 def sample(bench: Bench, settings: PairSettings) -> str:
-    """What was measured and trained on, for a summary."""
+    """The data of training and measurement, for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
