@@ -120,7 +120,8 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Tokens) -> dict[str, list[float]]:
     """How much higher tokens of content words rank by salience, for each query and its relevant document.
 
-    The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind."""
+    The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind.
+    """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
     test, corpus = bench.test, bench.collection.corpus
