@@ -245,7 +245,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 
 def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
-    """The content that a system's results are bound to: its settings, its training, and the files it names."""
+    """The content that a system's results are bound to: its settings, its training, and named files."""
     training = systems.training_settings(system, settings, seed)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
