@@ -144,7 +144,9 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
 
 
 def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch, capsys):
-    monkeypatch.setattr("paradigms.cli.commands.typed_lines", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "paradigms.cli.commands.typed_lines", lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     interrupts("search", indexed)
     assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted"
 
