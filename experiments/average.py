@@ -81,7 +81,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """stage → system → the values of all parts, a group each. Raises ValueError for what one part lacks."""
+    """stage → system → values of all parts, one group per part. Raises ValueError if a part lacks any."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

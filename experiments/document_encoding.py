@@ -40,7 +40,7 @@ SYSTEMS = {  # system -> its trained model
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """names in the tables; BM25 is always there, and those of the second backbone where it is another one"""

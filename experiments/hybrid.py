@@ -211,7 +211,7 @@ def measure(
 def rerank(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], bench: Bench, precision: str
 ) -> Measured:
-    """system → depth → RR@10 of each query: its first documents in their new order, the others left out."""
+    """system → depth → RR@10 of each query, with only its first `depth` documents, reranked."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     heads = {
         system: {q: best_first(of, max(depths)) for q, of in run.items()} for system, run in runs.items()

@@ -15,7 +15,7 @@ from studies.settings import PairSettings, at_least, launch
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "dsi"
     """whose training: dsi, genre or seal"""

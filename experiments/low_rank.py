@@ -15,7 +15,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """whose alignment: dsi, genre or seal"""
@@ -140,7 +140,7 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 def elu_error(D: Array, Q: Array) -> Array:
     """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij, and rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, φ = elu.
 
-    p: softmax's own, or what normalises φ(d_i)ᵀφ(q_j) over j; the better one counts.
+    p: of the softmax, or normalising φ(d_i)ᵀφ(q_j) over j; the better one counts.
     """
     S = D @ Q.swapaxes(-1, -2)
     product = kernels.elu(D) @ kernels.elu(Q).swapaxes(-1, -2)

@@ -108,7 +108,7 @@ def main(settings: Settings) -> None:
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
-    """The smallest margin of each query over all documents, [m]; 1 where no document is below the best."""
+    """The smallest margin of each query over all documents, [m]; 1 if no document is below the best."""
     queries = range(problem.queries.shape[0])
     return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
@@ -150,7 +150,7 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[st
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
+    """k for recall@r over all documents, for each placement of the idf; scores are equal within a kind."""
     rows: Rows = []
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):

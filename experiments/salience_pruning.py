@@ -150,7 +150,7 @@ def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
 
 
 def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
-    """The mean rank of content words' tokens less that of function words', in units of the text's length."""
+    """Mean rank of content words' tokens minus that of function words', in units of the text's length."""
     if not (kinds == 1).any() or not (kinds == 0).any():
         return 0.0
     ranks = rankdata(salience) / len(salience)

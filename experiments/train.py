@@ -205,7 +205,7 @@ def judges(
 
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """The run in a file; or what the paradigm in a folder finds, kept in mined.run: one process searches."""
+    """Read a run from a file, or mine one with the paradigm in a folder, in one process, into mined.run."""
     if not Path(run).is_dir():
         return read_run(run)
     file = folder / "mined.run"

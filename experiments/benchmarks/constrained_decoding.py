@@ -168,7 +168,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
-    """The best sequence of each query as transformers finds it; no token ends it."""
+    """The best sequence of each query by transformers' generation; no token ends it."""
     arguments = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
     arguments |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
     arguments |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}

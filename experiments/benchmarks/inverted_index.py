@@ -207,7 +207,7 @@ def largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check(name: str, method: Method, k: int) -> None:
-    """Raises SystemExit if the scores of the best documents are not those of the weights that are stored."""
+    """Raise SystemExit if the scores of the best documents differ from those of the stored weights."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} finds other documents than the product does")

@@ -255,8 +255,9 @@ def summary(
 
 
 def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, str] | None:
-    """How many times faster, one query at a time, than the fastest peer of equal or better recall; where no
-    peer finds as much, than the one that finds most, which is marked."""
+    """Speed relative to the fastest peer of equal or better recall, one query at a time.
+
+    If no peer has the recall, relative to the one with the highest recall, which is marked."""
     peers = [other for other in table if other["kind"] == row["kind"] and not other["ours"]]
     if not peers:
         return None

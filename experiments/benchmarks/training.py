@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
 
 
 def installed(peer: str, environments: Path, console: Terminal) -> str:
-    """The interpreter of a peer's environment, which is made if it is not there."""
+    """The interpreter of a peer's environment, which is created if missing."""
     folder = environments.absolute() / peer
     python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
     wanted = "\n".join(REQUIREMENTS[peer])

@@ -83,7 +83,7 @@ class Bench:
 def open_bench(
     settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
 ) -> Bench:
-    """The collection of the settings, or another one, with dev queries held out where there are none.
+    """Open the collection of the settings, or another one; dev queries are held out if it has none.
 
     Raises SystemExit if one of the `needs` has no queries. A `division` "within" divides them anew.
     """
@@ -174,7 +174,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: FILE has what `measure` gave of what `prepare` gave."""
+    """A measurement: FILE keeps the result of `measure` on the result of `prepare`."""
 
     name: str  # in messages
     file: Path

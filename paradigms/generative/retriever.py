@@ -86,7 +86,7 @@ class GenerativeRetriever:
     ) -> list[Run]:
         """`rerank` by each of the scorers, with each name decoded once.
 
-        whole: a document's names are its identifiers, and where these are its text, all of it.
+        whole: a document's names are its identifiers; if these are texts, only the whole text.
         """
         model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)

@@ -81,7 +81,7 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 
 
 class Ours(System):
-    """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
+    """An index of this project: settings['build'] configures it, settings['knobs'] its search."""
 
     def build(self) -> None:
         from paradigms.find import INDEXES, Store

@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-5
 
 @dataclass(frozen=True)
 class Job:
-    """Who trains on what. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
+    """A trainer and its data. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
 
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
@@ -66,7 +66,7 @@ class Job:
 
 
 def ours(job: Job, folder: Path) -> float:
-    """paradigms.train on ColBERT; the loss that every system answers: see `main`."""
+    """Train ColBERT with paradigms.train."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import send_to_device

@@ -133,9 +133,9 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """The same of a decoder's cross-attention, for every token of the documents' windows.
+    """The same for a decoder's cross-attention, for every token of the documents' windows.
 
-    What a window shares with the one before counts once.
+    Tokens that overlapping windows share count once.
     """
     source, owned = model.tokenize([query]).to(model.device), model.identifiers
     windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]

@@ -141,9 +141,9 @@ def study(
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all must be of the same queries,
-    listed as "queries". report(settings, bench, found) -> summary and sections. heard: whether R@10 of every
-    model is kept too, for `unlearned_models`. half: generative models are measured in the precision of their
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all have the same "queries".
+    report(settings, bench, results) -> summary and sections. heard: keep R@10 of every model too, for
+    `unlearned_models`. half: measure generative models in the precision of their
     training, and not in float32.
     """
     accelerator, console = begin(settings)
