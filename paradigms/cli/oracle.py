@@ -67,8 +67,8 @@ def check(model: Paradigm, longest: int) -> None:
     if salience or not (align.is_maxsim(longest) or isinstance(align, PoolTopK)):
         why = "weighs tokens by salience" if salience else f"aligns by {align}"
         raise ValueError(
-            f"{model.name} {why}: oracle supports one vector and maxima over a document's tokens (dpr, me_bert, "
-            "colbert, and xtr with all tokens retrieved)"
+            f"{model.name} {why}: oracle supports one vector and maxima over a document's tokens (dpr, "
+            "me_bert, colbert, and xtr with all tokens retrieved)"
         )
 
 
@@ -114,7 +114,7 @@ def summary(
         lines.append(f"For {share(open_)} neither was found: the limit lies between.")
     mean, low, high = seeds_interval(np.array(precision)[None])
     lines.append(
-        f"The query vectors of {name} do for {share(reached)}, so that the query encoder loses {share(lost)}; "
+        f"The query vectors of {name} do for {share(reached)}, so the query encoder loses {share(lost)}; "
         f"their R-precision is {mean:.2f} [{low:.2f}, {high:.2f}]."
     )
     return lines
