@@ -205,7 +205,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
 
 
 def gains(a: str, b: str) -> list[str]:
-    """For `Claim.printed`: by how much a is better than b on NQ320K, of each of RECALLS."""
+    """For `Claim.printed`: the gains of a over b on NQ320K, for each of RECALLS."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
     return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
 

@@ -278,12 +278,11 @@ def opened(system: System) -> Model:
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm}")
     if not system.options:
         return loaded
-    if not isinstance(loaded, Paradigm):
-        raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
+    paradigm = as_paradigm(loaded, f"{system.checkpoint} (its options are fixed by training)")
     check_known(Recipe, system.options)
     options = recipe_fields(system.options)
-    aligned = loaded.with_alignment(options.get("align", loaded.recipe.align))
-    return Paradigm(replace(aligned.recipe, **options), loaded.encoder)
+    aligned = paradigm.with_alignment(options.get("align", paradigm.recipe.align))
+    return Paradigm(replace(aligned.recipe, **options), paradigm.encoder)
 
 
 def reranks(checkpoint: Path) -> bool:

@@ -189,8 +189,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Which tokens are neither special, nor without letter and digit, nor a stop word (at a word's beginning
-    or as a piece of one)."""
+    """Whether each token counts: not special, with a letter or digit, and no stop word or piece of one."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
