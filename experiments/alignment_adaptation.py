@@ -136,7 +136,7 @@ def job(
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
-    """The saved paradigm, reading documents up to `length` tokens."""
+    """Load a saved paradigm that reads up to `length` tokens of documents."""
     saved = Paradigm.from_pretrained(folder)
     encoder = TextEncoder(folder / "backbone", replace(saved.encoder.settings, document_length=length))
     longer = Paradigm(saved.recipe, encoder)

@@ -16,7 +16,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds

@@ -19,7 +19,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Which results are averaged."""
+    """Settings: the results to average."""
 
     folders: list[str]
     """results folders of compare.py, or one folder that holds them"""
@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """(stage, system) → measure → query → value. Raises ValueError for the line of what is no value."""
+    """(stage, system) → measure → query → value. Raises ValueError, with the line, for a bad value."""
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -81,7 +81,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """stage → system → the values of all parts, a group each. Raises ValueError for what one part lacks."""
+    """stage → system → values of all parts, one group per part. Raises ValueError if a part lacks any."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

@@ -164,7 +164,7 @@ def main(settings: Settings) -> None:
 
 
 def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
-    """The task at every length; the BM25 that the paper takes ranks the candidates."""
+    """Open the task at every length; the paper's choice of BM25 ranks the candidates."""
     backbone = packaged(settings.backbone)
     tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
@@ -254,7 +254,7 @@ def temperature(model: Paradigm, bench: Bench) -> float:
 
 
 def numbers_of(model: Paradigm) -> int:
-    """How many numbers a document is encoded into."""
+    """Numbers per encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
@@ -293,7 +293,7 @@ def lexical(bench: Bench, depth: int) -> dict[str, Any]:
 
 
 def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
-    """`predict` for every size, kept in the results folder for the sizes that it was asked for."""
+    """`predict` for every size; results are kept in the results folder."""
     file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
     dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():

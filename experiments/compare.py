@@ -31,7 +31,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass
 class Settings(Results, EncoderTraining):
-    """What is compared, and how each paradigm is trained."""
+    """Settings: the systems to compare, and the training of each paradigm."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
@@ -219,7 +219,7 @@ def run_all(
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
-    """What will be done, about how long that takes, and where its results will be."""
+    """Describe the planned work, its approximate duration, and the place of its results."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
@@ -245,7 +245,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 
 def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
-    """What a system's results are bound to: its settings, how it is trained, the content of what it names."""
+    """The content that a system's results are bound to: its settings, its training, and named files."""
     training = systems.training_settings(system, settings, seed)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))

@@ -40,7 +40,7 @@ SYSTEMS = {  # system -> its trained model
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """names in the tables; BM25 is always there, and those of the second backbone where it is another one"""
@@ -160,7 +160,7 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 
 
 def claims(values: Values) -> dict[str, list[Claim]]:
-    """What the paper says of systems that were measured, by its table: each is a family of tests."""
+    """The paper's claims about the measured systems, by table; each table is a family of tests."""
     tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
     def claim(
@@ -205,13 +205,13 @@ def claims(values: Values) -> dict[str, list[Claim]]:
 
 
 def gains(a: str, b: str) -> list[str]:
-    """For `Claim.printed`: by how much a is better than b on NQ320K, of each of RECALLS."""
+    """For `Claim.printed`: the gains of a over b on NQ320K, for each of RECALLS."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
     return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
 
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
-    """What it costs to decode token by token (Eq. 22), against scoring every document."""
+    """The cost of decoding token by token (Eq. 22), compared with scoring every document."""
     usable = "greedy search or beam search “can be used” to approximate"
     costly = "decoding token by token “may decrease the performance”"
     claims = []
@@ -228,7 +228,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
 
 
 def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     values: dict[str, Values] = {
         stage: {
             system: {m: at_path(seeds, stage, m) for m in MEASURES}

@@ -20,7 +20,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """What is encoded with what, and into what."""
+    """Settings: the collection, the model and the index."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""

@@ -14,7 +14,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Which results, and where the page answers."""
+    """Settings: the results, and the address of the page."""
 
     results: str = "results/compare-pydocs"
     """folder that compare.py wrote"""

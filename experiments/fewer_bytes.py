@@ -19,7 +19,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass
 class Settings:
-    """What is encoded, and what is measured on it."""
+    """Settings: models, collections, and measurements."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""

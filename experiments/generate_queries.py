@@ -141,7 +141,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:
-    """The pairs whose query finds its document among the first `rank`; all where that is 0."""
+    """Keep pairs whose query retrieves its document among the first `rank`; all pairs if rank is 0."""
     if not settings.rank:
         return pairs
     split = as_split(pairs)

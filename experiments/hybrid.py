@@ -16,7 +16,7 @@ from studies.settings import OneCollection, Results, at_least, different, launch
 
 @dataclass
 class Settings(OneCollection, Results):
-    """What is trained on what, retrieved and reranked."""
+    """Settings: models, collection, retrieval and reranking."""
 
     documents: int = 2000
     backbone: str = "offline"
@@ -122,7 +122,7 @@ def folder_of(seed: int, settings: Settings) -> Path:
 def trained(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
-    """(name, round) -> every model of a seed, each trained unless it stands in its folder."""
+    """(name, round) -> model, for all models of a seed; those in its folder are not trained again."""
     folder = folder_of(seed, settings)
     rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
@@ -171,7 +171,7 @@ def train(
 def measure(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, models: dict[tuple[str, str], Any]
 ) -> Measured:
-    """What a seed's systems do for the test queries, and what the dev queries choose among them."""
+    """Measure a seed's systems on the test queries, with the choices of the dev queries."""
     test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
     dev = some_queries(bench.dev, settings.dev_queries)
     sparse = dict(zip(SPARSE, (bench.bm25, BM25(corpus, ngrams=2)), strict=True))
@@ -211,7 +211,7 @@ def measure(
 def rerank(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], bench: Bench, precision: str
 ) -> Measured:
-    """system → depth → RR@10 of each query: its first documents in their new order, the others left out."""
+    """system → depth → RR@10 of each query, with only its first `depth` documents, reranked."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     heads = {
         system: {q: best_first(of, max(depths)) for q, of in run.items()} for system, run in runs.items()
@@ -230,5 +230,5 @@ def rerank(
 
 
 def rr(run: Run, split: Split) -> float:
-    """What dev queries choose by."""
+    """The measure by which dev queries choose."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

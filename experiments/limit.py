@@ -164,7 +164,7 @@ def collection(settings: Settings) -> Collection:
 
 
 def compared(settings: Settings) -> Rows:
-    """R@k, R@10 and nDCG@10 of every system by compare.py, untrained and trained."""
+    """Measure R@k, R@10 and nDCG@10 of every system with compare.py, untrained and trained."""
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
     test = load_collection(str(folder)).split("test")

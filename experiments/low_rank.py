@@ -15,7 +15,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """What is trained on what, and which queries are measured."""
+    """Settings: models, their training, and the measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """whose alignment: dsi, genre or seal"""
@@ -94,7 +94,7 @@ def weight_norm(view: Seen) -> tuple[Array, Array]:
 
 
 def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generator) -> Heads:
-    """What the claims are about, [L, H] each, of one query and name."""
+    """The quantities of the claims for one query and name, each [L, H]."""
     D, Q = view.projected
     S = D @ Q.swapaxes(-1, -2)
     A, printed = lemma.alignment(S), lemma.rank_one_as_printed(S)
@@ -140,7 +140,7 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 def elu_error(D: Array, Q: Array) -> Array:
     """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij, and rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, φ = elu.
 
-    p: softmax's own, or what normalises φ(d_i)ᵀφ(q_j) over j; the better one counts.
+    p: of the softmax, or normalising φ(d_i)ᵀφ(q_j) over j; the better one counts.
     """
     S = D @ Q.swapaxes(-1, -2)
     product = kernels.elu(D) @ kernels.elu(Q).swapaxes(-1, -2)
@@ -210,7 +210,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
@@ -246,7 +246,7 @@ def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str,
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Of a scorer and form; R² is the mean over seeds."""
+    """Format the row of a scorer and form; R² is the mean over seeds."""
     left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
     total = np.abs(part) + np.abs(unexplained)
     share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)

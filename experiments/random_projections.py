@@ -14,7 +14,7 @@ from studies.settings import Precision, Results, Tracker, at_least, launch, refu
 
 @dataclass
 class Settings(Results):
-    """Which collection is projected, and how finely it is measured."""
+    """Settings: the collection, and the resolution of measurements."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
@@ -124,7 +124,7 @@ def main(settings: Settings) -> None:
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
-    """The smallest margin of each query over all documents, [m]; 1 where no document is below the best."""
+    """The smallest margin of each query over all documents, [m]; 1 if no document is below the best."""
     queries = range(problem.queries.shape[0])
     return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
@@ -166,7 +166,7 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[st
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """k for recall@r over all documents by where the idf stands; the scores are the same in all of a kind."""
+    """k for recall@r over all documents, for each placement of the idf; scores are equal within a kind."""
     rows: Rows = []
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
@@ -193,7 +193,7 @@ def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) ->
 
 
 def named(k: Dimension) -> dict[str, float | None]:
-    """The cells of a dimension with its interval over queries; none where no query has enough documents."""
+    """The cells of a dimension and its interval over queries; empty if no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 

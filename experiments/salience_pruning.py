@@ -17,7 +17,7 @@ from studies.settings import EncoderStudy, OneCollection, known, launch, lengths
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
-    """Which ALIGNERs are trained on what, and how far they are pruned."""
+    """Settings: the ALIGNERs, their collection, and the shares of kept tokens."""
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
@@ -103,7 +103,7 @@ def main(settings: Settings) -> None:
 
 
 def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
-    """How ALIGNER with one of METHODS is trained and measured."""
+    """Make the function that trains and measures an ALIGNER with one of METHODS."""
 
     def make() -> Paradigm:
         how = lengths_of(settings) | RATIOS | METHODS[method]
@@ -118,8 +118,10 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 
 
 def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Tokens) -> dict[str, list[float]]:
-    """Of each measured query and of its first relevant document: how much higher the tokens of content words
-    rank by salience than those of function words, as a share of the text's tokens; 0 where one is missing."""
+    """How much higher tokens of content words rank by salience, for each query and its relevant document.
+
+    The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind.
+    """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
     test, corpus = bench.test, bench.collection.corpus
@@ -148,7 +150,7 @@ def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
 
 
 def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
-    """The mean rank of content words' tokens less that of function words', in units of the text's length."""
+    """Mean rank of content words' tokens minus that of function words', in units of the text's length."""
     if not (kinds == 1).any() or not (kinds == 0).any():
         return 0.0
     ranks = rankdata(salience) / len(salience)
@@ -156,8 +158,10 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """The share of a document's tokens that some query token retrieves, each of these RETRIEVED tokens of the
-    corpus: mean over the MOST documents that are retrieved most."""
+    """The share of a document's tokens that any query token retrieves, averaged over the MOST documents.
+
+    Each query token retrieves RETRIEVED tokens of the corpus; the MOST documents have the most of these.
+    """
     _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
     owners = index.store.owners(tokens)

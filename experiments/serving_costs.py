@@ -22,7 +22,7 @@ from studies.settings import OneCollection, at_least, launch, lengths_of, refusi
 
 @dataclass
 class Settings(OneCollection):
-    """What is measured."""
+    """Settings of serving_costs.py."""
 
     documents: int = 1200
     """documents that are encoded, drawn at random"""
@@ -172,8 +172,7 @@ def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], l
 
 
 def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> tuple[np.ndarray, Answers]:
-    """Milliseconds of `find` for every query by number, the fastest of `rounds` after one that warms up; and
-    what it finds."""
+    """Milliseconds of `find` for each query, the fastest of `rounds` after a warm-up, and its results."""
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
     for _ in range(rounds):
@@ -185,7 +184,7 @@ def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) ->
 
 
 def recall(answers: Answers, wanted: Answers) -> float:
-    """The mean share of the documents wanted that were found, over queries that want any."""
+    """Mean share of the wanted documents that were found, over queries with any."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
@@ -205,7 +204,7 @@ def measure_index(
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
-    """The model as engines can score it, an XTR with ColBERT's A; None where rel is no sum of maxima."""
+    """The model as engines can score it, XTR with ColBERT's A; None if rel is not a sum of maxima."""
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None
@@ -226,7 +225,7 @@ def one_vector(model: Paradigm) -> bool:
 def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
-    """An engine embedded in this process or with a server of its own, with the vectors of `base`."""
+    """Measure an engine, embedded or as a server, with the vectors of `base`."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
     with ExitStack() as servers:
         engine: Engine

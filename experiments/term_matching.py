@@ -118,8 +118,8 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
     """The statements of §7.2, for either reading of a rate, and those of the case in §7.5.
 
     A trend is between the last and the first bin with at least `fewest` tokens; a rate with fewer than two
-    such bins has none. An alignment whose rate is not above that of one that looks at nothing has not
-    learned enough, nor has one of a model among the `poor`.
+    such bins has none. An alignment has not learned enough if its rate is not above that of a uniform one, or
+    if its model is among the `poor`.
     """
     hard = results["q→d", "MVDR hard", KINDS[0]]
     chooses = "11.4% of the document tokens that MVDR chooses are exact matches"

@@ -15,7 +15,7 @@ from studies.settings import OneCollection, Results, launch, refusing, training_
 
 @dataclass
 class Settings(OneCollection, Results):
-    """What is trained on what, and how."""
+    """Settings: the model, the collection and the training."""
 
     paradigm: str = "colbert"
     """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
@@ -144,7 +144,7 @@ def main(settings: Settings) -> None:
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
-    """What a results folder is bound to: the settings, and the content of what they name."""
+    """The content that a results folder is bound to: the settings, and the files that they name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
     return asdict(settings) | {"fingerprint": collection.fingerprint} | job.content(**named)
 
@@ -204,7 +204,7 @@ def judges(
 
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """The run in a file; or what the paradigm in a folder finds, kept in mined.run: one process searches."""
+    """Read a run from a file, or mine one with the paradigm in a folder, in one process, into mined.run."""
     if not Path(run).is_dir():
         return read_run(run)
     return job.own_run(load(run).to(accelerator.device), collection.corpus, split, folder, accelerator)

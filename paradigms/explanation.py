@@ -1,4 +1,4 @@
-"""What `explain` gives: the S, A and Z of one query and one document, by token."""
+"""The result of `explain`: S, A and Z of one query and one document, by token."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What makes a paradigm besides its encoder, as plain data: A, Z, how an index scores, τ."""
+"""The parts of a paradigm besides its encoder, as plain data: A, Z, the search, τ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from paradigms.io.typed import OneLine, Range, check_types
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a paradigm besides its encoder, saved beside the weights as `described` has it."""
+    """The parts of a paradigm besides its encoder; `described` gives their saved form."""
 
     name: Annotated[str, OneLine()]
     align: Alignment

@@ -111,8 +111,8 @@ def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generat
 def _joined(queries: Any, documents: Any) -> Paradigm:
     """Join two encoders into a paradigm. Raises ValueError if their recipes differ."""
     for model in (queries, documents):
-        if not (isinstance(model, Paradigm) and isinstance(model.encoder, TextEncoder)):
-            raise ValueError(f"a pair is of two text encoders, and {model.name} is none")
+        if not isinstance(as_paradigm(model, "one folder of the pair").encoder, TextEncoder):
+            raise ValueError(f"a pair has two text encoders, but {model.name} is itself a pair")
     if queries.recipe != documents.recipe:
         ours, theirs = queries.recipe.described(), documents.recipe.described()
         differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]

@@ -60,8 +60,8 @@ class SpladeSettings(EncoderSettings):
 class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
-    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, at first so
-    that some `STARTS` terms of a text are above 0. ValueError: no head is there, and none is to be made.
+    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, chosen so
+    that some `STARTS` terms of a text are above 0 initially. Raises ValueError without a head or tied_head.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings

@@ -83,7 +83,7 @@ def test_a_plugin_is_imported_once_under_its_own_name(tmp_path, monkeypatch):
     [
         ("absent.py", "no such Python file"),
         ("json.py", "json is not a free module name"),
-        ("a.b.py", "no module name"),
+        ("a.b.py", "not a free module name"),
         ("broken_plugin.py", "broken_plugin.py, line 2: SyntaxError"),
         ("failing_plugin.py", "failing_plugin.py, line 2: ZeroDivisionError"),
     ],

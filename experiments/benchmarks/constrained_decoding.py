@@ -24,7 +24,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Which text is indexed, which prefixes are asked for, and what is decoded."""
+    """Settings: the text of the index, the prefixes, and the decoding."""
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
@@ -90,7 +90,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """What may follow each prefix, by NGramIndex and by numpy, given the rows of the suffix array."""
+    """Tokens that may follow each prefix, by NGramIndex and by numpy over rows of the suffix array."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -168,7 +168,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
-    """The best sequence of each query as transformers finds it; no token ends it."""
+    """The best sequence of each query by transformers' generation; no token ends it."""
     arguments = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
     arguments |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
     arguments |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
@@ -195,7 +195,7 @@ def words(settings: Settings) -> Sequences:
 def draw_prefixes(
     settings: Settings, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]
 ) -> list[list[int]]:
-    """What follows random places of the text, cut where the document ends."""
+    """Draw prefixes: tokens after random places of the text, cut at the end of the document."""
     random = np.random.default_rng(settings.seed)
     begins = random.integers(0, len(tokens), settings.prefixes)
     ends = begins + random.integers(1, settings.longest + 1, settings.prefixes)

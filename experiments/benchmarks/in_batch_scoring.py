@@ -21,7 +21,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Which batches are scored."""
+    """Settings: the batches to score."""
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
     """queries in a batch, and as many documents"""

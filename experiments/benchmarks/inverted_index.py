@@ -23,7 +23,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """How many documents and queries, and of what."""
+    """Settings: documents and queries."""
 
     documents: int = 100_000
     terms: int = 30_522
@@ -207,7 +207,7 @@ def largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check(name: str, method: Method, k: int) -> None:
-    """Raises SystemExit if the scores of the best documents are not those of the weights that are stored."""
+    """Raise SystemExit if the scores of the best documents differ from those of the stored weights."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} finds other documents than the product does")

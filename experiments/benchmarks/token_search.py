@@ -32,7 +32,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """What is searched, and by whom."""
+    """Settings: the vectors and the systems that search them."""
 
     collection: str = "pydocs"
     documents: int = 4173
@@ -216,7 +216,7 @@ def summary(
     vectors: Path,
     speed: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """What is printed of each row: times in milliseconds, memory in MiB."""
+    """Format a row for printing: times in milliseconds, memory in MiB."""
     tokens = read_json(vectors / "vectors.json")["tokens"]
     truth, relevant = (
         json.loads((vectors / f"{name}.json").read_text()) for name in ("candidates", "relevant")
@@ -255,8 +255,9 @@ def summary(
 
 
 def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, str] | None:
-    """How many times faster, one query at a time, than the fastest peer of equal or better recall; where no
-    peer finds as much, than the one that finds most, which is marked."""
+    """Speed relative to the fastest peer of equal or better recall, one query at a time.
+
+    If no peer has the recall, relative to the one with the highest recall, which is marked."""
     peers = [other for other in table if other["kind"] == row["kind"] and not other["ours"]]
     if not peers:
         return None

@@ -123,7 +123,7 @@ class Row:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """What is measured; caching for batches of more than one mini-batch."""
+    """The rows to measure; batches of several mini-batches with gradient caching."""
     return [
         Row(system, batch, mini_batch)
         for batch in settings.batches
@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
 
 
 def installed(peer: str, environments: Path, console: Terminal) -> str:
-    """The interpreter of a peer's environment, which is made if it is not there."""
+    """The interpreter of a peer's environment, which is created if missing."""
     folder = environments.absolute() / peer
     python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
     wanted = "\n".join(REQUIREMENTS[peer])
@@ -224,7 +224,7 @@ def job_of(settings: Settings, row: Row, work: Path) -> Job:
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """What `parts/trainers.py` answers; where it fails, why. The kernel ends a process for memory with −9."""
+    """Return the answer of `parts/trainers.py`, or why it failed; −9 means that memory was exhausted."""
     done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
     if not done.returncode:
         return last_line(done.stdout)

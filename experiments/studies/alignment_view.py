@@ -27,7 +27,7 @@ def align_query(
     pool: Mapping[str, float],
     retrievers: Mapping[str, Retriever],
 ) -> list[AlignmentExample]:
-    """A relevant document and the best that is not, by BM25, under every system of a comparison.
+    """Explain a relevant document and the best other one, by BM25, with every system of a comparison.
 
     test: judged queries. pool: document -> score of the query's candidates. retrievers: of each system.
     """

@@ -23,8 +23,8 @@ MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit
 def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
     """Recall of the exact first ten among the first CANDIDATES by encodings: predicted from angles, measured.
 
-    The same vectors three times: as they are; with a mean of norm MEAN in a dimension of its own, which
-    changes no order of MaxSim; and with that mean subtracted for the planes.
+    Each vector is measured unchanged; with a mean of norm MEAN in an extra dimension, which changes no order
+    of MaxSim; and with that mean subtracted for the planes.
     """
     count = min(settings.law_documents, len(exact))
     documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]

@@ -196,7 +196,7 @@ def costs_of(folder: Path) -> dict[str, Any]:
 
 
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
-    """The system's name in tables, with what its row is to be read with."""
+    """The system's name in tables, with remarks on how to read its row."""
     system = settings.chosen[name]
     if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"

@@ -20,7 +20,7 @@ Point = Values | Interval | float | None  # a number has no interval; None: ther
 
 
 def at_path(results: Sequence[Any], *path: Any) -> np.ndarray:
-    """The numbers that stand at `path` in each of the results."""
+    """The numbers at `path` of all results."""
     for key in path:
         results = [result[key] for result in results]
     return np.array(results, dtype=float)

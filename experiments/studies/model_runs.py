@@ -83,7 +83,7 @@ class Bench:
 def open_bench(
     settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
 ) -> Bench:
-    """The collection of the settings, or another one, with dev queries held out where there are none.
+    """Open the collection of the settings, or another one; dev queries are held out if it has none.
 
     Raises SystemExit if one of the `needs` has no queries. A `division` "within" divides them anew.
     """
@@ -174,7 +174,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: FILE has what `measure` gave of what `prepare` gave."""
+    """A measurement: FILE keeps the result of `measure` on the result of `prepare`."""
 
     name: str  # in messages
     file: Path
@@ -184,7 +184,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
-    """What every job measured; what stands in the results folder is not measured again."""
+    """Measure all jobs; those in the results folder are not measured again."""
     missing = [job for job in jobs if not job.file.is_file()]
     accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
     with ExitStack() as stack:

@@ -73,7 +73,7 @@ def print_sections(sections: Iterable[Section]) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows of the same keys as path.csv and path.json, with all digits, and path.md, as people read it."""
+    """Write rows with the same keys to path.csv and path.json, with all digits, and rounded to path.md."""
     write_json(path.with_suffix(".json"), list(rows))
     with atomic_text(path.with_suffix(".csv")) as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
@@ -149,10 +149,10 @@ def publish(
     sections: Mapping[str, Section],
     accelerator: "Accelerator | None" = None,
 ) -> None:
-    """The files of `write_sections`, all on one page, and the verdicts of claims in verdicts.md, one a line.
+    """Write the files of `write_sections`, a page with all of them, and verdicts of claims to verdicts.md.
     Sections without rows are left out.
 
-    settings: a dataclass with an output folder; a `division` of queries is said in each heading.
+    settings: a dataclass with an output folder; headings name its `division` of queries.
     """
     from paradigms.train.job import environment
 

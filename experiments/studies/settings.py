@@ -34,10 +34,10 @@ def launch(module: str, settings: type, description: str | None) -> None:
 
 @contextmanager
 def refusing(before: str = "", after: str = "", *, options: bool = False) -> Iterator[None]:
-    """SystemExit in a line for an error in what was given: files, data, or a loss that diverged.
+    """Turn errors of input, such as files, data or a diverging loss, into SystemExit with one line.
 
-    options: also for options that a builder does not have, or that need another package. Elsewhere such an
-    error is one of the program, whose traceback is shown.
+    options: also errors of options that a builder does not have, or that need another package; elsewhere
+    these are bugs, whose traceback is shown.
     """
     kinds = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
     try:
@@ -48,7 +48,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
 
 
 def at_least(settings: Any, **least: int) -> None:
-    """Raises SystemExit for a setting, or a number of a list of them, that is smaller than its least."""
+    """Raise SystemExit for a setting, or a number in a list, below its minimum."""
     for name, fewest in least.items():
         value = getattr(settings, name)
         if min(value if isinstance(value, list) else [value], default=fewest) < fewest:
@@ -56,7 +56,7 @@ def at_least(settings: Any, **least: int) -> None:
 
 
 def different(settings: Any, *names: str) -> None:
-    """Raises SystemExit for a list without values, or with one of them twice."""
+    """Raise SystemExit for an empty list, or one with repeated values."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):
@@ -71,13 +71,13 @@ def known(settings: Any, name: str, names: Any) -> None:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Names that may hold commas, as they are given in a list."""
+    """Quote names that contain commas, for a list on the command line."""
     return ", ".join(f'"{name}"' for name in names)
 
 
 @dataclass(kw_only=True)
 class OneCollection:
-    """What is read. Scripts add fields of their own."""
+    """The collection. Scripts add their settings."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder: in BEIR layout, or in another one of
@@ -122,7 +122,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
 
 @dataclass
 class EncoderTraining:
-    """How an encoder is trained: the recipe of the main job. Experiments add fields of their own."""
+    """The training of an encoder, with the recipe of the main job. Experiments add their settings."""
 
     steps: int = 30
     batch_size: int = 32
@@ -151,7 +151,7 @@ class EncoderTraining:
 
 @dataclass
 class EncoderStudy(Results, EncoderTraining):
-    """Encoders that are trained and measured. Experiments add a collection and fields of their own."""
+    """Encoders that are trained and measured. Experiments add a collection and their settings."""
 
     documents: int = 2000
     """size of a fixed subset, of pydocs alone; 0: all documents"""
@@ -172,7 +172,7 @@ class EncoderStudy(Results, EncoderTraining):
 
 @dataclass
 class PairSettings(Results, OneCollection):
-    """What is trained on what, and which queries are measured. Experiments add fields of their own."""
+    """Models, their training, and the measured queries. Experiments add their settings."""
 
     documents: int = 600
     """those with the most queries; of pydocs a fixed subset; 0: all"""

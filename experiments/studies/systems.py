@@ -137,7 +137,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> Data:
-    """The splits that `divided` gives, BM25, and passages where the settings want them."""
+    """Divide the collection (`divided`), and build BM25 and, if set, passages."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
@@ -177,7 +177,7 @@ def built(system: System, settings: Any) -> Paradigm:
 def retriever(
     model: Model, system: System, data: Data, settings: Any, folder: Path, launch: Accelerator
 ) -> Retriever:
-    """The documents by a trained model, encoded into `folder` where no index is given, by all processes.
+    """Make the retriever of a trained model; without an index, all processes encode documents into `folder`.
 
     A reranker orders what BM25 finds. Raises ValueError for a generative paradigm that names the documents of
     another corpus.
@@ -216,7 +216,7 @@ def search_costs(
 ) -> dict[str, float | None]:
     """Milliseconds to encode one query, and to search with it: medians of single queries in this process.
 
-    The search is what a whole search of one query takes beyond its encoding.
+    The time of the search is that of a whole query minus its encoding.
     """
     texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
     local = _alone(retriever)
@@ -269,7 +269,7 @@ def check(system: System, collection: Collection, settings: Any) -> None:
 
 
 def opened(system: System) -> Model:
-    """The system's checkpoint, its recipe changed by the options: another alignment of the same encoder.
+    """Load the system's checkpoint and change its recipe by the options, such as the alignment.
 
     Raises ValueError if it holds another paradigm, or one without such options.
     """
@@ -278,12 +278,11 @@ def opened(system: System) -> Model:
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm}")
     if not system.options:
         return loaded
-    if not isinstance(loaded, Paradigm):
-        raise ValueError(f"{system.checkpoint} holds {loaded.name}, whose options are fixed by training")
+    paradigm = as_paradigm(loaded, f"{system.checkpoint} (its options are fixed by training)")
     check_known(Recipe, system.options)
     options = recipe_fields(system.options)
-    aligned = loaded.with_alignment(options.get("align", loaded.recipe.align))
-    return Paradigm(replace(aligned.recipe, **options), loaded.encoder)
+    aligned = paradigm.with_alignment(options.get("align", paradigm.recipe.align))
+    return Paradigm(replace(aligned.recipe, **options), paradigm.encoder)
 
 
 def reranks(checkpoint: Path) -> bool:

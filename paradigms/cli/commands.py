@@ -26,7 +26,6 @@ from paradigms.evaluate import (
 )
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
-from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import write_text
@@ -201,8 +200,8 @@ def run_serve(settings: argparse.Namespace) -> None:
         name = folder_name(folder)
         if name in retrievers:
             raise ValueError(f"two systems have the name {name}")
-        generative = isinstance(model, Generative)
-        retrievers[name] = GenerativeRetriever(model) if generative else Reranking(model, corpus, bm25)
+        searches = model.document_length is None  # its documents are in its weights
+        retrievers[name] = GenerativeRetriever(model) if searches else Reranking(model, corpus, bm25)
     if settings.fuse:
         retrievers[FUSED] = Fused(list(retrievers.values()))
     judged = load_collection(source).split(settings.split) if settings.split else None

@@ -1,7 +1,7 @@
 """`python -m paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
 
-For each judged query: could any query vectors rank its relevant documents above all others, and do the
-model's own? The document vectors are those of the index, as they are stored (`theory.answerable`).
+For each judged query: can any query vectors rank its relevant documents above all others, and do the model's
+vectors? Document vectors are taken from the index, as they are stored (`theory.answerable`).
 """
 
 import argparse
@@ -20,12 +20,12 @@ from paradigms.model import Paradigm
 from paradigms.store import Store
 from theory.answerable import Answer, max_over_tokens, maxima, one_vector, sum_of_maxima, verified
 
-QUERIES = 100  # judged queries that are drawn
-VERIFIED, LARGEST = 5, 64  # answers of each kind checked in rational arithmetic; most numbers of a vector
+QUERIES = 100  # most judged queries, drawn at random
+VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmetic; most numbers of a vector
 
 
 def run_oracle(settings: argparse.Namespace) -> None:
-    """Print the share of queries that some query vectors answer, that none do, and that the model's do."""
+    """Print the shares of queries that some query vectors answer, that none do, and that the model's do."""
     if not settings.split:
         raise ValueError("oracle needs judged queries: give --split, such as test")
     opened = open_folder(settings.folder, pickled=settings.pickled)
@@ -46,30 +46,30 @@ def run_oracle(settings: argparse.Namespace) -> None:
     drawn = np.random.default_rng(0).permutation(len(asked))[:QUERIES]
     names = [asked[n] for n in sorted(drawn)]
     encoded = model.encode_queries([split.queries[name] for name in names])
-    answers, own, precision = [], [], []
+    answers, reached, precision = [], [], []
     with progress_bar() as bar:
         for n, name in bar.track(list(enumerate(names)), description="oracle"):
             rows, Q = np.array(sorted(relevant[name])), query_vectors(encoded, n)
             scores, _ = maxima(tokens, owners, Q)
             best = np.argsort(-scores, kind="stable")[: len(rows)]
             precision.append(np.isin(best, rows).mean())
-            own.append(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
-            answers.append(Answer(True, query=Q) if own[-1] else answer(tokens, owners, rows, Q))
-    for line in told(answers, own, precision, opened.made.model):
+            reached.append(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
+            answers.append(Answer(True, query=Q) if reached[-1] else answer(tokens, owners, rows, Q))
+    for line in summary(answers, reached, precision, opened.made.model):
         print(line)
     each = [relevant[name] for name in names]
     print(check_exactly(tokens, owners, answers, each))
-    print(f"The index has {store.bytes_per_document:,.0f} bytes a document.")
+    print(f"The index has {store.bytes_per_document:,.0f} bytes per document.")
 
 
 def check(model: Paradigm, longest: int) -> None:
-    """ValueError unless scores are sums of maxima over a document's tokens."""
+    """Raise ValueError unless scores are sums of maxima over a document's tokens."""
     align, salience = model.recipe.align, "salience" in model.reads
     if salience or not (align.is_maxsim(longest) or isinstance(align, PoolTopK)):
         why = "weighs tokens by salience" if salience else f"aligns by {align}"
         raise ValueError(
-            f"{model.name} {why}: oracle knows one vector and maxima over a document's tokens (dpr, me_bert, "
-            "colbert, and xtr with all tokens retrieved)"
+            f"{model.name} {why}: oracle supports one vector and maxima over a document's tokens (dpr, "
+            "me_bert, colbert, and xtr with all tokens retrieved)"
         )
 
 
@@ -87,7 +87,7 @@ def query_vectors(queries: Tokens, n: int) -> np.ndarray:
 
 
 def answer(tokens: np.ndarray, owners: np.ndarray, rows: np.ndarray, Q: np.ndarray) -> Answer:
-    """Whether some vectors answer, as many as the model's Q [N, h] has."""
+    """Whether some N query vectors answer, where Q [N, h] are the model's."""
     if len(Q) > 1:
         return sum_of_maxima(tokens, owners, rows, query_tokens=len(Q), start=Q)
     if len(tokens) == owners[-1] + 1:
@@ -95,8 +95,10 @@ def answer(tokens: np.ndarray, owners: np.ndarray, rows: np.ndarray, Q: np.ndarr
     return max_over_tokens(tokens, owners, rows)
 
 
-def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[float], name: str) -> list[str]:
-    """What is possible, and what of it the model reaches."""
+def summary(
+    answers: Sequence[Answer], reached: Sequence[bool], precision: Sequence[float], name: str
+) -> list[str]:
+    """Lines about the queries that can be answered, and those that the model answers."""
 
     def share(values: Sequence[float]) -> str:
         successes = binomtest(
@@ -108,7 +110,7 @@ def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[flo
     possible, none, open_ = (
         [answer.answerable is value for answer in answers] for value in (True, False, None)
     )
-    lost = [can and not does for can, does in zip(possible, own, strict=True)]
+    lost = [can and not does for can, does in zip(possible, reached, strict=True)]
     lines = [
         f"Of {len(answers)} judged queries, some query vectors rank every relevant document above all others "
         f"for {share(possible)}, and no query vectors do for {share(none)} [95% intervals over queries]."
@@ -117,7 +119,7 @@ def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[flo
         lines.append(f"For {share(open_)} neither was found: the limit lies between.")
     mean, low, high = seeds_interval(np.array(precision)[None])
     lines.append(
-        f"The query vectors of {name} do for {share(own)}, so that the query encoder loses {share(lost)}; "
+        f"The query vectors of {name} do for {share(reached)}, so the query encoder loses {share(lost)}; "
         f"their R-precision is {mean:.2f} [{low:.2f}, {high:.2f}]."
     )
     return lines
@@ -126,7 +128,7 @@ def told(answers: Sequence[Answer], own: Sequence[bool], precision: Sequence[flo
 def check_exactly(
     tokens: np.ndarray, owners: np.ndarray, answers: Sequence[Answer], relevant: Sequence[list[int]]
 ) -> str:
-    """How many of a sample hold in rational arithmetic, and the largest residual of a certificate."""
+    """Report how many answers of a sample hold in rational arithmetic, and the largest residual."""
     held = {True: 0, False: 0}
     tried = {True: 0, False: 0}
     for one, rows in zip(answers, relevant, strict=True):

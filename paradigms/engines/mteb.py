@@ -60,7 +60,7 @@ class MTEBModel:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}
             run = Reranking(self.model, self._corpus, precision=self.precision).rerank(texts, pool)
             return {query: best_first(scores, top_k) for query, scores in run.items()}
-        settings = {"precision": self.precision, "kind": self.kind}
+        settings: dict[str, Any] = {"precision": self.precision, "kind": self.kind}
         settings["batch_size"] = encode_kwargs.get("batch_size", 64)
         return retriever_of(self.model, self._corpus, **settings).search(texts, top_k)
 

@@ -165,7 +165,7 @@ def cost_picture(
     """
     from matplotlib.figure import Figure
 
-    names = dict.fromkeys(system for of in quality.values() for system in of)
+    names = dict.fromkeys(system for systems in quality.values() for system in systems)
     looks = {
         name: (PALETTE[n % len(PALETTE)], MARKERS[n // len(PALETTE) % len(MARKERS)])
         for n, name in enumerate(names)

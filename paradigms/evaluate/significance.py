@@ -151,9 +151,7 @@ def _tested(
     p_values = [paired_test(a, b) for *_, a, b in tested]
     intervals = bootstrap_intervals(np.array([a - b for *_, a, b in tested]), groups=groups)
     rows = []
-    for (*names, _, _), interval, p, adjusted in zip(
-        tested, intervals, p_values, holm(p_values), strict=True
-    ):
+    for row, interval, p, adjusted in zip(tested, intervals, p_values, holm(p_values), strict=True):
         mark = marks[0] if adjusted >= ALPHA else marks[1] if interval.mean > 0 else marks[2]
-        rows.append(Comparison(*names, *interval, p, adjusted, mark))
+        rows.append(Comparison(*row[:3], *interval, p, adjusted, mark))
     return rows

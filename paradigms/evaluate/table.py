@@ -222,10 +222,10 @@ def csv_table(*tables: ResultTable) -> str:
         for system, row in table.rows.items():
             for measure, cell in row.items():
                 test = tests.get((system, measure))
-                tested = [test.difference, test.p, test.p_adjusted] if test else ["", "", ""]
+                tested = (test.difference, test.p, test.p_adjusted) if test else ("",) * 3
                 moved = training.get((system, measure))
-                tested += [cell.mean - moved.difference, moved.p, moved.p_adjusted] if moved else ["", "", ""]
-                values = [cell.mean, cell.low, cell.high, cell.mark, *tested]
+                trained = (cell.mean - moved.difference, moved.p, moved.p_adjusted) if moved else ("",) * 3
+                values = [cell.mean, cell.low, cell.high, cell.mark, *tested, *trained]
                 lines.append([table.title, system, measure, *values])
     header = ["stage", "system", "measure", "mean", "low", "high", "mark", "difference", "p", "p_adjusted"]
     header += ["untrained", "p_training", "p_training_adjusted"]

@@ -75,8 +75,8 @@ class Encodings(FixedEncoding):
 class NearDocuments:
     """Score the documents with the nearest encodings in full.
 
-    probes: FAISS's inverted lists that are read for each query. candidates: documents that are scored, but no
-    fewer than are wanted; 0: 64, or 4 for each of these.
+    probes: FAISS's inverted lists read per query. candidates: documents to score, at least as many as wanted;
+    0 means 64, or 4 per wanted document.
     """
 
     probes: int = 16

@@ -95,8 +95,8 @@ class Lists:
 
 @dataclass(frozen=True)
 class Probing:
-    """Search a few lists. probes: lists that each query token looks into. candidates: documents that gather
-    scores in full; 0: 64, or 4 for each document that is wanted."""
+    """Search a few lists. probes: lists per query token. candidates: documents that gather scores in full; 0
+    means 64, or 4 per wanted document."""
 
     probes: int = 8
     candidates: int = 0

@@ -33,7 +33,7 @@ class GenerativeRetriever:
 
     @cached_property
     def valid(self) -> NGramIndex:
-        """What a search may write, in the identifiers' own tokens; made when first asked for."""
+        """The token sequences that a search may write; built on first use."""
         identifiers = self.model.identifiers
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
@@ -86,7 +86,7 @@ class GenerativeRetriever:
     ) -> list[Run]:
         """`rerank` by each of the scorers, with each name decoded once.
 
-        whole: a document's names are its identifiers, and where these are its text, all of it.
+        whole: a document's names are its identifiers; if these are texts, only the whole text.
         """
         model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)

@@ -65,7 +65,7 @@ def save_pretrained(
 def push_to_hub(
     model: Trainable, name: str, layout: str = "paradigms", card: str | None = None, *, private: bool = True
 ) -> None:
-    """Upload what `save_pretrained` writes as the repository `name`, which is made if it does not exist.
+    """Upload a model, as `save_pretrained` writes it, to the repository `name`, created if missing.
 
     Settings and weights that it held before are taken out, and stay in its history. Raises the hub's own
     errors.

@@ -60,7 +60,7 @@ def pickles(
 
 
 def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoReturn:
-    """ValueError: the caller has not said that `pickles` may be read."""
+    """Raise ValueError unless the caller allows reading `pickles`."""
     raise ValueError(
         f"{name} holds pickled weights, {next(iter(unsafe.values()))[0]}: convert them to safetensors, or, "
         "where you trust who made them, ask for them with pickled=True (at the terminal --pickled)"
@@ -98,7 +98,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict, each with a memory of its own."""
+    """The tensors of a state dict, without shared memory."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -46,8 +46,9 @@ def registers(architecture: str, features: str, name: str | None = None) -> Regi
 
 
 def _host() -> Registers:
-    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    return registers(binding.get_process_triple(), features, config.CPU_NAME)
+    name, features = (getattr(config, setting) for setting in ("CPU_NAME", "CPU_FEATURES"))
+    features = get_host_cpu_features() if features is None else features
+    return registers(binding.get_process_triple(), features, name)
 
 
 HOST = _host()

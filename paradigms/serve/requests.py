@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Viewed(Request):
-    """Which systems, and under which A, Z and salience; without these, as each system has them."""
+    """The systems to show, and their A, Z and salience if these differ from the systems' own."""
 
     systems: list[str] | None = None
     align: str | None = None

@@ -103,7 +103,7 @@ class Building:
 
 @contextmanager
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
-    """The only writer of a build in a table's folder, from where it was stopped if it was.
+    """Start or resume a build in a table's folder, as its only writer.
 
     entries: of the manifest that say what is built. Raises ValueError if a build with other entries was
     interrupted there; BlockingIOError while another process builds there. An error removes a folder without

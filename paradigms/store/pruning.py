@@ -22,7 +22,7 @@ from paradigms.relax import token_budget
 
 
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
-    """The ⌈ratio · length⌉ tokens of each text with the largest salience, at least one where there is one.
+    """Keep the ⌈ratio · length⌉ tokens of each text with the largest salience.
 
     Of equal saliences the earlier token is kept, so texts without salience are truncated: the baseline for
     every salience. Kept tokens move together, in the order of the text, which makes them cheaper to score.
@@ -47,10 +47,10 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
 @dataclass(frozen=True)
 class Fewer:
-    """Which tokens of a document an index stores: `most_salient` ones, then `pooled`; Tokens → Tokens.
+    """Reduce the tokens of documents that an index stores: the `most_salient` ones, then `pooled`.
 
-    keep: β^d, the share that is kept. pool: tokens that become one, on average; 1: none do. pooling: how they
-    are grouped. Raises ValueError for numbers outside (0, 1] and below 1.
+    keep: β^d, the share of kept tokens. pool: number of tokens per pooled one, on average; 1 pools none.
+    pooling: the method of grouping. Raises ValueError for keep outside (0, 1] or pool below 1.
     """
 
     keep: float = 1.0

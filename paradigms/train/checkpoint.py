@@ -52,7 +52,7 @@ def newest(run: Path) -> int | None:
 def remove(run: Path, keep: int, last: int) -> None:
     """Remove all checkpoints but the newest `keep` up to step `last`, oldest first.
 
-    A checkpoint with files of somebody else is kept, with a warning that names one of them.
+    A checkpoint with foreign files is kept, with a warning that names one of them.
     """
     newest_steps = [step for step in steps(run) if step <= last][-keep:]
     check_locks(run / FOLDER)

@@ -293,8 +293,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
 def sweep_states(output: Path) -> list[Path]:
     """Delete the states that killed runs left in results folders beside `output`; return their folders.
 
-    States of `Paused` runs are kept.
-    States in `output` itself are kept, because the repeated command reads them.
+    States of `Paused` runs are kept, and those in `output` itself, which the repeated command reads.
     """
     beside = output.resolve().parent
     places = [*beside.glob(f"*/{STATES}"), *beside.glob(f"*/*/{STATES}")]

@@ -144,7 +144,9 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
 
 
 def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch, capsys):
-    monkeypatch.setattr("paradigms.cli.commands.typed", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "paradigms.cli.commands.typed_lines", lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     interrupts("search", indexed)
     assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted"
 
@@ -379,7 +381,7 @@ def test_explain_names_the_aligned_tokens(source, models, capsys, name):
     assert "fish.txt:1" in out
     assert "rel = " in out
     assert ("[pooled]" if name == "dpr" else "fish") in out
-    assert ("one vector of a text" in err) == (name == "dpr")
+    assert ("one vector per text" in err) == (name == "dpr")
     out, _ = printed(capsys, "explain", "explained", "fish in the sea", "--document", "snow.txt:1")
     assert "snow.txt:1" in out
 
@@ -421,7 +423,7 @@ def test_help_and_wrong_arguments(capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("index", "search", "rerank", "explain", "compare"))
     for wrong, message in {
-        "search nowhere x -k 0": "from 1 on",
+        "search nowhere x -k 0": "at least 1",
         "search nowhere x --nonsense": "unrecognized arguments: --nonsense",
         "compare nowhere -q snow other.index": "unrecognized arguments: other.index",
     }.items():

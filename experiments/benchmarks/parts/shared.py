@@ -1,4 +1,4 @@
-"""What the benchmarks share. Workers run in the environments of peers: the standard library alone."""
+"""Shared code of the benchmarks. Workers run in peers' environments: it uses the standard library alone."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def tell(answer: Any) -> None:
 
 
 def last_line(printed: str) -> Any:
-    """What `tell` printed."""
+    """Parse the output of `tell`."""
     return json.loads(printed.splitlines()[-1])
 
 

@@ -1,4 +1,4 @@
-"""One system of the token search benchmark in a process of its own: python -m parts.systems JOB
+"""Run one system of the token search benchmark in a new process: python -m parts.systems JOB
 
 The job, JSON, names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
 [n], queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and
@@ -44,7 +44,7 @@ class Vectors:
 
 
 class System:
-    """What is measured: `build` an index, open it, and `find` the k best documents of some queries."""
+    """A measured system: `build` an index, `open` it, and `find` the k best documents for queries."""
 
     def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
         self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
@@ -53,7 +53,7 @@ class System:
         """Make an index in the folder."""
 
     def open(self) -> None:
-        """What a process does once before it searches."""
+        """Prepare the process for searching."""
         raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
@@ -81,7 +81,7 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 
 
 class Ours(System):
-    """An index of this project: settings['build'] are its own, settings['knobs'] those of its search."""
+    """An index of this project: settings['build'] configures it, settings['knobs'] its search."""
 
     def build(self) -> None:
         from paradigms.find import INDEXES, Store

@@ -1,4 +1,4 @@
-"""One trainer of the training benchmark in a process of its own: python -m parts.trainers JOB, as JSON.
+"""Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB, as JSON.
 
 All trainers start from the same encoder and projection, and see the same batches in the same order. Runs in
 the environment of the trainer that it measures, whose requirements exclude each other's and ours: so it
@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-5
 
 @dataclass(frozen=True)
 class Job:
-    """Who trains on what. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
+    """A trainer and its data. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
 
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
@@ -66,7 +66,7 @@ class Job:
 
 
 def ours(job: Job, folder: Path) -> float:
-    """paradigms.train on ColBERT; the loss that every system answers: see `main`."""
+    """Train ColBERT with paradigms.train."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
@@ -139,7 +139,7 @@ def sentence_transformers(job: Job, folder: Path) -> float:
 
 
 def pylate(job: Job, folder: Path) -> float:
-    """PyLate's way to train: its collator, which pads to the full length, and its contrastive losses."""
+    """Train as PyLate does: its collator, which pads to the full length, and its contrastive losses."""
     import torch
     from pylate import losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments

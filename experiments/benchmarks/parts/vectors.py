@@ -61,7 +61,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
 
 
 def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> list[np.ndarray]:
-    """Token vectors of each text, longest texts first in the work and in their own order in the result."""
+    """Token vectors of each text, encoded by falling length and returned in the order of `texts`."""
     encoded: list[Any] = [None] * len(texts)
     with torch.inference_mode(), progress_bar(True) as bar:
         task = bar.add_task("encode", total=len(texts))

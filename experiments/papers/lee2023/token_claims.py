@@ -24,7 +24,7 @@ ARGUMENTS = "scifact"  # whose queries are claims: of the collections here the m
 
 @dataclass(frozen=True)
 class Model:
-    """What was trained: ColBERT (no k_train), or XTR."""
+    """A trained model: ColBERT (without k_train), or XTR."""
 
     k_train: int | None
     batch_size: int
@@ -49,7 +49,7 @@ def label(kind: Kind) -> str:
 
 @dataclass
 class TokenResults:
-    """What was measured of every kind of model of a collection, once for each seed, on the same queries.
+    """Measurements of all kinds of models on the queries of one collection, for each seed.
 
     Raises SystemExit if the results are not of BM25's queries.
     """
@@ -74,7 +74,7 @@ class TokenResults:
         self.sizes = sorted({size for k_train, size in self.models if k_train})  # of the XTRs' batches
 
     def values(self, kind: Kind, *path: object) -> Values:
-        """One number for each seed and query: what stands at `path` in the measured files."""
+        """Measurements at `path`: one number per seed and query."""
         return at_path(self.models[kind], *map(str, path))
 
 
@@ -98,7 +98,7 @@ def claims(results: TokenResults) -> list[Claim]:
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
-        """Of a share of the tokens: XTR less so many times ColBERT, or the other way round."""
+        """Difference of shares of tokens: XTR − factor · ColBERT, or the other way round."""
         contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)

@@ -137,7 +137,7 @@ def measure(
     search_tokens: Sequence[int],
     table_tokens: int,
 ) -> Measured:
-    """Of a trained model: token retrieval, scores against k', imputations and costs.
+    """Measure a trained model: token retrieval, scores against k', imputations and costs.
 
     ids: of `stored_ids`. search_tokens: the k' of Figure 5; table_tokens: one of them, of Tables 1 and 5.
     """

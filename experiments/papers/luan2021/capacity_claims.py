@@ -79,7 +79,7 @@ class CapacityResults:
         return True
 
     def claims(self) -> list[Claim]:
-        """What the paper says of systems that were measured, at several lengths where it compares them."""
+        """The paper's claims about the measured systems, at several lengths if it compares them."""
         made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
         for name, contrasts in self._contrasts().items():
             [(stage, statement)] = SAID[self.task][name].items()

@@ -124,7 +124,7 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
 
 
 def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
-    """What BM25-uni's vectors do on the test queries under one random projection to k dimensions, for each k.
+    """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
 
     k*: dimensions that keep BM25's first passage first in 95% of the queries, by the exact law of
     `theory.recall`, with its interval over queries; values: k -> the measure of each query, by the same law
@@ -151,8 +151,8 @@ def projected_ranks(
 ) -> np.ndarray:
     """Sample the best rank of the `relevant` documents under random projections: [k, samples].
 
-    As under explicit Gaussian k × v matrices, without one (`Problem.scores_projected`). With no document
-    relevant the rank is infinite.
+    Distributed as under Gaussian k × v matrices, without forming them (`Problem.scores_projected`). Without a
+    relevant document the rank is infinite.
     """
     samples = draw.products.shape[1]
     if not len(relevant):

@@ -55,7 +55,7 @@ class Query(NamedTuple):
 class Source:
     """A corpus cut into units: passages of the smallest length. No passage spans two groups of `group` units.
 
-    reserve: half of the groups, chosen by chance, are for distractors.
+    reserve: keep a random half of the groups for distractors.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Source:
         return hashed(self.seed, *what) % n
 
     def reserved(self, unit: Unit) -> bool:
-        """Whether it is for distractors, and none of its words for queries."""
+        """Whether a unit is reserved for distractors, so that no query has its words."""
         group = self.corpus.ids[unit.of], unit.place // self.group
         return self.reserve and self.draw(2, "reserve", *group) == 0
 
@@ -133,12 +133,12 @@ def occurrences(
 
 
 def hashed(*what: object) -> int:
-    """64 bits of the texts of what is given, the same everywhere."""
+    """Hash the texts of some objects to 64 bits, the same on every machine."""
     return int.from_bytes(hashlib.sha256("\n".join(map(str, what)).encode()).digest()[:8], "big")
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
-    """So many queries, each of a unit of its own, in an order of chance.
+    """Draw queries, each from a different unit, in random order.
 
     Raises ValueError if the source has fewer that occur only once in it.
     """

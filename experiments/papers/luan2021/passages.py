@@ -27,7 +27,7 @@ class Runs(NamedTuple):
 
 
 def articles(corpus: Corpus) -> Corpus:
-    """Documents that follow each other under one title, joined under the first one's id, a line each."""
+    """Join consecutive documents with the same title, one per line, under the id of the first."""
     ids, texts, titles = [], [], []
     rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
     for _, run in groupby(enumerate(rows), lambda row: row[1][1] or row[0]):

@@ -27,7 +27,7 @@ JUDGED = 8  # queries that choose an alignment after pruning
 
 
 class PruningResults:
-    """What was measured of every model, and the ratios with which they were trained."""
+    """Measurements of all models, and the ratios with which they were trained."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
         self.results, self.trained, self.bm25 = results, trained, bm25
@@ -102,7 +102,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
 
 
 def _of_tokens(pruning: PruningResults) -> list[Claim]:
-    """What is salient, and an alignment that is adapted after pruning."""
+    """Claims about salient tokens, and about an alignment that is adapted after pruning."""
     gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
         heard = pruning.heard("content words", "entropic")
@@ -123,7 +123,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """What is counted rather than tested: savings, which follow from the ratios, and retrieved tokens."""
+    """Counts, which are not tested: savings, which follow from the ratios, and retrieved tokens."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:

@@ -54,7 +54,7 @@ def free(settings: Any) -> Rows:
 
 
 def random_size(dimension: int, settings: Any) -> int:
-    """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 where none is."""
+    """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 if there is none."""
     sizes = range(2 * settings.relevant, settings.largest + 1)
     small = takewhile(lambda n: capacity.random_dimension(n, settings.relevant) <= dimension, sizes)
     return max(small, default=2 * settings.relevant - 1)
@@ -138,7 +138,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """The critical n by dimension, and dotted what random projections promise."""
+    """Draw the critical n by dimension, with the promise of random projections dotted."""
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])

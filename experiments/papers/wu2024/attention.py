@@ -58,7 +58,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
 
 
 def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
-    """What the heads see of a query and this name."""
+    """The input of the heads for a query and this name."""
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
     hooks = [
@@ -133,9 +133,9 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """The same of a decoder's cross-attention, for every token of the documents' windows.
+    """The same for a decoder's cross-attention, for every token of the documents' windows.
 
-    What a window shares with the one before counts once.
+    Tokens that overlapping windows share count once.
     """
     source, owned = model.tokenize([query]).to(model.device), model.identifiers
     windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]
@@ -189,8 +189,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Which tokens are neither special, nor without letter and digit, nor a stop word (at a word's beginning
-    or as a piece of one)."""
+    """Whether each token counts: not special, with a letter or digit, and no stop word or piece of one."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

@@ -141,9 +141,9 @@ def study(
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all must be of the same queries,
-    listed as "queries". report(settings, bench, found) -> summary and sections. heard: whether R@10 of every
-    model is kept too, for `unlearned_models`. half: generative models are measured in the precision of their
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all have the same "queries".
+    report(settings, bench, results) -> summary and sections. heard: keep R@10 of every model too, for
+    `unlearned_models`. half: measure generative models in the precision of their
     training, and not in float32.
     """
     accelerator, console = begin(settings)
@@ -199,13 +199,13 @@ def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """The models of `recalls` whose mean over seeds is too far below BM25's to say anything."""
+    """The models of `recalls` whose mean over seeds is too far below BM25's to count as trained."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
 def sample(bench: Bench, settings: PairSettings) -> str:
-    """What was measured and trained on, for a summary."""
+    """The data of training and measurement, for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
