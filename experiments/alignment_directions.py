@@ -7,6 +7,7 @@ paper's raw logit, the log probability that GR is trained for, or the centred lo
 as printed, Σ_i e_{d_i}ᵀh_i over all tokens of the document, much longer than those of the training.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Any, get_args
@@ -22,15 +23,15 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from papers.wu2024.trained_pairs import TaskResults, sample, study
+from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
 from studies.curves import at_path
-from studies.model_runs import LEARNED, Bench, unlearned, values_of
+from studies.model_runs import LEARNED, Bench, unlearned, unmoved, values_of
 from studies.pages import Measured, Rows, Section, verdicts
 
 from paradigms.align import DocumentToQuery
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import READOUT, TRAINING, Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
@@ -96,7 +97,7 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     return means
 
 
-def claims(values: Values) -> list[Claim]:
+def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
     """The statements of §7.1, for each Z of q←d and each scorer of GR.
 
     A system has not learned enough to be compared where its RR@10 is not above that of a random order, or
@@ -112,7 +113,8 @@ def claims(values: Values) -> list[Claim]:
         poor = unlearned({x: ten[x] for x in sorted(models)}, ten[CANDIDATES]) or next(by_luck, "")
         contrast = primary[system] - primary[other]
         quantity = f"{PRIMARY}, {system} − {other}"
-        return Claim(PAPER, statement, quantity, contrast, printed=printed, unlearned=poor)
+        how = {"about": READOUT if len(models) == 1 else TRAINING, "unmoved": unmoved(trainings)}
+        return Claim(PAPER, statement, quantity, contrast, printed=printed, unlearned=poor, **how)
 
     preferred = "query-to-document alignment is “preferred” for reranking"
     better = "MVDR (q → d) is “much better” than GR"
@@ -140,7 +142,7 @@ def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str,
     summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
     return summary + sample(bench, settings), {
         "claims": verdicts(
-            claims(values),
+            claims(values, trainings_of(results)),
             "One family of tests. A system that is not above random order, or whose model has less than "
             f"{LEARNED:.0%} of BM25's R@10, has not learned enough. Printed "
             "differences are of MRR@10 on NQ320K and on MS MARCO, T5-base.",

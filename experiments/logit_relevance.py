@@ -45,7 +45,7 @@ from studies.pages import Measured, Section, verdicts
 from paradigms import Generative
 from paradigms.data import Problems
 from paradigms.evaluate import per_query
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import READOUT, Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import remove_folder
@@ -81,9 +81,9 @@ def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) 
     pairs, seen = trained_pairs.pairs_of(model, bench, settings, Problems()), list[Any]()
     every = max(1, settings.generative_steps // settings.states)
 
-    def dev(model: Generative) -> tuple[float, float]:
+    def dev(model: Generative) -> np.ndarray:
         seen.append(state(model, bench, settings.depth))
-        return 0.0, 0.0  # which chooses the last state
+        return np.zeros(1)  # which chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
     training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
@@ -130,7 +130,7 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
     rank = "rank correlation"
     control = "the logit ranks as log p does early in training, and less so late"
     return [
-        Claim(place, statement, quantity, contrast, margin, unlearned=unlearned)
+        Claim(place, statement, quantity, contrast, margin, unlearned=unlearned, about=READOUT)
         for place, statement, quantity, contrast, margin in (
             (PAPER, small, f"{SMALL} − p, early", SMALL - p[:, 1], 0.0),
             (PAPER, proportional, f"{rank} − {PROPORTIONAL}, early", logit[:, 1] - PROPORTIONAL, 0.0),

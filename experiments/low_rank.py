@@ -31,7 +31,7 @@ from studies.model_runs import Bench
 from studies.pages import Measured, Section, verdicts
 
 from paradigms import Generative
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import READOUT, Claim
 from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.outputs import ScoreName
@@ -204,7 +204,14 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
         ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
     ]
     return [
-        Claim(place and f"{PAPER}, {place}", statement, quantity, excess.mean((2, 3)), unlearned=unlearned)
+        Claim(
+            place and f"{PAPER}, {place}",
+            statement,
+            quantity,
+            excess.mean((2, 3)),
+            unlearned=unlearned,
+            about=READOUT,
+        )
         for place, statement, quantity, excess in statements
     ]
 

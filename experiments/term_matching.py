@@ -41,7 +41,7 @@ from studies.model_runs import Bench
 from studies.pages import Measured, Rows, Section, cell, verdicts
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import READOUT, Claim
 from paradigms.io.progress import progress_bar
 
 TASK = "term-matching"
@@ -126,7 +126,7 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
     quantity = f"hard rate − {PAPER_HARD}, {KINDS[0]}"
     unlearned = blind(hard, results["q→d", "uniform", KINDS[0]], "MVDR hard", poor)
     contrast = hard.rate() - PAPER_HARD
-    made = [Claim(PAPER, chooses, quantity, contrast, MARGIN, True, "0, NQ320K", unlearned)]
+    made = [Claim(PAPER, chooses, quantity, contrast, MARGIN, True, "0, NQ320K", unlearned, READOUT)]
     rare = "rare query tokens have “not received much attention” in the alignment"
     rises = "the rate of exact matches “tends to rise” with the importance of the tokens"
     series = [(rare, -1, "q→d", "MVDR hard"), (rare, -1, "q→d", "MVDR soft")]
@@ -141,7 +141,9 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
         unlearned = blind(sums, uniform, f"{name}, {kind},", poor)
         high, low = (last, first) if sign > 0 else (first, last)
         quantity = f"{name}, {kind}: IDF {limits(high)} − {limits(low)}"
-        made.append(Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned))
+        made.append(
+            Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned, about=READOUT)
+        )
     possible, hardest = KINDS[1], results["d→q", HARD, KINDS[1]]
     fewer = "exact matches are “less obvious” in Figure 5(b)"
     names = "document tokens have “more attention” on the names of the person and the song"
@@ -153,8 +155,24 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
         either = "colbert" if "colbert" in poor else unlearned  # hard is ColBERT's
         quantity = f"{HARD} − {name}, {possible}"
         made += [
-            Claim(CASE, fewer, quantity, hardest.rate() - rate.rate(), printed="> 0", unlearned=either),
-            Claim(CASE, names, f"{on_names} − share", gain.rate(), printed="> 0", unlearned=unlearned),
+            Claim(
+                CASE,
+                fewer,
+                quantity,
+                hardest.rate() - rate.rate(),
+                printed="> 0",
+                unlearned=either,
+                about=READOUT,
+            ),
+            Claim(
+                CASE,
+                names,
+                f"{on_names} − share",
+                gain.rate(),
+                printed="> 0",
+                unlearned=unlearned,
+                about=READOUT,
+            ),
         ]
     return made
 

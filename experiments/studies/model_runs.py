@@ -172,6 +172,14 @@ def training_cost(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
+def training_of(folder: Path) -> Measured:
+    """The "kept step" of the training that `trained_once` ran, and its dev values as DEV."""
+    kept = training_cost(folder).get("step")
+    values = {step: of.tolist() for step, of in dev_values(folder / "training").items()}
+    dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
+    return {"kept step": kept, DEV: dev}
+
+
 @dataclass(frozen=True)
 class Job:
     """A measurement: FILE keeps the result of `measure` on the result of `prepare`."""
@@ -242,13 +250,11 @@ def encoder_job(
         return paradigm
 
     def measured(paradigm: Paradigm) -> Measured:
-        kept = None if checkpoint else training_cost(folder)["step"]
         folder.mkdir(parents=True, exist_ok=True)
         precision = accelerator.mixed_precision
         store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
-        values = {step: of.tolist() for step, of in dev_values(folder / "training").items()}
-        dev = {"untrained": values[0], "trained": values[kept]} if values and kept in values else {}
-        return {"kept step": kept, DEV: dev} | measure(paradigm, Index(store))
+        training = training_of(folder) if checkpoint is None else {"kept step": None, DEV: {}}
+        return training | measure(paradigm, Index(store))
 
     return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
 

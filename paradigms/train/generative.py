@@ -22,7 +22,7 @@ from paradigms.io.terminal import shown
 from paradigms.model import autocast
 from paradigms.train.job import STATES, DevMeasure, add_states, deleted_after, training_splits
 from paradigms.train.likelihood import Likelihood
-from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.state import by_main
 
 PASSAGES, PASSAGE_WORDS = 6, 16  # indexing sources per document: several, and as short as queries
@@ -62,7 +62,7 @@ def fit_pairs(
     folder: Path,
     accelerator: Accelerator,
     *,
-    dev: Callable[[Generative], tuple[float, float]] | None = None,
+    dev: Callable[[Generative], Dev] | None = None,
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
 from papers.wu2024 import trained_pairs
 from rich.console import Console
-from studies.model_runs import open_bench
+from studies.model_runs import DEV, open_bench
 
 from paradigms import PARADIGMS, load
 from paradigms.evaluate import per_query
@@ -33,7 +33,7 @@ def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.Tem
 
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
     folder = finished / "results"
-    assert published(folder) == {"claims", "table5"}
+    assert published(folder) == {"claims", "table5", "training"}
     systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
     assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
     assert "Alignment directions" in (folder / "report.html").read_text()
@@ -126,10 +126,12 @@ def test_chance_is_the_mean_over_orders() -> None:
     assert found["RR@10"][1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
 
 
-def verdicts(forward: float, backward: float, generative: float, recall: float = 0.5) -> list[str]:
+def verdicts(
+    forward: float, backward: float, generative: float, recall: float = 0.5, gain: float = 0.2
+) -> list[str]:
     """Two seeds of 60 queries with this share of RR@10 = 1, each query right wherever a worse system is.
 
-    recall: R@10 of GR, where BM25 and ColBERT have 0.9.
+    recall: R@10 of GR, where BM25 and ColBERT have 0.9. gain: of both models' dev queries in training.
     """
     order = np.linspace(0, 1, 60, endpoint=False)
     shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward)
@@ -139,7 +141,9 @@ def verdicts(forward: float, backward: float, generative: float, recall: float =
     values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}
     for name in (CANDIDATES, FORWARD, TRAINED):
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
-    return [verdict.word for verdict in judge(study.claims(values))]
+    dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
+    trainings = {name: [{"kept step": 30, DEV: dev}] * 2 for name in ("colbert", "seal")}
+    return [verdict.word for verdict in judge(study.claims(values, trainings))]
 
 
 def test_verdicts_follow_the_numbers() -> None:
@@ -149,5 +153,7 @@ def test_verdicts_follow_the_numbers() -> None:
     assert verdicts(0.9, 0.2, 0.6) == [yes] * 6 + [no] * 8
     assert verdicts(0.2, 0.6, 0.9) == [no] * 14
     assert verdicts(0.5, 0.5, 0.5) == [open_] * 14
+    # Directions are readouts of one model; GR and MVDR are two models, which training did not move.
+    assert verdicts(0.9, 0.6, 0.2, gain=0.0) == [yes] * 2 + [open_] * 12
     assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 12, "GR is not above a random order"
     assert verdicts(0.9, 0.6, 0.2, recall=0.4) == [yes] * 2 + [open_] * 12, "less than half of BM25's R@10"

@@ -16,13 +16,13 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies import model_runs
-from studies.model_runs import LEARNED, Bench, Job, unlearned
+from studies.model_runs import LEARNED, Bench, Job, training_of, training_section, unlearned
 from studies.pages import Measured, Section, publish
 from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
-from paradigms.data import Problems, Split
+from paradigms.data import Problems
 from paradigms.data.within import learned_share
 from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
@@ -30,7 +30,7 @@ from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.model import autocast
 from paradigms.retrieve import Reranking
 from paradigms.train.generative import fit_pairs, training_pairs
-from paradigms.train.job import STATES, begin, content, fit, keep_settings
+from paradigms.train.job import STATES, DevMeasure, begin, content, fit, keep_settings
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
@@ -42,6 +42,7 @@ TRAINING = (  # settings of the models; a folder of models that were trained oth
 )
 SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
+DEV_QUERIES = 100  # dev queries that choose the state of a model, the last one or an earlier one
 TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
 
 
@@ -74,16 +75,18 @@ def trained(
             problems = Problems()
             pairs = pairs_of(model, bench, settings, problems)
             how = training_settings(settings.generative_steps, seed, settings), training, accelerator
-            kept = {"states": models / STATES, "problems": problems}
+            kept: dict[str, Any] = {"states": models / STATES, "problems": problems}
+            if bench.dev.queries:
+                dev = bench.dev, bench.dev_run, DEV_QUERIES, accelerator.mixed_precision
+                kept["dev"] = DevMeasure(bench.collection.corpus, *dev)
             return fit_pairs(model, bench.collection.corpus, pairs, *how, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         training_steps = training_settings(settings.steps, seed, settings, **changes)
-        runs, splits = (bench.mined if paired else {}, {}), (bench.train, Split({}, {}))
-        return fit(
-            model, bench.collection, splits, runs, int(paired), 0, training_steps, training, accelerator
-        )
+        runs, splits = (bench.mined if paired else {}, bench.dev_run), (bench.train, bench.dev)
+        counts = int(paired), DEV_QUERIES
+        return fit(model, bench.collection, splits, runs, *counts, training_steps, training, accelerator)
 
     return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
@@ -141,10 +144,10 @@ def study(
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all have the same "queries".
-    report(settings, bench, results) -> summary and sections. heard: keep R@10 of every model too, for
-    `unlearned_models`. half: measure generative models in the precision of their
-    training, and not in float32.
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all have the same "queries". What
+    `training_of` gives of the models is kept as "training". report(settings, bench, results) -> summary and
+    sections. heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in
+    the precision of their training, and not in float32.
     """
     accelerator, console = begin(settings)
     bench, models = model_runs.open_bench(settings, console), Path(settings.models)
@@ -163,7 +166,9 @@ def study(
             more = (
                 recalls(bench, settings.depth, dict(zip(tasks[task], models, strict=True))) if heard else {}
             )
-            return measure(settings, task, seed, bench, models) | more
+            of_task = measure(settings, task, seed, bench, models)
+        trainings = {name: training_of(Path(settings.models, f"seed-{seed}", name)) for name in tasks[task]}
+        return of_task | more | {"training": trainings}
 
     def job(task: str, seed: int) -> Job:
         return Job(
@@ -180,8 +185,19 @@ def study(
     if accelerator.is_main_process:
         count = len(settings.seeds)
         by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-        publish(settings, title, *report(settings, bench, by_task), accelerator)
+        summary, sections = report(settings, bench, by_task)
+        sections |= {"training": training_section(trainings_of(by_task))}
+        publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
+
+
+def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
+    """Model -> what `training_of` gives of each seed."""
+    return {
+        name: [seed["training"][name] for seed in seeds]
+        for seeds in results.values()
+        for name in seeds[0].get("training", {})
+    }
 
 
 def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
