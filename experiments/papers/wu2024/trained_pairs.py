@@ -144,10 +144,10 @@ def study(
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json; all have the same "queries". What
-    `training_of` gives of the models is kept as "training". report(settings, bench, results) -> summary and
-    sections. heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in
-    the precision of their training, and not in float32.
+    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json, with the dev values that
+    `training_of` gives; all have the same "queries". report(settings, bench, results) -> summary and sections.
+    heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
+    precision of their training, and not in float32.
     """
     accelerator, console = begin(settings)
     bench, models = model_runs.open_bench(settings, console), Path(settings.models)
