@@ -145,7 +145,7 @@ def study(
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
     measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json, with the dev values that
-    `training_of` gives; all have the same "queries". report(settings, bench, results) -> summary and sections.
+    `training_of` gives, and the same "queries". report(settings, bench, results) -> summary, sections.
     heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
     precision of their training, and not in float32.
     """
