@@ -272,7 +272,7 @@ def run_bm25(data: Data, settings: Settings) -> None:
         for split, other in data.others.items():
             runs[split] = retriever.search(other.queries, settings.depth, progress=True)
         written = systems.write_runs(folder, name, runs, asked_of(data, pool))
-        cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds}
+        cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds if name == "bm25" else None}
         cost |= systems.search_costs(retriever, None, test.queries, settings.depth)
         cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
         cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
