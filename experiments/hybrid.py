@@ -201,11 +201,11 @@ def measure(
     measurements: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
     measurements["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
     measurements["rounds"] = {
-        retriever: {round: values_of(run, test, MEASURES) for round, run in each.items()}
-        for retriever, each in runs_of_round.items()
+        system: {round: values_of(run, test, MEASURES) for round, run in each.items()}
+        for system, each in runs_of_round.items()
     }
-    retriever = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
-    return measurements | {"rerank": rerank(*retriever)}
+    work = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
+    return measurements | {"rerank": rerank(*work)}
 
 
 def rerank(
@@ -213,15 +213,13 @@ def rerank(
 ) -> Measured:
     """system → depth → RR@10 of each query, with only its first `depth` documents, reranked."""
     queries, corpus = bench.test.queries, bench.collection.corpus
-    heads = {
-        system: {q: best_first(of, max(depths)) for q, of in run.items()} for system, run in runs.items()
-    }
+    heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
     reranking = Reranking(reranker, corpus, precision=precision)
     scores = reranking.rerank(queries, union(*heads.values()), progress=True)
 
     def anew(run: Run, depth: int) -> Run:
-        return {q: {d: scores[q][d] for d in best_first(of, depth)} for q, of in run.items()}
+        return {q: {d: scores[q][d] for d in best_first(run[q], depth)} for q in run}
 
     return {
         system: {str(n): values_of(anew(run, n), bench.test, (RR,))[RR] for n in depths}

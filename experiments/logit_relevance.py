@@ -102,7 +102,7 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
     retriever = GenerativeRetriever(model)
     runs = dict(zip(SCORERS, retriever.rankings(bench.test.queries, pool, SCORERS, whole=True), strict=True))
     lengths = {
-        id: max((len(model.target(n)) for n in model.identifiers.of(document)), default=0)
+        id: max((len(model.target(n)) for n in model.identifiers.numbers_of(document)), default=0)
         for id, document in model.identifiers.positions.items()
     }
     values: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}

@@ -279,10 +279,10 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
 
     One family of Holm's correction. Models without dev values are left out.
     """
-    trained = {name: of for name, of in models.items() if all(seed.get(DEV) for seed in of)}
+    trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
     sides = {
-        name: [np.array([seed[DEV][side] for seed in of]) for side in ("untrained", "trained")]
-        for name, of in trained.items()
+        name: [np.array([seed[DEV][side] for seed in seeds]) for side in ("untrained", "trained")]
+        for name, seeds in trained.items()
     }
     tests = [paired_test(after.mean(0), before.mean(0)) for before, after in sides.values()]
     return [
@@ -311,9 +311,10 @@ def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
 
     A checkpoint that is taken as it is was trained elsewhere, and counts as moved.
     """
-    here = {name: of for name, of in models.items() if any(seed.get("kept step") is not None for seed in of)}
-    for name, of in here.items():
-        rows = training_rows({name: of})
+    for name, seeds in models.items():
+        if all(seed.get("kept step") is None for seed in seeds):
+            continue
+        rows = training_rows({name: seeds})
         if not rows or rows[0]["moved"] == "no":
             return name if rows else f"{name}, which no training measured"
     return ""

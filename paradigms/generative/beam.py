@@ -35,7 +35,7 @@ class Hypotheses:
     def __getitem__(self, which: np.ndarray | slice) -> "Hypotheses":
         return Hypotheses(*(getattr(self, field.name)[which] for field in fields(self)))
 
-    def of(self, query: int) -> "Hypotheses":
+    def of_query(self, query: int) -> "Hypotheses":
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
     def sequences(self) -> list[list[int]]:

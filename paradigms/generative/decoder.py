@@ -105,7 +105,7 @@ class Memory:
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
 
-    def of(self, query: int) -> "Memory":
+    def of_query(self, query: int) -> "Memory":
         """One query's memory, before decoding."""
         row = slice(query, query + 1)
         return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])

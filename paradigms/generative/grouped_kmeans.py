@@ -81,5 +81,5 @@ def _fit(
         kmeans = faiss.Kmeans(X.shape[1], len(C), niter=ROUNDS, min_points_per_centroid=1)
         kmeans.cp.max_points_per_centroid = SAMPLE
         kmeans.train(X, init_centroids=C)
-        C = kmeans.centroids
+        C = np.asarray(kmeans.centroids)
     return C, np.array([*seeds])

@@ -97,7 +97,7 @@ class Identifiers:
         """Position of each document id."""
         return {id: n for n, id in enumerate(self.documents)}
 
-    def of(self, document: int) -> range:
+    def numbers_of(self, document: int) -> range:
         """Numbers of the identifiers of the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 

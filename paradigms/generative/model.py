@@ -261,7 +261,7 @@ class Generative(Trainable):
             for query, each in enumerate(sequences):
                 for numbers in by_length([len(sequence) for sequence in each], most):
                     targets = self.targets([[each[n] for n in numbers]]).to(self.device)
-                    states = decode(self.decoder, self.embed(targets.inputs), memory.of(query))
+                    states = decode(self.decoder, self.embed(targets.inputs), memory.of_query(query))
                     for row, scorer in enumerate(scorers):
                         parts = self.token_parts(states, targets, scorer)[0]
                         scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
@@ -320,7 +320,7 @@ class Generative(Trainable):
         if self.clusters is None:
             return list(target)
         ids, length = self.identifiers, len(target)
-        for n in ids.of(document):
+        for n in ids.numbers_of(document):
             if ids.end is not None and ids.target(n) == tuple(target):
                 return self.target(n)
             if ids.end is None and len(ids[n]) >= length:
@@ -337,8 +337,10 @@ class Generative(Trainable):
         """
         ids, span = self.identifiers, self.settings.span
         if whole or ids.kind != "text":
-            return [name for n in ids.of(document) if (name := self.target(n))]
-        return [self.target_tokens[at].tolist() for n in ids.of(document) for at in ids.windows(n, span)]
+            return [name for n in ids.numbers_of(document) if (name := self.target(n))]
+        return [
+            self.target_tokens[at].tolist() for n in ids.numbers_of(document) for at in ids.windows(n, span)
+        ]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """Readable names of tokens in the decoder's vocabulary."""

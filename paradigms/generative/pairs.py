@@ -113,7 +113,7 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
 def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
     if identifiers.end is None:
         raise ValueError("text identifiers have no single target: use span_pairs and document_span_pairs")
-    return [Pair(source, document, identifiers.target(n)) for n in identifiers.of(document)]
+    return [Pair(source, document, identifiers.target(n)) for n in identifiers.numbers_of(document)]
 
 
 def span_pairs(

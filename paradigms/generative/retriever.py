@@ -156,7 +156,7 @@ class GenerativeRetriever:
         length = settings.span if by_grams else identifiers.longest
         width = {"beams": settings.beams, "length": length}
         hypotheses = beam_search(model, sources, self.valid, **width, keep=by_grams)
-        parts = [hypotheses.of(query) for query in range(len(texts))]
+        parts = [hypotheses.of_query(query) for query in range(len(texts))]
         if not by_grams:
             for part in parts:
                 offsets, numbers, _ = self.valid.locate(part.states)

@@ -275,7 +275,7 @@ def test_long_documents_are_split_and_found_whole(source, models, capsys):
     """The end of a document that is beyond the model's 24 tokens is read with --passages alone."""
     long = " ".join(["fish in the sea"] * 8) + " cold snow on ice"
     write_rows(source.parent / "rows.jsonl", TEXTS | {"long.txt": long})
-    rows, asked = ["rows.jsonl", "--model", models["colbert"]], "cold snow on ice"
+    rows, asked = ["rows.jsonl", "--model", models["colbert"], "--precision", "no"], "cold snow on ice"
     _, err = printed(capsys, "index", *rows, "--output", "cut")
     assert "1 of 4 texts are longer than 24 tokens and cut" in err
     _, err = printed(capsys, "index", *rows, "--output", "split", "--passages", "--words", "4")
@@ -477,7 +477,7 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
     questions, passages = str(questions), str(passages)
     assert "--model QUESTIONS --document-model PASSAGES" in refused("index", "notes", "--model", questions)
     pair = ["--model", questions, "--document-model", passages]
-    main(["index", "notes", *pair])
+    main(["index", "notes", *pair, "--precision", "no"])
     found = {row["id"]: row["score"] for row in found_by(capsys, "search", "notes.index", "snow")}
     model = load(questions, documents=passages)
     with torch.inference_mode():

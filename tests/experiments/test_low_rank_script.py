@@ -142,7 +142,7 @@ def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: li
     numbers |= {"second": 0.1, "shuffled_second": 0.4, "weight": 0.49, "weight_rows": 0.45} | changes
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
     words = [verdict.word for verdict in judge(low_rank.claims(heads))]
-    controls = (2, 4, 5, 9)
+    controls = (2, 4, 5, 8, 9)
     holds = [YES if n in controls else REPRODUCED for n in range(11)]
     fails = [NO if n in controls else CONTRADICTED for n in range(11)]
     assert words == [fails[n] if n in wrong else holds[n] for n in range(11)]

@@ -105,7 +105,7 @@ def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, make, allo
         together = beam_search(model, model.tokenize(QUERIES), valid(model), **search)
         for n, query in enumerate(QUERIES):
             expected = slow_search(model, query, allowed(model), **search)
-            assert_same_beams(as_lists(together.of(n)), expected)
+            assert_same_beams(as_lists(together.of_query(n)), expected)
             alone = beam_search(model, model.tokenize([query]), valid(model), **search)
             assert_same_beams(as_lists(alone), expected)
 
@@ -137,8 +137,8 @@ def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
     found = beam_search(model, sources, valid(model), beams=3, length=3)
     free = beam_search(model, sources, None, beams=2, length=2)
     for n in range(len(QUERIES)):
-        assert found.of(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
-        assert free.of(n).sequences() == [[END], [0, 0]]
+        assert found.of_query(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
+        assert free.of_query(n).sequences() == [[END], [0, 0]]
 
 
 def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
@@ -147,7 +147,7 @@ def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
     assert np.isfinite(found.scores).all()
     assert {t for s in found.sequences() for t in s} <= {END, 5, 6, 7}, "−∞ is no candidate"
     whole = beam_search(model, model.tokenize(QUERIES), valid(model), beams=40, length=9)
-    assert [sorted(whole.of(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
+    assert [sorted(whole.of_query(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
 
 
 def test_dropout_is_off_and_the_mode_restored(seq2seq):

@@ -106,7 +106,7 @@ def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
     model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
     (shown,) = explain(model, 2)
     adds_up(shown)
-    number = model.identifiers.of(2)[0]
+    number = model.identifiers.numbers_of(2)[0]
     digits = [str(token) for token in model.identifiers[number].tolist()]
     assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
 

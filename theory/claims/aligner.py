@@ -188,8 +188,8 @@ def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
     count, k = min(samples, 300), 103
     draws = {"U(0,1)": rng.uniform(0, 1, (count, 256)), "N(0,1)": rng.standard_normal((count, 256))}
     gates = {name: entropic.entropic_top_k(scores, k, 0.002) for name, scores in draws.items()}
-    worst = max(max(apart(of.sum(-1), k), excess(k, (of > 0.01).sum(-1))) for of in gates.values())
-    exact = {name: float(np.mean((of > 0.01).sum(-1) == k)) for name, of in gates.items()}
+    worst = max(max(apart(λ.sum(-1), k), excess(k, (λ > 0.01).sum(-1))) for λ in gates.values())
+    exact = {name: float(np.mean((λ > 0.01).sum(-1) == k)) for name, λ in gates.items()}
     detail = "exactly k gates are above .01 for "
     detail += " and ".join(f"{share:.0%} of the draws of {name}" for name, share in exact.items())
     options: dict[str, Any] = {"printed": 1 - min(exact.values()), "allowed": 0.05, "unit": "of the draws"}

@@ -35,9 +35,9 @@ ATTEMPTS = 100  # at a distractor
 
 
 class Unit(NamedTuple):
-    """text[start:end] of the corpus's text `of`, and its place among the units of that text."""
+    """text[start:end] of the corpus's text `row`, and its place among the units of that text."""
 
-    of: int
+    row: int
     place: int
     start: int
     end: int
@@ -76,11 +76,11 @@ class Source:
 
     def reserved(self, unit: Unit) -> bool:
         """Whether a unit is reserved for distractors, so that no query has its words."""
-        group = self.corpus.ids[unit.of], unit.place // self.group
+        group = self.corpus.ids[unit.row], unit.place // self.group
         return self.reserve and self.draw(2, "reserve", *group) == 0
 
     def text(self, first: Unit, last: Unit) -> str:
-        return self.corpus[first.of][first.start : last.end]
+        return self.corpus[first.row][first.start : last.end]
 
 
 def containing_passages(
@@ -144,7 +144,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
     """
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
-    waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.of], unit.place))
+    waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
     unique: list[Query] = []
     while len(unique) < count:
         some = waiting[: 2 * (count - len(unique))]  # some of them will occur twice
@@ -165,7 +165,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
 
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
     """A query of this unit, or None where the tokens drawn for it hold too few words."""
-    id = f"q:{source.corpus.ids[unit.of]}:{unit.place}"
+    id = f"q:{source.corpus.ids[unit.row]}:{unit.place}"
     tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     first = int(begins[source.draw(len(begins), "begin", id)])
@@ -181,7 +181,7 @@ def _collection(
     name, together = f"containing-passage-{length}", length // source.length
     texts, gold, hosts = {}, {}, []
     asked = {query.unit: query for part in splits.values() for query in part}
-    for (source_text, number), run in groupby(source.units, lambda unit: (unit.of, unit.place // together)):
+    for (source_text, number), run in groupby(source.units, lambda unit: (unit.row, unit.place // together)):
         members, id = list(run), f"{source.corpus.ids[source_text]}:{number}"
         texts[id] = source.text(members[0], members[-1])
         gold |= {asked[unit]: id for unit in members if unit in asked}

@@ -85,8 +85,8 @@ def claims(results: HybridResults) -> list[Claim]:
 def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
     """Sections of the page, by the name of their files; vectors: m."""
     rounds = []
-    for system, rounds in results.seeds[0]["rounds"].items():
-        for round in rounds:
+    for system, trained in results.seeds[0]["rounds"].items():
+        for round in trained:
             after, before = (results.values("rounds", system, r, RR) for r in (round, "first"))
             row = {"system": system, "round": round, RR: after}
             rounds.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})

@@ -186,7 +186,7 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
         for (q, d), mean, share in zip(pruning.pairs, pruning.costs, pruning.saved, strict=True)
     ]
     return {
-        "training": training_section({label(method): of for method, of in pruning.models.items()}),
+        "training": training_section({label(method): models for method, models in pruning.models.items()}),
         "claims": verdicts(
             claims(pruning),
             "On candidates of the pruned index, refined with all vectors. The paper measures MRR@10 on MS "

@@ -138,7 +138,9 @@ def generative_rates(
     Tokens that overlapping windows share count once.
     """
     source, owned = model.tokenize([query]).to(model.device), model.identifiers
-    windows = [w for d in documents for n in owned.of(d) for w in owned.windows(n, model.settings.span)]
+    windows = [
+        w for d in documents for n in owned.numbers_of(d) for w in owned.windows(n, model.settings.span)
+    ]
     if not windows:
         return
     targets = model.targets([[model.target_tokens[w].tolist() for w in windows]])
