@@ -596,3 +596,24 @@ def test_oracle_refuses_what_it_cannot_judge(indexed, judged, models):
     assert "give --split" in refused("oracle", indexed)
     index(judged, models["colbert"], "--output", "split", "--passages")
     assert "holds passages" in refused("oracle", "split", "--split", "test")
+
+
+def test_dimensions_warns_of_few_queries_copies_and_equal_lengths(source, capsys):
+    rng = random.Random(1)
+    texts = [" ".join(rng.sample([f"word{i}" for i in range(40)], 20)) for _ in range(410)]
+    write_rows(source.parent / "rows.jsonl", {str(i): text for i, text in enumerate([*texts, texts[0]])})
+    out, _ = printed(capsys, "dimensions", "rows.jsonl", "-q", "word1 word2 word3", "-q", "word4 word5 word6")
+    assert "fewer than 50 queries" in out
+    assert "1 document has the text of another" in out
+    assert "differ only by chance" in out
+
+
+def test_equal_idf_gives_one_number_wherever_it_stands(source, capsys):
+    """Each word stands in as many documents as any other: the three placements are one problem."""
+    words = [f"w{i}" for i in range(40)]
+    texts = {str(i): " ".join(words[(i + j * j) % 40] for j in range(8)) for i in range(40)}
+    write_rows(source.parent / "rows.jsonl", texts)
+    asked = [part for i in range(0, 36, 3) for part in ("-q", " ".join(words[i : i + 4]))]
+    out, _ = printed(capsys, "dimensions", "rows.jsonl", *asked)
+    first = out.partition("linear map needs ")[2].partition(" dimensions")[0]
+    assert out.count(first) == 3
