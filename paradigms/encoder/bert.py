@@ -91,10 +91,11 @@ class Forward:
         make = {"no": _dense, "bf16": _packed, "int8": _quantised}[precision]
         self.layers = []
         for n in range(config.num_hidden_layers):
-            part = {
-                name: [weights[f"encoder.layer.{n}.{name}.{leaf}"].detach() for leaf in ("weight", "bias")]
-                for name in PARTS
-            }
+            part: dict[str, tuple[Tensor, Tensor]] = {}
+            for name in PARTS:
+                leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"] for leaf in ("weight", "bias"))
+                weight, bias = (leaf.detach() for leaf in leaves)
+                part[name] = weight, bias
             projections = (part[f"attention.self.{name}"] for name in ("query", "key", "value"))
             weight, bias = (torch.cat(each) for each in zip(*projections, strict=True))
             norms = [part[name] for name in ("attention.output.LayerNorm", "output.LayerNorm")]
@@ -162,7 +163,7 @@ def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return _dense(weight, bias, activated)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    ends = ("gelu", [], "none") if activated else ("none", [], "")
+    ends: tuple[str, list[Any], str] = ("gelu", [], "none") if activated else ("none", [], "")
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *ends)
 
 

@@ -69,17 +69,17 @@ def exact() -> bool:
     largest = torch.full((64, 64), LARGEST, dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(largest, None)
     weight = Quantised(packed, torch.ones(64), torch.zeros(64, dtype=torch.int64))
-    found = _packed_product(torch.full((64, 64), ZERO + LARGEST, dtype=torch.uint8), weight)
-    return bool((found == 64 * LARGEST**2).all())
+    product = _packed_product(torch.full((64, 64), ZERO + LARGEST, dtype=torch.uint8), weight)
+    return bool((product == 64 * LARGEST**2).all())
 
 
 def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`product` in its definition: both factors rounded, and multiplied in their own type."""
-    rounded = []
+    rounded: list[Tensor] = []
     for factor in (x, weight):
         scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)
         rounded.append((factor / scales + 0.5).floor() * scales)
-    return nn.functional.linear(*rounded, bias)
+    return nn.functional.linear(rounded[0], rounded[1], bias)
 
 
 class W8A8(TorchFunctionMode):
@@ -96,8 +96,8 @@ class W8A8(TorchFunctionMode):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             if weight.dtype == torch.float32 and weight.device.type == "cpu":
                 names = ("input", "weight", "bias")
-                given = dict(zip(names, args, strict=False)) | kwargs
-                return product(given["input"], _kept(weight), given.get("bias"))
+                named = dict(zip(names, args, strict=False)) | kwargs
+                return product(named["input"], _kept(weight), named.get("bias"))
         return function(*args, **kwargs)
 
 

@@ -41,14 +41,18 @@ def token_rows(
     cut["direction"] = tokenizer.truncation_side
     if backend.truncation != cut:
         backend.enable_truncation(**cut)
-    padding = {"length": length if whole else None, "pad_to_multiple_of": None, "pad_type_id": 0}
+    padding: dict[str, Any] = {
+        "length": length if whole else None,
+        "pad_to_multiple_of": None,
+        "pad_type_id": 0,
+    }
     padding |= {"direction": "right", "pad_token": tokenizer.pad_token, "pad_id": tokenizer.pad_token_id}
     if backend.padding != padding:
         backend.enable_padding(**padding)
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    found = backend.encode_batch_fast(list(texts))  # without the tokens' places in the text
+    encodings = backend.encode_batch_fast(list(texts))  # without the tokens' places in the text
     names = ("ids", "attention_mask", "special_tokens_mask")
-    ids, attention, special = (torch.tensor([getattr(row, name) for row in found]) for name in names)
+    ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
 
 

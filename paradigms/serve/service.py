@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from paradigms.align import ALIGNMENTS, NORMALISERS
-from paradigms.data import Corpus, Split
+from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Retriever
 from paradigms.serve import requests
@@ -177,7 +177,8 @@ class Service:
 
     async def _measured(self, system: System, judged: Split) -> dict[str, float]:
         """nDCG@10 of each judged query. Other searches run between those of `QUERIES` queries."""
-        run, ids = {}, list(judged.queries)
+        run: Run = {}
+        ids = list(judged.queries)
         for start in range(0, len(ids), QUERIES):
             some = ids[start : start + QUERIES]
             ranked = await gather(*(self.together.search(system, judged.queries[id], 10) for id in some))

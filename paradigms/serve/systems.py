@@ -57,7 +57,7 @@ class System:
 
     def described(self) -> dict[str, Any]:
         """Name, kind and size; with a `model`, its A and Z, and the alignments that its tokens allow."""
-        described = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
+        described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:
             return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
