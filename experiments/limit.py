@@ -177,7 +177,7 @@ def compared(settings: Settings) -> Rows:
         output = Path(settings.output, training)
         options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        asked = compare.Settings(**options, seed=settings.seed, tracker="none")
+        asked = compare.Settings(**options, seeds=[settings.seed], tracker="none")
         compare.main(asked)
         for name in ([] if rows else ["bm25"]) + list(asked.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values

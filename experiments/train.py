@@ -207,4 +207,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     """Read a run from a file, or mine one with the paradigm in a folder, in one process, into mined.run."""
     if not Path(run).is_dir():
         return read_run(run)
-    return job.own_run(load(run).to(accelerator.device), collection.corpus, split, folder, accelerator)
+    return job.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)

@@ -98,16 +98,17 @@ class Trainable(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Dropout off inside, and the mode restored after; by one thread at a time, of all models."""
+        """Dropout off inside, and the modules' modes restored after; one thread at a time, for all models."""
         with EVALUATING:
-            if not self.training:
-                yield
-                return
-            self.eval()
+            # Not the model's mode alone: models with other alignments share the encoder.
+            training = [module for module in self.modules() if module.training]
+            for module in training:
+                module.training = False
             try:
                 yield
             finally:
-                self.train()
+                for module in training:
+                    module.training = True
 
 
 class Paradigm(Trainable):

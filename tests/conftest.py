@@ -79,18 +79,11 @@ def threads():
 
 @pytest.fixture(autouse=True, scope="session")
 def arithmetic():
-    """A model in float64 rounds nothing to float32; trainings run by `fast_cpu` or not, as FAST_CPU says."""
+    """A model computes in the type of its weights; trainings run by `fast_cpu` or not, as FAST_CPU says."""
     with pytest.MonkeyPatch.context() as patch:
         compute_throughout_in_float64(patch)
+        patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)  # as tests/forks.py does
         choose_fast_cpu(patch)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def full_precision():
-    """ "auto" is "no" in tests: what they compare is computed in the weights' own type on every machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)
         yield
 
 

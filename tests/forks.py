@@ -82,4 +82,7 @@ def _run(log: Path, environment: dict[str, str], function: Callable[..., None], 
             os.dup2(file.fileno(), stream)
     os.environ.update(environment)
     multiprocessing.set_start_method("fork", force=True)  # of its own children: it is one of a fork server's
+    from paradigms.encoder import precision
+
+    precision._native_on_cpu = lambda: False  # as in conftest.py, which forks do not read
     function(*arguments)

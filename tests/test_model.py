@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import AllPairs, DocumentToQuery, Entropic, PoolTopK, QueryToDocument, TopP
+from paradigms.align import AllPairs, DocumentToQuery, Entropic, PoolTopK, QueryToDocument, TopK, TopP
 from paradigms.core import Tokens, rel
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
@@ -228,6 +228,11 @@ def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):
     paradigm = PARADIGMS["dpr"](tiny_bert).train()
     assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
     assert paradigm.training
+    other = paradigm.eval().with_alignment(TopK(k=2))  # shares the encoder
+    other.encode_documents(DOCUMENTS)
+    assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
+    assert not paradigm.encoder.training
+    paradigm.train()
     batch = paradigm.encoder.tokenize(DOCUMENTS, "document")
     assert not same(paradigm.encoder(batch, "document"), paradigm.encoder(batch, "document"))
     paradigm.eval()

@@ -208,7 +208,7 @@ def fit(
     """
     corpus, (queries, dev_split) = collection.corpus, splits
     if negatives and training.own_negatives:
-        runs = own_run(paradigm, corpus, queries, folder, accelerator), runs[1]
+        runs = own_run(lambda: paradigm, corpus, queries, folder, accelerator), runs[1]
     # A query that is itself a document is not its own negative.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
     problems = Problems()
@@ -243,16 +243,19 @@ def fit(
     return trained
 
 
-def own_run(model: Encoded, corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator) -> Run:
+def own_run(
+    open_model: Callable[[], Encoded], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
+) -> Run:
     """The first NEGATIVES_DEPTH documents that a model finds for a split's queries, kept in folder/mined.run.
 
-    One process searches. Raises ValueError for a model that cannot search, and for a damaged file.
+    One process opens the model and searches. Raises ValueError for a model that cannot search, and for a
+    damaged file.
     """
     file = folder / "mined.run"
 
     def search() -> None:
         if not file.is_file():
-            precision = accelerator.mixed_precision
+            model, precision = open_model().to(accelerator.device), accelerator.mixed_precision
             run = mine(model, corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
             write_run(file, run, tag=model.name)
 

@@ -51,7 +51,7 @@ def test_a_collection_is_not_replaced_by_its_index(tiny_bert, tmp_path):
     for _ in range(2):
         assert len(indexer.index(rows()).retriever.index) == len(TEXTS)
     kept = (tmp_path / "corpus.jsonl").read_text()
-    with pytest.raises(ValueError, match="ids of a corpus must differ"):
+    with pytest.raises(ValueError, match="ids of a corpus must be unique"):
         indexer.index(rows() + rows())
     assert (tmp_path / "corpus.jsonl").read_text() == kept
 

@@ -157,7 +157,7 @@ def test_two_settings_and_a_plugin_are_compared(
     given = [*flags(collection, tiny_bert, tmp_path / "out"), f"--systems={json.dumps(more)}"]
     given += ["--plugin", str(EXAMPLES / "soft_colbert.py")]
     run("compare", "--config", str(config), *given)
-    for name, dim in (("colbert-32", 32), ("colbert-128", 128), ("soft", 128)):
+    for name, dim in (("colbert-32", 32), ("colbert-128", 128), ("soft", 32)):
         model = Paradigm.from_pretrained(tmp_path / "out" / name / "checkpoint")
         assert (model.encoder.dim, model.encoder.settings.document_length) == (dim, 24)
     assert "| soft |" in (tmp_path / "out" / "table.md").read_text()

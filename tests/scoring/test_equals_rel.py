@@ -88,7 +88,8 @@ def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, r
     summed = law(recipe, *sizes)
     scale = max(float(t.abs().max()) for t in [summed, *gradients(summed, *sizes)])
     for mine, theirs in each:  # h terms of each similarity, then i and j similarities
-        assert_within_rounding(mine, theirs, torch.float32, 20 + 13 + 7, scale)
+        largest = max(scale, float(theirs.abs().max()))  # Z may be small where saliences cancel
+        assert_within_rounding(mine, theirs, torch.float32, 20 + 13 + 7, largest)
 
 
 @EVERY

@@ -291,7 +291,7 @@ def test_what_others_encoded_is_refused(model, tmp_path, tiny_bert):
     data = collection(tmp_path / "data")
     encode_with(model, tmp_path)
     torch.manual_seed(1)
-    PARADIGMS["colbert"](tiny_bert, document_length=16).save_pretrained(tmp_path / "other")
+    PARADIGMS["colbert"](tiny_bert, document_length=16, dim=32).save_pretrained(tmp_path / "other")
     with pytest.raises(SystemExit, match=r"holds results with other settings .*weights: "):
         encode_with(tmp_path / "other", tmp_path)
     with pytest.raises(SystemExit, match="made by colbert with other weights than this colbert has"):

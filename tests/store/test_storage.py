@@ -374,7 +374,7 @@ def test_texts_are_added_as_the_index_was_built(paradigm, tiny_bert, tmp_path):
         assert torch.equal(mine.mask, theirs.mask)
         assert_within_rounding(mine.vectors, theirs.vectors, torch.float16, 2)  # one step of the last bit
     with pytest.raises(ValueError, match="holds vectors of"):
-        grown = grown.add(PARADIGMS["colbert"](tiny_bert), ["x"], ["y"])
+        grown = grown.add(PARADIGMS["colbert"](tiny_bert, dim=8), ["x"], ["y"])
 
 
 def test_encoded_queries_need_no_paradigm(paradigm, tmp_path):

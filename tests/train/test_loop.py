@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import rel
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.encoder.settings import SIDES
 from paradigms.encoder.text import Side
 from paradigms.evaluate import candidates
 from paradigms.retrieve import Indexed
@@ -216,7 +217,7 @@ def test_bfloat16_trains_on_the_processor_also_inside_another_autocast(tiny_bert
             trained = fit(tiny_bert, folder, paradigm=paradigm, accelerator=bfloat16)
         assert set(kinds) == {torch.bfloat16}
         kinds.clear()
-        trained.encode_queries(["the sea"])
+        trained.train()(*(trained.encoder.tokenize(["the sea"], side) for side in SIDES))
         assert set(kinds) == {torch.float32}  # the precision was the training's
         losses.append([line["loss"] for line in history(folder)])
     alone, inside = losses

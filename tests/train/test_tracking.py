@@ -21,7 +21,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     given: dict[str, Any] = {"device": "cpu"}
 
     class Recorder(Accelerator):
-        is_main_process = True
+        is_main_process, mixed_precision = True, "no"
 
         def __init__(self, **options: Any) -> None:
             given.update(options)
