@@ -110,11 +110,10 @@ def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=(
-            f"{asked_of} queries over {len(corpus):,} documents; encoders trained for {settings.steps} "
-            f"steps of {settings.batch_size * where['processes']} queries from {settings.backbone}, where "
-            f"their system says nothing else, with {seeds}{loaded}. "
-            f"{'Gone on with after an interruption, this part' if resumed else 'All of it'} "
-            f"took {seconds:.0f} s."
+            f"{asked_of} queries over {len(corpus):,} documents. By default, encoders are trained from "
+            f"{settings.backbone} for {settings.steps} steps of "
+            f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
+            f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
         ),
         tables=tables,
         curve=curve,
