@@ -28,6 +28,20 @@ LOCATE = """(selector => {
   const box = target.getClientRects()[0];
   return [box.x + box.width / 2, box.y + Math.min(box.height / 2, 12)];
 })"""
+# Counts the answers that a page waits for: what arrives moves what is below it.
+COUNT = """{
+  const plain = window.fetch;
+  window.waitingFor = 0;
+  window.fetch = async (...request) => {
+    window.waitingFor++;
+    try {
+      return await plain(...request);
+    } finally {
+      window.waitingFor--;
+    }
+  };
+}"""
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 class Page:
@@ -61,6 +75,7 @@ class Page:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=COUNT)
         self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
         self.resize(1280, 900)
 
@@ -129,6 +144,9 @@ class Page:
         return [x, y]
 
     def click(self, selector: str) -> None:
+        """Click on an element that has stopped moving: no answer is waited for, and all are drawn."""
+        while self.wait("window.waitingFor === 0") and self.script(f"{DRAWN}.then(() => window.waitingFor)"):
+            pass
         x, y = self.point(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
