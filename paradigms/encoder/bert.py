@@ -160,7 +160,7 @@ def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
     """A product in bfloat16: by oneDNN on CPUs, which reorders the weight once and applies gelu at once."""
     weight, bias = weight.bfloat16(), bias.bfloat16()
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return _dense(weight, bias, activated)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     ends: tuple[str, list[Any], str] = ("gelu", [], "none") if activated else ("none", [], "")

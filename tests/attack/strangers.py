@@ -291,7 +291,7 @@ def state_bytes(draw: random.Random, sound: Path, work: Path) -> None:
 
 NAMED = ("weights", "not finite", "dimensions", "license", "positions", "lora_rank", "must be at most")
 STRANGERS: dict[str, Attack] = {
-    "absurd numbers in a checkpoint": Attack(checkpoints, large_numbers, NAMED, 10),
+    "absurd numbers in a checkpoint": Attack(checkpoints, large_numbers, NAMED, 8),
     "strange files in a checkpoint": Attack(checkpoints, checkpoint_files, fast=10),
     "line breaks in a card": Attack(
         checkpoints, card_lines, ("license", "config.json", "environment.json"), 10
