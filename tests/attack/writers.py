@@ -216,7 +216,7 @@ def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
     script = __import__(name)
     flags = COMMON | {"collection": sound / "collection", "backbone": sound / "bert", "options": LENGTHS}
     if name == "compare":
-        flags |= {"systems": '{"dpr": {}}', "depth": 5}
+        flags |= {"systems": '{"dpr": {}}', "depth": 5, "seeds": [changes.pop("seed")]}
     else:
         flags |= {"paradigm": "dpr", "precision": "no"}
     flags |= {"output": output} | changes
