@@ -219,7 +219,7 @@ def run_all(
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
-    """Describe the planned work, its approximate duration, and the place of its results."""
+    """Describe the planned work, about how long it will take, and where its results will be."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
@@ -280,7 +280,7 @@ def run_bm25(data: Data, settings: Settings) -> None:
 
 
 def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
-    """Stage -> the queries that a system is asked; pool: the candidates of rerank mode."""
+    """Map each stage to the queries that a system is asked. pool: the candidates of rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
     }
@@ -289,9 +289,10 @@ def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
 def run_system(
     name: str, of: Training, data: Data, settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train or load, encode, search and rerank one system; costs.json, written last, says: finished.
+    """Train or load, encode, search and rerank one system.
 
-    Of an untrained one only the runs are kept.
+    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
+    kept.
     """
     own, runs, system = Path(settings.output, name), Path(settings.output, "runs"), settings.chosen[of.system]
     model = systems.trained(of, data, settings, own, accelerator)

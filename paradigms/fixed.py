@@ -6,10 +6,11 @@ puts into every block the mean of its tokens in that bucket, so that
 
     Aᵢⱼ = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over repetitions.
 
-An empty bucket is filled by the tokens at the least Hamming distance: their mean, where the paper takes one
-of them, so that the order of tokens plays no part. Then Aᵢⱼ = 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] over their number, which
-sums to 1 for each j, and rel is at most that of MaxSim. Two random projections shorten the result and keep
-inner products on average: `inner` of each token's vector, `final` of the whole.
+An empty bucket is filled with the mean of the tokens at the least Hamming distance. The paper takes one of
+these tokens; with the mean, their order does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by the
+number of such tokens, so that A sums to 1 for each j, and rel is at most that of MaxSim. Two random
+projections shorten the result and preserve inner products on average: `inner` projects each token's vector,
+`final` the whole vector.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ MOST_PLANES = 12  # a document has a block for each of 2^planes buckets
 
 
 def check_buckets(planes: int, repetitions: int) -> None:
-    """Raise ValueError for numbers that make no partition of the space."""
+    """Raise ValueError if the numbers do not define a partition of the space."""
     if not 0 <= planes <= MOST_PLANES or repetitions < 1:
         raise ValueError(
             f"buckets need 0 to {MOST_PLANES} planes and at least 1 repetition, got {planes} planes and "
@@ -67,9 +68,10 @@ def shares(
 
 @dataclass(frozen=True)
 class FixedEncoding:
-    """F_q and F_d. planes, of each of `repetitions` partitions: 2^planes buckets. inner: dimensions to which
-    token vectors are projected, 0: none are. final: dimensions of the whole vector, 0: all of
-    repetitions · 2^planes · inner. fill: whether empty buckets are filled. seed: of all that is random."""
+    """F_q and F_d. planes: the number of planes in each of `repetitions` partitions, which gives 2^planes
+    buckets. inner: dimensions to which token vectors are projected; 0 for no projection. final: dimensions of
+    the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether empty buckets are filled.
+    seed: determines everything random."""
 
     planes: int = 5
     repetitions: int = 20
@@ -101,7 +103,7 @@ class FixedEncoding:
         return self._blocks(vectors, vectors, tokens, means)[0]
 
     def queries(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "b w"]:
-        """F_q of queries [b, 1, j, h], over the number of repetitions. centre: that of the documents."""
+        """F_q of queries [b, 1, j, h], divided by the number of repetitions. centre: as for `documents`."""
         vectors = _real(tokens)
 
         def sums(buckets: Tensor) -> Tensor:
@@ -147,7 +149,7 @@ def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:
-    """The vectors, 0 in place of padding, which may hold anything."""
+    """The vectors, with zeros in place of padding, which may hold any values."""
     return tokens.vectors.where(tokens.mask[..., None], 0)
 
 

@@ -44,7 +44,7 @@ READS = {
 
 
 class Trainable(nn.Module, ABC):
-    """The interface that the training loop needs of a model."""
+    """The interface that the training loop requires of a model."""
 
     @property
     @abstractmethod
@@ -59,20 +59,20 @@ class Trainable(nn.Module, ABC):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         """Write all files of the model into an existing folder; `from_pretrained` reads them bit for bit.
 
-        merged: adapters become part of the weights that they adapt; they cannot be trained on.
+        merged: adapters become part of the weights that they adapt, and can no longer be trained.
         """
 
     @property
     def document_length(self) -> int | None:
-        """The most tokens that it reads of a document; None if documents are stored in its weights."""
+        """The most tokens of a document that the model reads; None if its weights store the documents."""
         return None
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
-        """How many documents it truncates, and by how much; None if it encodes none."""
+        """How many documents the model truncates, and by how much; None if it encodes no documents."""
         return None
 
     def check_corpus(self, ids: Sequence[str]) -> None:
-        """Raise ValueError if the model can rank only another corpus than that of these documents."""
+        """Raise ValueError if the model can rank only one corpus, and these documents are not that corpus."""
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """`saving.save_pretrained` of this model."""
@@ -91,14 +91,14 @@ class Trainable(nn.Module, ABC):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The backbone's many like modules: what is sharded, and recomputed, one at a time."""
+        """The backbone's repeated modules, which are sharded and recomputed one at a time."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Dropout off inside, and the modules' modes restored after; one thread at a time, for all models."""
+        """Turn dropout off inside, then restore the modules' modes; one thread at a time for all models."""
         with EVALUATING:
             # Not the model's mode alone: models with other alignments share the encoder.
             training = [module for module in self.modules() if module.training]

@@ -40,7 +40,7 @@ Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool"]
 def log_cells(hyperplanes: float, dimension: float) -> float:
     """ln of 2·Σ_{i<P} C(H − 1, i): the most cells of H hyperplanes through the origin of R^P.
 
-    Attained in general position. ln 1 = 0 without hyperplanes. Both are whole numbers.
+    Hyperplanes in general position attain it. Without hyperplanes it is ln 1 = 0. H and P are whole numbers.
     """
     H = float(checks.whole(hyperplanes, "hyperplanes", least=0))
     P = float(checks.whole(dimension, "dimension"))
@@ -132,11 +132,12 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The m judged queries after which no documents' vectors answer shares of new queries by `error` fewer.
+    """The number m of judged queries from which the share answered holds for new queries within `error`.
 
-    For all vectors at once, the share of m random queries that is answered and the probability for a new one
-    differ by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with probability `failure` (Vapnik and
-    Chervonenkis 1971, with the growth function Π of `log_patterns`). An upper bound on what is needed.
+    Whatever the documents' vectors, the share of m random queries that they answer differs from the
+    probability that they answer a new one by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
+    probability `failure` (Vapnik and Chervonenkis 1971, with the growth function Π of `log_patterns`). This m
+    is an upper bound on the number needed.
     """
     gap, level = float(checks.probability(error, "error")), float(checks.probability(failure, "failure"))
 
@@ -150,7 +151,7 @@ def judged_queries(
 def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, tokens: int = 1) -> int:
     """The largest t with 2^t ≤ Π(t): the VC dimension of "is this query answered?" over documents' vectors.
 
-    One query is one instance; which of its sets is asked for is fixed. An upper bound.
+    Each query is one instance, and the set it asks for is fixed. This is an upper bound.
     """
 
     def shattered(t: int) -> bool:

@@ -92,9 +92,10 @@ def training_settings(system: System, settings: Any, seed: int) -> TrainingSetti
 
 
 def training_runs(settings: Any) -> dict[str, Training]:
-    """Folder -> training; without training there is one seed. An encoder is measured untrained before it.
+    """Map each folder to its training; a system without training has one seed.
 
-    Fused systems come last, after what they fuse.
+    An encoder that will be trained is first measured untrained. Fused systems come last, after the systems
+    that they fuse.
     """
     names = sorted(settings.chosen, key=lambda name: bool(settings.chosen[name].fuse))
     runs = dict[str, Training]()
@@ -151,7 +152,7 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
 
 
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
-    """BM25 on what the first system with an encoder reads of each document, and what that is in words.
+    """BM25 on the part of each document that the first system with an encoder reads, and its description.
 
     (None, "") if it reads whole documents or passages, or if there is no such system.
     """
@@ -216,7 +217,7 @@ def search_costs(
 ) -> dict[str, float | None]:
     """Milliseconds to encode one query, and to search with it: medians of single queries in this process.
 
-    The time of the search is that of a whole query minus its encoding.
+    The search time is the time of a whole query minus that of its encoding.
     """
     texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
     local = _alone(retriever)
@@ -228,7 +229,7 @@ def search_costs(
 
 
 def _alone(retriever: Retriever) -> Retriever:
-    """The same retriever without `AllProcesses`."""
+    """The retriever, unwrapped from `AllProcesses`."""
     if isinstance(retriever, AllProcesses):
         return retriever.retriever
     if isinstance(retriever, Wrapper):
@@ -252,9 +253,9 @@ def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | 
 
 
 def check(system: System, collection: Collection, settings: Any) -> None:
-    """The errors that `trained` and `retriever` would raise of the system's settings, before any is trained.
+    """Raise errors in the system's settings, as `trained` and `retriever` would, before anything is trained.
 
-    The models that are made are let go.
+    The models that this builds are discarded.
     """
     options = settings.options | system.options
     if system.checkpoint:
@@ -344,7 +345,7 @@ def trained(of: Training, data: Data, settings: Any, folder: Path, accelerator: 
 def write_runs(
     folder: Path, name: str, runs: Mapping[str, Run], asked: Mapping[str, Names[str]]
 ) -> dict[str, int]:
-    """Write a system's run of each stage; the number of rows in each file, for its costs.json.
+    """Write a system's run of each stage. Returns the number of rows in each file, for its costs.json.
 
     asked: stage -> queries. Raises ValueError if a run lacks one of them.
     """

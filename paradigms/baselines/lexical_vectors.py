@@ -1,7 +1,7 @@
 """Sparse vectors of documents and queries whose inner product is the BM25, TF-IDF or Boolean score.
 
 Luan et al., TACL 2021, §2.1.3. With term counts n and BM25's idf: boolean 1[n > 0]; tfidf n · idf; bm25 as in
-`BM25`. The placement of the idf changes no score, but all norms and margins.
+`BM25`. Where the idf is placed does not affect scores, but it changes all norms and margins.
 """
 
 from collections.abc import Iterable, Mapping

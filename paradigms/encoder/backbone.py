@@ -81,7 +81,7 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
 def check_on_hub(name: str) -> None:
     """Check that a checkpoint is in the local cache or on the hub, with one request.
 
-    Raises FileNotFoundError, in one line, if it is in neither, or if the hub does not answer.
+    Raises FileNotFoundError, with a one-line message, if it is in neither or if the hub does not answer.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -99,7 +99,7 @@ def check_on_hub(name: str) -> None:
 
 @contextmanager
 def for_search() -> Iterator[None]:
-    """Inside, models are opened to encode texts alone: plain BERTs without the import of transformers."""
+    """Inside this context, models only encode texts, so plain BERTs load without importing transformers."""
     token = _for_search.set(True)
     try:
         yield
@@ -108,7 +108,7 @@ def for_search() -> Iterator[None]:
 
 
 def positions(name: str | Path) -> int | None:
-    """Number of positions of a checkpoint's encoder; None if its config gives none."""
+    """The number of positions of a checkpoint's encoder, or None if its config does not give it."""
     if _for_search.get():
         light = json_or_empty(Path(name) / "config.json")
         if light.get("model_type") == "bert" and isinstance(light.get("max_position_embeddings"), int):
@@ -129,8 +129,8 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
     optional: prefix of the weights that may be missing. Raises ValueError if other weights are missing, if
-    weights are pickled, if the config names code or larger sizes than the weights have, and for peft
-    adapters, because saving would write only the adapter.
+    weights are pickled, or if the config refers to code or gives sizes that exceed those of the weights. Also
+    raises ValueError for peft adapters, because saving would write only the adapter.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
@@ -150,9 +150,10 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
 
 
 def _check_config(folder: Path) -> None:
-    """Check that config.json names no code, no more layers than tensors and no size beyond all weights.
+    """Raise ValueError if config.json refers to code, or gives more layers or larger sizes than the weights.
 
-    Such a model would be built for hours or fill the memory before its weights are read. Raises ValueError.
+    There may be no more layers than tensors, and no size may exceed the number of all weights. Building such
+    a model could take hours or fill the memory before its weights are read.
     """
     check_files(folder)
     shapes = []
@@ -172,7 +173,7 @@ def _check_config(folder: Path) -> None:
 
 
 def load_backbone(name: str | Path) -> Any:
-    """Load a checkpoint's encoder in float32, without its pooler; of an encoder-decoder only the encoder.
+    """Load a checkpoint's encoder in float32, without its pooler, and without any decoder.
 
     The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises ValueError as
     `load_model` does. Within `for_search`, a plain BERT is read without transformers.

@@ -3,17 +3,17 @@
 A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
 equality, within ±margin. Its verdict is
 
-- reproduced, if the interval over seeds and queries lies there, and the paired test over queries agrees, with
-  Holm's correction for all claims of a study;
+- reproduced, if the interval over seeds and queries lies within these bounds, and the paired test over
+  queries agrees, with Holm's correction for all claims of a study;
 - contradicted, if both say the opposite;
-- not decided here otherwise: the sample is too small, a system has not learned enough to test the claim, or
+- otherwise not decided here: the sample is too small, a system has not learned enough to test the claim, or
   the claim is about training, and training did not change a model's measure on dev queries significantly.
 
-A claim about a readout compares ways to score with one model, which training need not have changed; its row
-is marked.
+A claim about a readout compares ways to score with one model, whether or not training changed that model. Its
+row is marked.
 
-A claim without a place is a control, a question that the paper does not ask: its verdict is yes, no, or not
-decided here.
+A claim whose `place` (the passage of the paper) is empty is a control: a question that the paper does not
+ask. Its verdict is yes, no, or not decided here.
 """
 
 from collections.abc import Sequence

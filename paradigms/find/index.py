@@ -7,8 +7,8 @@ Two ways to score (`Recipe.search`):
   those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), if the token search is exact.
 
 Documents without tokens are never returned: their rel of 0 would lie above negative cosines, and a rerank
-gives them −∞. Queries without tokens return nothing. Threads are those that the caller set
-(`torch.set_num_threads`).
+gives them −∞. Queries without tokens return nothing. The number of threads is the one that
+the caller set (`torch.set_num_threads`).
 """
 
 import math
@@ -57,10 +57,10 @@ class Index:
         return Index(self.store, replace(finder, **settings))
 
     def only(self, ids: Iterable[str]) -> "Index":
-        """The index as if it held these documents alone: exact searches equal those of an index that was
-        built from them. Nothing is written.
+        """The index, restricted to these documents: exact searches equal those of an index that was built
+        from them. Nothing is written.
 
-        Raises KeyError that names an unknown document.
+        Raises KeyError, naming the document, if one is unknown.
         """
         return Index(self.store.only(ids), self.finder)
 
@@ -97,8 +97,8 @@ class Index:
     ) -> list[Ranked]:
         """New scores of each query's candidates with each recipe, best first, from one S if kernels can.
 
-        queries: [b, 1, j, h]. An imputing recipe takes the query's candidates as its pool. Raises KeyError
-        that names an unknown document.
+        queries: [b, 1, j, h]. An imputing recipe takes the query's candidates as its pool. Raises
+        KeyError, naming the document, if one is unknown.
         """
         for recipe in recipes:
             queries = self._checked(recipe, queries)

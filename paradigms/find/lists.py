@@ -244,7 +244,7 @@ def wrong_lists(begins: np.ndarray, entries: np.ndarray, lists: int, tokens: int
 
 
 def number_bytes(count: int) -> int:
-    """Bytes that hold the numbers 0 … count − 1."""
+    """The number of bytes needed to store any one of the numbers 0 … count − 1."""
     return max(1, ((count - 1).bit_length() + 7) // 8)
 
 
@@ -256,7 +256,7 @@ def numbers(entries: np.ndarray) -> np.ndarray:
 
 
 def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
-    """The `count` rows with the largest f, ascending: of equals the first, whatever order they come in."""
+    """The `count` rows with the largest f, ascending. Ties go to the lowest rows, in any input order."""
     if len(rows) > count:
         least = np.partition(f, -count)[-count]
         above, equal = rows[f > least], np.sort(rows[f == least])

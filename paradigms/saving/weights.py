@@ -1,4 +1,4 @@
-"""The files of a foreign checkpoint: JSON, and weights that are safetensors or made so."""
+"""The files of a foreign checkpoint: JSON, and weights that are safetensors or are converted to them."""
 
 import os
 import re
@@ -43,9 +43,10 @@ def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
 def pickles(
     there: Collection[PurePath], modules: Collection[PurePath] = ()
 ) -> dict[PurePath, list[PurePath]]:
-    """Safetensors file that is not among these, whole or in parts -> the pickled ones in its place.
+    """Map each missing safetensors file to the pickled files that are there in its place.
 
-    Of a folder, its backbones and modules, such as 2_Dense; others, as of a step in training, are not read.
+    A file that is there in parts is not missing. Only the folder itself, its backbones and its
+    modules, such as 2_Dense, are considered; other subfolders, such as those of training steps, are not.
     """
     unsafe: dict[PurePath, list[PurePath]] = {}
     for file in sorted(there):
@@ -69,7 +70,7 @@ def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoRetur
 
 @contextmanager
 def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
-    """The folder, or a temporary one of the same files with pickled weights as safetensors.
+    """The folder, or a temporary copy in which pickled weights are converted to safetensors.
 
     Raises ValueError if weights are pickled and the caller has not said that they may be read.
     """
@@ -111,10 +112,10 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def download(name: str, pickled: bool) -> Path:
-    """The repository's folder in the cache, downloaded where it is not there yet.
+    """The repository's folder in the cache; files that are not there yet are downloaded.
 
-    Raises FileNotFoundError for a path without a folder, or a repository that is not on the hub; ValueError
-    for one some of whose weights are pickled alone, unless these may be read.
+    Raises FileNotFoundError if a path has no folder or a repository is not on the hub, and ValueError if some
+    weights exist only as pickles, unless the caller allows reading these.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -19,7 +19,7 @@ Asked = TypeVar("Asked", bound="Request")
 
 @dataclass(frozen=True)
 class Request:
-    """The body of a request, an object in JSON. Raises ValueError, one sentence, for what it may not ask."""
+    """The body of a request, a JSON object. Raises ValueError, with one sentence, if it is not valid."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -36,7 +36,7 @@ class Request:
 
     @classmethod
     def read(cls: type[Asked], body: bytes) -> Asked:
-        """The request in a body of JSON."""
+        """Parse a request from its JSON body."""
         values = parse_json(body, "the request")
         if not isinstance(values, dict):
             raise ValueError("the request must be a JSON object")
@@ -66,8 +66,9 @@ class Viewed(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Viewed):
-    """The k best documents for each query: {id: text}. With an A, Z or salience of the request, those of the
-    first 100 that each system finds. characters: of each document, to return beside its title."""
+    """The k best documents for each query: {id: text}. If the request sets A, Z or salience, each system
+    reranks the first 100 documents that it finds. characters: how many of each document's characters to
+    return beside its title."""
 
     queries: dict[str, str]
     k: Annotated[int, Range(1, 1000)] = 10
@@ -91,7 +92,7 @@ class Rerank(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Viewed):
-    """S, A and Z of one document, by token, and its rank. text: in place of the document's own."""
+    """S, A and Z of one document, by token, and its rank. text: replaces the document's own text."""
 
     query: str
     document: str
@@ -109,7 +110,7 @@ class Encode(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Differences(Request):
-    """Judged queries, those first for which the nDCG@10 of two systems differs most."""
+    """Judged queries, ordered by the difference in nDCG@10 between two systems, largest first."""
 
     systems: list[str]
 

@@ -47,7 +47,7 @@ def store_files(folder: Path) -> Collection[str] | None:
 
 
 def entries(kind: Kind, fewer: Fewer, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an empty store. Raises ValueError for a store that cannot be."""
+    """The manifest of an empty store. Raises ValueError if the kind of store rejects its entries."""
     made = {"kind": kind.name, "settings": kind.settings} | asdict(fewer) | dict(manifest)
     kind.check(made)
     return made
@@ -132,7 +132,7 @@ def build_folder(
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
-    """The rows that a shard appends to each file, in the order of its documents. place: named in errors."""
+    """The rows that a shard appends to each file, in the order of its documents. place: what errors name."""
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
     for places, tokens in shard.encode():
@@ -157,7 +157,7 @@ def lines(ids: Iterable[str]) -> bytes:
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
     """The manifest's fields of the real tokens of documents `ids`, in DTYPES.
 
-    Raises ValueError that names a document with values that a dtype cannot hold.
+    Raises ValueError, naming the document, if a value does not fit its dtype.
     """
     rows = {}
     for name in manifest["fields"]:

@@ -5,7 +5,7 @@ A column is a file of rows of one numpy dtype, a subarray where a row is several
 In a folder, columns are only appended to, and `manifest.json` records how many bytes of each file count and
 their crc32. A commit writes beyond these lengths, flushes, then replaces the manifest at once. Bytes beyond
 the recorded lengths, and files that no manifest names, were left by a writer that was stopped; the next
-writer removes them. A file that begins anew gets a name with the new generation.
+writer removes them. A file that is started again gets a name with the new generation.
 """
 
 import mmap
@@ -72,7 +72,7 @@ class Writer(Protocol):
         """Write at the end of a file, which is created if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Drop a file at the next commit; rows appended later begin it anew."""
+        """Drop a file at the next commit; rows appended later start a new one."""
 
     def commit(self, **state: Any) -> None:
         """Make all changes visible to readers, with `state` in the manifest; None drops an entry."""
@@ -113,8 +113,8 @@ class ColumnFolder(_FolderFiles):
     def read(self) -> dict[str, Any]:
         """Read the manifest, and check that every file it names has its full length.
 
-        Raises FileNotFoundError if there is no manifest, and ValueError that names a damaged file or another
-        format.
+        Raises FileNotFoundError if there is no manifest, and ValueError, naming the file, if one is
+        damaged or has another format.
         """
         manifest = self._manifest()
         for entry in manifest["files"].values():
@@ -127,7 +127,7 @@ class ColumnFolder(_FolderFiles):
         return manifest
 
     def verify(self) -> None:
-        """Compare the checksum of every file, in small pieces. Raises ValueError that names a damaged one."""
+        """Compare the checksum of every file, in small pieces. Raises ValueError, naming the damaged file."""
         for name, entry in self.entries.items():
             if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
                 raise self.damaged(name, "its checksum differs")
@@ -163,7 +163,7 @@ class ColumnFolder(_FolderFiles):
     def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[FolderWriter]":
         """The only writer of the folder, on its newest commit.
 
-        begin: prepares the folder, which is made if it is missing. Raises BlockingIOError while another
+        begin: prepares the folder, which is created if it is missing. Raises BlockingIOError while another
         process writes there.
         """
         with locked(self.folder, make=begin is not None):
@@ -243,7 +243,7 @@ class FolderWriter(_FolderFiles):
         entry["crc32"] = zlib.crc32(data, entry["crc32"])
 
     def remove(self, name: str) -> None:
-        """Drop a file at the next commit; rows appended later begin it anew."""
+        """Drop a file at the next commit; rows appended later start a new one."""
         if name in self._streams:
             self._streams.pop(name).close()
         self.entries.pop(name, None)
@@ -329,7 +329,7 @@ class ColumnMemory:
         self._pieces.setdefault(name, []).append(np.frombuffer(data, np.uint8))
 
     def remove(self, name: str) -> None:
-        """Drop a column; rows appended later begin it anew."""
+        """Drop a column; rows appended later start a new one."""
         self._columns.pop(name, None)
         self._pieces.pop(name, None)
 
@@ -339,7 +339,7 @@ class ColumnMemory:
         self.manifest = {key: value for key, value in manifest.items() if value is not None}
 
     def _joined(self, name: str) -> np.ndarray:
-        """A column's bytes, in pages of memory of their own: a row begins where a line of the cache does."""
+        """A column's bytes, in memory pages of their own, so that rows are aligned with cache lines."""
         column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
             whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)

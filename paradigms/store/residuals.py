@@ -48,8 +48,8 @@ def centroids_for(tokens: int) -> int:
 class Residuals:
     """Codes of residuals: dim · bits / 8 + 6 bytes for a token, 7 from 2^24 tokens on, and dim for each list.
 
-    bits: per dimension: 1, 2, 4 or 8. lists: centroids; 0: the power of two nearest to 4√tokens. rounds: of
-    k-means.
+    bits: bits per dimension (1, 2, 4 or 8). lists: the number of centroids; 0 means the power of two nearest
+    to 4√tokens. rounds: iterations of k-means.
     """
 
     bits: int = 4
@@ -66,7 +66,7 @@ class Residuals:
             raise ValueError(f"rounds and seed must be at least 0, got {self.rounds} and {self.seed}")
 
     def train(self, writer: Writer, dim: int) -> None:
-        """Write the codes of all tokens in place of their float16, from where a build was stopped."""
+        """Replace all float16 tokens by their codes, resuming where an interrupted build stopped."""
         vectors = DTYPES["vectors"], (dim,)
         tokens = len(writer.array("vectors.bin", vectors))
 
@@ -98,7 +98,7 @@ class Residuals:
         writer.remove("vectors.bin")
 
     def open(self, files: Files | Writer, dim: int) -> "Codec":
-        """The codec that was trained. Raises ValueError if its file is damaged."""
+        """Read the trained codec. Raises ValueError if its file is damaged."""
         try:
             if CODEC not in files.entries:
                 raise ValueError("it is missing")
@@ -121,7 +121,7 @@ class Codec:
         self.centroids *= torch.from_numpy(units)[:, None]
 
     def check(self) -> None:
-        """Raises ValueError unless this codes vectors of `dim` numbers, with values that float16 can hold."""
+        """Raise ValueError unless this encodes vectors of `dim` numbers, with values that fit float16."""
         count, width, most = len(self.packed), padded_width(self.dim, self.bits), np.finfo(np.float16).max
         shapes = {"centroids": (count, width), "units": (count,), "spread": (width,)}
         kinds = {"centroids": np.int8, "units": np.float32, "spread": np.float32}
@@ -243,12 +243,12 @@ class Codec:
 
 
 def padded_width(width: int, bits: int) -> int:
-    """The width of codes in whole VECTORs of bytes, which the kernels read at a time."""
+    """The width of codes, rounded up to whole VECTORs of bytes: the kernels read one VECTOR at a time."""
     whole = VECTOR * 8 // bits
     return -(-width // whole) * whole
 
 
 def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
-    """Vectors with zeros up to the `padded_width`, which changes no inner product."""
+    """Vectors padded with zeros to `padded_width`; inner products do not change."""
     more = padded_width(vectors.shape[-1], bits) - vectors.shape[-1]
     return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()

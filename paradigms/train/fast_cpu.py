@@ -65,7 +65,7 @@ def fast_cpu(model: nn.Module) -> Iterator[None]:
 
 
 def dropout(layer: nn.Dropout, x: Tensor) -> Tensor:
-    """`layer(x)` with p rounded, drawn from torch's CPU generator, so that its state reproduces the mask."""
+    """`layer(x)` with p rounded; torch's CPU generator draws the mask, so its state reproduces the mask."""
     applies = (
         layer.training
         and 0 < layer.p <= LARGEST

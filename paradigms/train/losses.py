@@ -1,4 +1,4 @@
-"""Losses over scores: functions of rel that know no encoder."""
+"""Losses over scores: functions of rel alone, independent of the encoder."""
 
 import math
 from abc import ABC, abstractmethod
@@ -57,8 +57,8 @@ def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tenso
 def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
     """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms only.
 
-    Porco et al. 2025 (arXiv:2505.15070). They measure f on the dev documents every 100 steps; here it is the
-    batch's.
+    Porco et al. 2025 (arXiv:2505.15070). They measure f on the dev documents every 100 steps; here f is
+    measured on the batch.
     """
     omega = 1 / (1 + (frequency ** (math.log(2) / math.log(0.1)) - 1) ** 10)
     return (omega * mean).square().sum()

@@ -61,9 +61,9 @@ def random_size(dimension: int, settings: Any) -> int:
 
 
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) -> np.ndarray:
-    """The largest n tried, each a `GROWTH` above the last, at which a seed answers all sets: [seeds].
+    """For each seed, the largest n tried at which it answers all sets; n grows by the factor `GROWTH`.
 
-    A seed that does not answer `start` is tried from k + 1; k where it does not answer that either.
+    A seed that fails at `start` is tried again from k + 1. If it fails there too, its value is k.
     """
     largest, n = np.full(settings.seeds, settings.relevant), start
     while n <= settings.largest:
@@ -138,7 +138,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """Draw the critical n by dimension, with the promise of random projections dotted."""
+    """Plot the critical n by dimension, with what random projections guarantee as a dotted line."""
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
