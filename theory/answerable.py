@@ -1,10 +1,11 @@
 """Is the index the limit, or the query encoder? Which queries could any query vectors answer?
 
 Documents' vectors and a set R of relevant documents are given. The query is answerable under A if some Q
-scores every document of R strictly above all others, whatever an encoder makes of its text.
+scores every document of R strictly above all others, whether or not an encoder produces that Q.
 
 - One vector: iff the convex hulls of R and of the others are disjoint, a linear programme (Mangasarian 1965).
-  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, of equal score for any q.
+  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, which scores the same on
+  both sides for any q.
 - Maximum over a document's tokens, one query token (ME-BERT): iff for some choice of a token of each document
   in R, the chosen tokens are separable from all tokens of the others: finitely many linear programmes.
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), σ the support function of the
@@ -13,7 +14,8 @@ scores every document of R strictly above all others, whatever an encoder makes 
   the others' hulls for some weights β ≥ 0, Σ β = 1. That is a linear programme too. For |R| = 1 no other
   reason exists: by Farkas' lemma, if there is no such β, some Q of at most as many tokens as rivals answers.
 
-Rivals enter a programme when they violate its solution, the hardest first; all of them verify it.
+Rivals enter a programme when they violate its solution, the hardest first; the final solution is checked
+against all rivals.
 """
 
 from fractions import Fraction
@@ -34,10 +36,10 @@ Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """Whether some query vectors answer; None if not decided.
+    """Whether some query vectors answer; None if undecided.
 
-    query [N, h]: vectors that do. relevant, rivals: rows of the vectors in a certificate that none do, with
-    weights (α, β); residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
+    query [N, h]: vectors that answer. relevant, rivals: rows of the vectors in a certificate that no vectors
+    answer, with weights (α, β); residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
     """
 
     answerable: bool | None
@@ -51,7 +53,7 @@ class Answer(NamedTuple):
 def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
     """Whether some q scores the documents in `relevant` [r] above all others. documents [n, h].
 
-    Exact up to rounding: a query that is returned separates in float64, and a certificate has a residual of
+    Exact up to rounding: a returned query separates in float64, and a certificate has a residual of
     at most 2e-7 of the largest number. `verified` checks both in rational arithmetic.
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
@@ -65,8 +67,9 @@ def max_over_tokens(
     """Whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
 
     tokens [t, h], owners [t]: the document 0 … n−1 of each token. Choices of tokens are tried depth first,
-    those nearest to a solution first; a choice that fails for some documents fails for more. programmes: of
-    this many linear programmes without an answer, the result is None. A certificate is of the last choice.
+    those nearest to a solution first; a choice that fails for some documents also fails if more are added.
+    programmes: after this many linear programmes without an answer, the result is None. A certificate belongs
+    to the last choice tried.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = np.flatnonzero(~np.isin(owner, rows))
@@ -112,10 +115,10 @@ def sum_of_maxima(
 ) -> Answer:
     """Whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
 
-    True with such a Q, found by optimisation from `start` [N, h], from one token and from drawn ones. False
-    if a relevant document is dominated (module docstring), which excludes a Q of any number of tokens; this
-    is tried if its programme has at most `variables`. None between these two bounds. Other arguments as in
-    `max_over_tokens`.
+    True with such a Q, found by optimisation from `start` [N, h], from one token and from random starts.
+    False if a relevant document is dominated (module docstring), which rules out a Q of any number of tokens;
+    this is tested if its programme has at most `variables` variables. None if neither bound decides. Other
+    arguments as in `max_over_tokens`.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     one = max_over_tokens(T, owner, rows, programmes=programmes)
@@ -139,7 +142,7 @@ def sum_of_maxima(
 
 
 def maxima(tokens: Array, owners: Indices, query: Array) -> tuple[Array, Indices]:
-    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that each maximum takes [n, N]; tokens lie by rising owner."""
+    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that attains each maximum [n, N]; tokens sorted by owner."""
     S = tokens @ query.T
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     best = np.maximum.reduceat(S, starts, axis=0)
@@ -150,9 +153,9 @@ def maxima(tokens: Array, owners: Indices, query: Array) -> tuple[Array, Indices
 def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = None) -> bool:
     """Whether an answer of `one_vector` or `max_over_tokens` holds in rational arithmetic, without rounding.
 
-    A query: each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens, give one
-    row of each relevant document, and the rivals' rows). A certificate: the linear system of the weights in
-    its support has an exact solution that is not negative. False if the answer has neither.
+    A query holds if each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens,
+    pass one row of each relevant document, and the rivals' rows). A certificate holds if the linear system
+    for the weights in its support has an exact nonnegative solution. False if the answer has neither.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     if answer.answerable and answer.query is not None and relevant is not None:
@@ -182,7 +185,7 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
 
 
 def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
-    """max γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on `rivals`, |q| ≤ 1, by rows that are violated."""
+    """max γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on `rivals`, |q| ≤ 1; adds violated rows in steps."""
     if not len(rivals):
         return Answer(True, query=np.zeros((1, X.shape[1])))
     scale = np.abs(X).max() or 1.0
@@ -214,7 +217,7 @@ def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
 
 
 def _optimised(T: Array, owner: Indices, rows: Indices, Q: Array) -> Array | None:
-    """Subgradient ascent on the least score in `rows` minus the largest of the others; None if it fails."""
+    """Subgradient ascent on the least score in `rows` minus the largest score elsewhere; None if it fails."""
     pool, best = np.arange(owner.max() + 1), -np.inf
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):

@@ -1,9 +1,9 @@
 """Random buckets in place of MaxSim: expected scores, and the number of repetitions a collection needs.
 
 Dhulipala et al. 2024 (MUVERA): `planes` random planes cut the space into 2^planes buckets. A query token at
-the angle θᵢ to a document's token i gets, instead of the maximum of its similarities Sᵢ, their mean over the
-tokens in its bucket or, if the bucket is empty, over the tokens at the least Hamming distance. One plane
-separates two vectors with probability θ/π (Goemans & Williamson 1995), so
+the angle θᵢ to a document's token i does not get the maximum of its similarities Sᵢ, but their mean over the
+document's tokens in its bucket or, if there are none, over the tokens at the least Hamming distance. One
+plane separates two vectors with probability θ/π (Goemans & Williamson 1995), so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
@@ -26,16 +26,16 @@ _ROUNDING = 1e-6  # of angles computed by arccos, in radians
 
 
 def collision(angles: ArrayLike, planes: int) -> Any:
-    """P(same bucket) = (1 − θ/π)^planes of two vectors at the angle θ in [0, π]."""
+    """P(same bucket) = (1 − θ/π)^planes for two vectors at the angle θ in [0, π]."""
     share = 1 - checks.interval(angles, "angles", 0, np.pi) / np.pi
     return checks.plain(share ** int(checks.whole(planes, "planes", least=0)))
 
 
 def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] of the first of two tokens, exactly, without filling.
+    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens: exact, without filling.
 
-    first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. A plane
-    has all three vectors on one side with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
+    first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All
+    three vectors lie on one side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
     """
     a, b, c = (checks.interval(x, "angles", 0, np.pi) for x in (first, second, between))
     possible = (np.abs(a - b) <= c + _ROUNDING) & (c <= np.minimum(a + b, 2 * np.pi - a - b) + _ROUNDING)
@@ -74,7 +74,7 @@ def expected_recall(
     """Expected share of the documents `best` among the first `candidates` of n.
 
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
-    documents. Scores are taken as independent and normal, with variance / repetitions.
+    documents. Scores are assumed independent and normal, with variances `variances` / repetitions.
     """
     count, places = checks.whole(repetitions, "repetitions"), int(checks.whole(candidates, "candidates"))
     means = checks.vector(means, "means", axes=1, nonzero=False)

@@ -1,10 +1,10 @@
-"""Sets of documents that a query can rank first: dimension, margin, bits and rounding of embeddings.
+"""Which sets of documents a query can rank first: dimension, margin, bits and rounding of embeddings.
 
 Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT): n
 documents, and for every set S of k of them a query whose relevant documents are S. A query answers S if each
 document of S scores strictly above all other documents. Results:
 
-- Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and from n = 3k on no
+- Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and for n ≥ 3k no
   smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n. The
   cyclic polytope, the O(k² ln n) centroids of Gaussian vectors and the ceiling of `packing_gap` are also
   results of Wang et al. 2026, arXiv:2601.20844. Bangachev et al. 2026, arXiv:2605.23556, have a margin of
@@ -85,11 +85,11 @@ def moment_gap(documents: ArrayLike) -> float | Array:
 def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
     """A set of at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
 
-    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points in those with c > 0 and those
-    with c < 0, whose convex hulls meet; at a common point a linear function is a mean over either part, so
-    neither part scores strictly above the other. Returned is the smaller part. With h = 2k − 1 it has at most
-    k points: filled up with points outside the h + 2, it is a set of k that no query answers, if n ≥ 3k. So
-    sets of k need 2k dimensions. points [h + 2, h].
+    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into those with c > 0 and
+    those with c < 0, whose convex hulls meet. At a common point a linear function is a mean over each part,
+    so neither part scores strictly above the other. The smaller part is returned. With h = 2k − 1 it has at
+    most k points: if n ≥ 3k, adding points outside the h + 2 makes a set of k that no query answers. So sets
+    of k need 2k dimensions. points [h + 2, h].
     """
     X = checks.vector(points, "points", axes=2, nonzero=False)
     if len(X) != X.shape[1] + 2:
@@ -169,8 +169,9 @@ def forster_bound(relevance: ArrayLike) -> float:
     """√(mn) / ‖2R − 1‖₂ ≤ sign rank of R (Forster 2002), a lower bound on the dimension plus one.
 
     Sign rank: the least rank of a real matrix with the signs of 2R − 1; vectors that answer every row of R
-    have h ≥ sign rank − 1 (Weller et al. 2025). Large for dense patterns (√n for Hadamard matrices), near 1
-    for few relevant documents, whose sign rank is at most `sign_change_bound`. relevance R [m, n] of 0, 1.
+    have h ≥ sign rank − 1 (Weller et al. 2025). The bound is large for dense patterns (√n for Hadamard
+    matrices) and near 1 if few documents are relevant: the sign rank is at most `sign_change_bound`.
+    relevance R [m, n] of 0, 1.
     """
     signs = 2 * _relevance(relevance) - 1
     return float(np.sqrt(signs.size) / np.linalg.norm(signs, 2))
@@ -185,17 +186,17 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """m unit vectors of 2 numbers, [m, 2]: tokens with which the maximum over tokens answers any relevance.
+    """m unit vectors of 2 numbers, [m, 2]: as tokens under a maximum, they answer any relevance matrix.
 
     Query j is the token u_j. A document has u_j for every query j that it answers, and max_i ⟨u_i, u_j⟩ is 1
-    for relevant documents and at most cos(2π/m) for others: for any m × n relevance matrix.
+    for relevant documents and at most cos(2π/m) for others, whatever the m × n relevance matrix.
     """
     angles = 2 * np.pi / int(checks.whole(queries, "queries")) * np.arange(queries)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
-    """All sets of k of n documents, [C(n, k), k], in lexicographic order, as for LIMIT's queries."""
+    """All sets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
     from itertools import combinations
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
@@ -203,7 +204,7 @@ def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
 
 
 def _some_of(k: ArrayLike, most: Array) -> Array:
-    """k ≥ 1, at most the number of documents that a set may have."""
+    """k, checked to lie between 1 and `most`, the largest size of a set."""
     sizes = checks.whole(k, "k")
     if not np.all(sizes <= most):
         raise ValueError(f"k = {np.max(sizes):g}; allowed: at most {np.min(most):g} of the documents")

@@ -1,11 +1,11 @@
-"""How many real numbers and how many judged queries each A needs, counted by cells, without a precision.
+"""How many real numbers and judged queries each A needs: a count of cells, at unlimited precision.
 
 n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
 relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
 score each set strictly above its complement. Scores are piecewise linear in the P numbers of the documents,
-so an order changes only across hyperplanes of R^P: the number of their cells bounds the patterns that any
-documents answer. P = nMh, less h where adding one vector to all document vectors changes no order (the first
-three rows).
+so an order changes only across hyperplanes of R^P, and the number of their cells bounds the number of
+patterns that any documents answer. P = nMh, less h where adding one vector to all document vectors changes no
+order (the first three rows).
 
 | A | which token counts is decided by | then the order by |
 |---|---|---|
@@ -16,9 +16,10 @@ three rows).
 | q←d (MVDR) | m·nM·C(N, 2): the nearest query token | m·C(n, 2) |
 | pool (XTR, with or without imputation) | m·N·C(nM, 2): the order in the pool | m·C(n, 2) |
 
-The second arrangement cuts each cell of the first, so the product of both counts is a bound. Where M^N or N^M
-ways to choose are few, another is smaller: all m·C(n, 2) differences under all choices, M^2N each, at once.
-ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their sign patterns.
+The second arrangement cuts each cell of the first, so the product of both counts is a bound. If the M^N or
+N^M ways to choose are few, another bound is smaller: it counts all m·C(n, 2) differences at once, each under
+all M^2N choices. ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their sign
+patterns.
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
 for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. A count of cells
@@ -109,9 +110,9 @@ def least_numbers(
     *,
     distinct: bool = False,
 ) -> int:
-    """The least h of a vector at which `log_patterns` allows all patterns of m queries with k of n documents.
+    """The least h at which `log_patterns` allows all patterns of m queries with k of n documents.
 
-    Fewer numbers leave a pattern unanswered, if queries ignore relevance. distinct: as in
+    With fewer numbers per vector some pattern is unanswered, if queries ignore relevance. distinct: as in
     `theory.capacity.pattern_bits`, which counts the patterns.
     """
     wanted = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
@@ -132,7 +133,7 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The number m of judged queries from which the share answered holds for new queries within `error`.
+    """The number m of judged queries from which the share answered predicts new queries within `error`.
 
     Whatever the documents' vectors, the share of m random queries that they answer differs from the
     probability that they answer a new one by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
@@ -151,7 +152,7 @@ def judged_queries(
 def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, tokens: int = 1) -> int:
     """The largest t with 2^t ≤ Π(t): the VC dimension of "is this query answered?" over documents' vectors.
 
-    Each query is one instance, and the set it asks for is fixed. This is an upper bound.
+    Each query, with its fixed set of relevant documents, is one instance. This is an upper bound.
     """
 
     def shattered(t: int) -> bool:
@@ -163,9 +164,10 @@ def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, t
 def table(
     documents: int, queries: int, k: int = 2, vectors: int = 2, tokens: int = 2, numbers: int = 4
 ) -> list[dict[str, Any]]:
-    """A row for each A: least h and numbers of a document for all patterns with distinct sets; VC, queries.
+    """Make a row for each A: least h, numbers per document, VC bound and judged queries.
 
-    vectors, tokens: M and N of the A that have several. numbers: h of the last two columns.
+    The first two are those that all patterns with distinct sets need. vectors, tokens: M and N where A has
+    several. numbers: h in the last two columns.
     """
     rows = []
     for name, aligned, M, N in (
@@ -186,7 +188,7 @@ def table(
 
 
 def _least(enough: Any) -> int:
-    """The least whole t ≥ 1 with enough(t), which stays true from there on."""
+    """The least whole t ≥ 1 for which enough(t) is true; it must stay true for every larger t."""
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high

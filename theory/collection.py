@@ -3,8 +3,8 @@
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
 numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
 `theory.recall` (of cosines, by `cosine_lost`), and the truncated singular value decomposition. Failure is a
-mean over queries, and k has a 95% interval over queries, since it depends on the queries; below 50 queries it
-is too narrow, and the k of all queries then mostly lies above it.
+mean over queries, so k depends on the sample of queries and has a 95% interval over it. Below 50 queries the
+interval is too narrow, and the k of the whole population mostly lies above it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _DENSE, _ROWS = 2000, 10_000  # the largest dense Gram matrix; documents whose s
 
 
 class Dimension(NamedTuple):
-    """A dimension k and its 95% bootstrap interval over queries; inf if larger than all that were tried."""
+    """A dimension k and its 95% bootstrap interval over queries; inf if larger than every k tried."""
 
     k: float
     low: float
@@ -59,10 +59,10 @@ class Problem:
         queries: Any,
         groups: list[NDArray[np.int64]] | None = None,
     ) -> "Problem":
-        """The vectors, scored; by default all documents are one group.
+        """Score the vectors and make a problem; by default all documents form one group.
 
-        Arrays and sparse matrices are both read. Raises ValueError for shapes that do not fit, and for
-        numbers that are not finite.
+        documents, queries: arrays or sparse matrices. Raises ValueError if the shapes do not fit or a number
+        is not finite.
         """
         documents, queries = (sparse.csr_array(x, dtype=np.float64) for x in (documents, queries))
         if documents.shape[1] != queries.shape[1] or 0 in documents.shape + queries.shape:
@@ -75,7 +75,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """Documents in single precision; its six digits exceed the two or three that sampling leaves."""
+        """Documents in single precision: six digits suffice, as sampling leaves only two or three."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -84,9 +84,10 @@ class Problem:
         return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """(best document, documents below it, score differences) of a group; none if nothing matches.
+        """(best document, documents below it, score differences) in a group; no documents if nothing matches.
 
-        Documents that tie with the best have no positive margin; no statement here covers them.
+        Documents that tie with the best have no positive margin and are left out: no statement here covers
+        them.
         """
         rows = self.groups[group]
         scores = self.scores[rows, query]
@@ -108,7 +109,7 @@ class Problem:
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Gaussian vectors shared by all queries; their law for a single query is that of fresh vectors."""
+        """Draw Gaussian vectors for all queries; for a single query they have the law of fresh vectors."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 
@@ -126,7 +127,7 @@ class Problem:
 
 
 def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
-    """Documents in equally full bins of length, then all documents as the last group."""
+    """Group documents into bins of length with equal counts; the last group has all documents."""
     order = np.argsort(lengths, kind="stable")
     return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(order))]
 
@@ -197,7 +198,7 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
 def left_vectors(documents: sparse.csr_array, most: int) -> Array:
     """U [n, k] of the k ≤ `most` largest singular values that are not 0: exact, or converged by ARPACK.
 
-    Up to a scale of each number, these are the documents of a truncated SVD. documents [n, v].
+    Up to a scale for each column, these are the documents after a truncated SVD. documents [n, v].
     """
     small = min(documents.shape)
     if small <= max(_DENSE, most):
@@ -211,10 +212,10 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 
 
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """The k from which on at most a share β of the queries is lost, from lost [m, K] at each of ks [K].
+    """The k from which on at most a share β of the queries is lost. ks [K]; lost [m, K]: loss at each k.
 
-    inf if the last k is not enough, NaN without queries. Measured failure is not monotone; its last crossing
-    counts.
+    inf if the last k is not enough, NaN if there are no queries. Measured failure is not monotone in k; its
+    last crossing of β counts.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:
@@ -230,9 +231,9 @@ def cosine_lost(
 ) -> Array:
     """Share of Gaussian maps that push a query's best document by cosine out of the first r, [m, K].
 
-    documents [n, h] and queries [m, h] are compared by cosine, before a projection to each k of ks [K] and
-    after it, renormalised (`theory.cosine`). `samples` maps are drawn, shared by all queries, and their first
-    k rows are the map to k numbers. Documents that tie with the best are left out.
+    documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
+    ks [K], which is renormalised (`theory.cosine`). `samples` maps are drawn for all queries together; a
+    map's first k rows are the map to k numbers. Documents that tie with the best are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -258,7 +259,7 @@ def cosine_lost(
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """The k at which a random projection loses a share `lost` of the queries, to compare with another map.
+    """The k at which a random projection loses a share `lost` of the queries, to compare it with another map.
 
     thresholds [queries, samples] as in `projected_dimension`. Raises ValueError for a share outside (0, 1).
     """
@@ -267,7 +268,7 @@ def reached_by(thresholds: Array, lost: float) -> float:
 
 
 def _resampled(count: int, rng: np.random.Generator) -> Array:
-    """Weights of `count` things in each resample, [RESAMPLES, count], which sum to 1."""
+    """Weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
     return rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
 
 

@@ -3,16 +3,16 @@
 Users renormalise after a projection, so what counts is cos(Aq, Ad), not ⟨Aq, Ad⟩ (`theory.projections`). For
 Gaussian A the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends on the cosines ρ₁ = cos(q, d1) > ρ₂ = cos(q, d2),
 ρ₁₂ = cos(d1, d2) and on k alone. The three projected vectors are k independent draws from a normal law in R³,
-so their cosines are sample correlations about a known mean, with a variable in common: the event is about a
-3 × 3 Wishart matrix. The asymptotic law is that of Pearson and Filon 1898 (Φ with the variance V below, also
-Tadić, Becker and Neville 2024, arXiv:2404.10148, for projections); the one-dimensional integral is derived
+so their cosines are sample correlations about a known mean, with a variable in common: the event concerns a
+3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the variance V below; for
+projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional integral is derived
 here.
 
 Derivation. Let G be the ratio of the lengths of Ad2 and Ad1 outside Aq, each over its expected scale
 √(1−ρᵢ²). Given G, the order is that of the inner products of q with G·d1/√(1−ρ₁²) and d2/√(1−ρ₂²), whose
 error is Student's (`theory.projections.pairwise_error`). By Pitman 1939 and Morgan 1939, sinh ln G is
 √((1−r²)/(k−1)) times a Student variable with k − 1 degrees of freedom, r the partial correlation
-(ρ₁₂−ρ₁ρ₂)/√((1−ρ₁²)(1−ρ₂²)), and G is independent of all that is along Aq. With cᵢ = ρᵢ/√(1−ρᵢ²):
+(ρ₁₂−ρ₁ρ₂)/√((1−ρ₁²)(1−ρ₂²)), and G is independent of all components along Aq. With cᵢ = ρᵢ/√(1−ρᵢ²):
 
     P(error) = E_x T_k(−√k (c₁e^{x/2} − c₂e^{−x/2}) / √(2 cosh x − 2r)),    sinh x = √(1−r²) sinh w,
 
@@ -42,7 +42,7 @@ class Cosines(NamedTuple):
 
 
 def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
-    """The three cosines of query, better and worse document, [..., v] each, which broadcast."""
+    """The three cosines of query, better and worse document. The vectors [..., v] broadcast."""
     q, first, second = (
         checks.vector(x, name) / np.linalg.norm(np.asarray(x, dtype=np.float64), axis=-1, keepdims=True)
         for x, name in ((query, "query"), (better, "better"), (worse, "worse"))
@@ -52,7 +52,7 @@ def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
 
 
 def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
-    """P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) of a Gaussian projection to k ≥ 2 numbers, exactly.
+    """P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) under a Gaussian projection to k ≥ 2 numbers, exactly.
 
     better, worse, between: ρ₁ > ρ₂ and ρ₁₂, cosines of three vectors (`cosines`). Real k are allowed.
     """
@@ -62,7 +62,7 @@ def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: Arr
 def log_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
     """ln P of `cosine_error`, even far below the smallest float64; −inf if ρ₁ = 1.
 
-    The trapezoidal rule in w on a range that zooms in on where the integrand is not negligible.
+    Uses the trapezoidal rule in w, on a range narrowed to where the integrand is not negligible.
     """
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
     if not np.all(k >= 2):
@@ -84,7 +84,7 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
     normaliser = special.betaln(n / 2, 0.5)
 
     def log_density(w: Array) -> Array:
-        """Of the integrand at w [points, x]."""
+        """ln of the integrand at w [points, x]."""
         x = np.arcsinh(outside * np.sinh(w))
         # 2 cosh x − 2r = 4 sinh²(x/2) + 2(1 − r), without cancellation
         length = np.sqrt(4 * np.sinh(x / 2) ** 2 + 2 * (1 - partial))
@@ -117,8 +117,8 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
 def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
     """Φ(−√k (ρ₁−ρ₂)/√V), V = (1−ρ₁²)² + (1−ρ₂²)² − 2c: the limit for small ρ₁ − ρ₂ and large k.
 
-    c = ½(2ρ₁₂ − ρ₁ρ₂)(1 − ρ₁² − ρ₂² − ρ₁₂²) + ρ₁₂³ (Pearson and Filon 1898). Off in the deep tail, where it
-    ignores large deviations.
+    c = ½(2ρ₁₂ − ρ₁ρ₂)(1 − ρ₁² − ρ₂² − ρ₁₂²) + ρ₁₂³ (Pearson and Filon 1898). Inaccurate in the deep
+    tail, where it ignores large deviations.
     """
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
     with np.errstate(divide="ignore"):
@@ -157,7 +157,7 @@ def _deviation(first: Array, second: Array, cross: Array) -> Array:
 
 
 def _cosines(better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> tuple[Array, Array, Array]:
-    """ρ₁ > ρ₂ and ρ₁₂ of three vectors; raises ValueError if no vectors have them."""
+    """Check ρ₁ > ρ₂ and ρ₁₂. Raises ValueError if no three vectors have these cosines."""
     first, second, cross = np.broadcast_arrays(
         *(
             checks.interval(x, name, -1, 1)

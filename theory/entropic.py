@@ -37,8 +37,10 @@ class Solution(NamedTuple):
 
 
 class Iterates(NamedTuple):
-    """Eq. 5 after 1, 2, …, T iterations: gates [T, ..., m] and the dual variables shift a [T, ...] and
-    caps b [T, ..., m]."""
+    """Eq. 5 after 1, 2, …, T iterations.
+
+    gates λ [T, ..., m], and the dual variables shift a [T, ...] and caps b [T, ..., m].
+    """
 
     gates: Array
     shift: Array
@@ -177,12 +179,11 @@ def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: 
 def contraction(
     scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int, mask: Mask = None
 ) -> Array:
-    """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5, [iterations − 1,
-    ...].
+    """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
 
-    By concavity the rate is at most n1/k at every step, and equal to it finally. It is NaN if e_t is within
-    rounding of 0 or beyond the float64 range. Arguments and errors as in `convergence_rate`, and
-    iterations ≥ 2.
+    Returns [iterations − 1, ...]. By concavity the rate is at most n1/k at every step, and finally equals it.
+    It is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and errors as in
+    `convergence_rate`, and iterations ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
     convergence_rate(scores, k, epsilon, mask)
@@ -263,8 +264,8 @@ def stationarity(
 ) -> Array:
     """∂/∂λ of the Lagrangian −sᵀλ − εH(λ) − ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ) = −s + ε ln λ − a − b, [..., m].
 
-    0 at the solution λ = exp((s+a+b)/ε): the KKT line of Qian et al. 2022, A.1, with the sign of its Eq. 6.
-    scores and gates [..., m] finite, gates > 0; shift a [...], caps b [..., m].
+    It is 0 at the solution λ = exp((s+a+b)/ε): the KKT line of Qian et al. 2022, A.1, with the sign of its
+    Eq. 6. scores and gates [..., m] finite, gates > 0; shift a [...], caps b [..., m].
     """
     s = checks.vector(scores, "scores", nonzero=False)
     weights = checks.positive(gates, "gates")
@@ -281,7 +282,7 @@ def stationarity_as_printed(
 
 
 def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
-    """λ on U (0 elsewhere) and softmax(s_U/ε), its share of the remaining budget (which may be 0)."""
+    """λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (which may be 0)."""
     solution = solve(scores, k, epsilon, mask)
     s, _, temperature = _arguments(scores, k, epsilon, mask)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)

@@ -44,10 +44,10 @@ def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: Feature
 
 
 def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap) -> Array:
-    """tr(F(d_i)ᵀF(q_j)) = d_iᵀq_j φ(d_i)ᵀφ(q_j) with F(x) = xφ(x)ᵀ, [M, N]: the terms of Eq. 25 before
-    1/p_ij.
+    """tr(F(d_i)ᵀF(q_j)) = d_iᵀq_j φ(d_i)ᵀφ(q_j) with F(x) = xφ(x)ᵀ, [M, N].
 
-    Wu et al. 2024, Lemma 5.2. If a term is 0 and d_iᵀq_j is not, no p_ij makes the equality hold.
+    The terms of Eq. 25 before the factor 1/p_ij; Wu et al. 2024, Lemma 5.2. If a term is 0 and d_iᵀq_j is
+    not, no p_ij makes the equality hold.
     """
     D, Q = _vectors(documents, queries)
     return (D @ Q.T) * (features(D) @ features(Q).T)
@@ -64,8 +64,9 @@ def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
 
 
 def elu(vectors: ArrayLike) -> Array:
-    """φ(x) = elu(x) = x for x > 0, e^x − 1 otherwise, entrywise: the φ of Wu et al. 2024, Lemma 5.2, as
-    printed.
+    """φ(x) = elu(x) = x for x > 0, e^x − 1 otherwise, entrywise.
+
+    The φ that Wu et al. 2024 print in Lemma 5.2.
     """
     x = checks.vector(vectors, "vectors", nonzero=False)
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
@@ -97,7 +98,8 @@ def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
 def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
     """φ(x) = e^{−‖x‖²/2} e^{ωᵀx} / √m, [n, m], with E φ(x)ᵀφ(y) = exp(xᵀy) for ω ~ N(0, I).
 
-    Choromanski et al. 2021, Lemma 1. vectors [n, h], projections ω [m, h]. Always > 0, up to underflow.
+    Choromanski et al. 2021, Lemma 1. vectors [n, h], projections ω [m, h]. All entries are > 0, up to
+    underflow.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     W = checks.vector(projections, "projections", axes=2)

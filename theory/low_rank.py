@@ -35,7 +35,7 @@ def alignment(scores: ArrayLike) -> Array:
 
 
 def rank_one(scores: ArrayLike) -> Array:
-    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is the mean token d̄'s.
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is that of the mean token d̄.
 
     Lemma 5.1 of Wu et al. 2024, with R normalised like A.
     """
@@ -91,8 +91,8 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
 def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
     """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the smallest γ for which Lemma 5.1 as printed holds, for any R.
 
-    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError for W = 0, where no
-    γ suffices unless A = R.
+    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError if W = 0: then no γ
+    suffices unless A = R.
     """
     difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
     size = row_norm(weight)

@@ -87,9 +87,10 @@ def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Arra
 def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
     """max_i min_j μ(q, d1^(i), d2^(j)): a margin that suffices for max-scoring to keep d1 above d2.
 
-    It is enough that one segment of d1 beats every segment of d2, but not needed: with q = e0, 20 segments
-    e0 + 10 e_i of d1 and the segment 0 of d2, the margin is .0995, which asks for k = 273, and the error at
-    k = 1 is below 2⁻²⁰, since one of 20 wins. Not positive if d1 does not win by its best segment.
+    That one segment of d1 beats every segment of d2 is sufficient, but not necessary. Example: q = e0, d1 has
+    20 segments e0 + 10 e_i, and d2 has the zero segment. The margin is .0995, which requires k = 273, but the
+    error at k = 1 is below 2⁻²⁰, since one winner among 20 is enough. The margin is not positive if the best
+    segment of d1 does not win.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
 
@@ -97,8 +98,8 @@ def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> fl
 def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
     """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) ≤ min_i Σ_j p(k, μ_ij), over i with all μ_ij > 0.
 
-    Gaussian A; union bound over the segments of d2, for the best fixed segment of d1. Raises ValueError if no
-    segment of d1 beats all of d2 before the projection.
+    For Gaussian A: the union bound over the segments of d2, for the best fixed segment of d1. Raises
+    ValueError if no segment of d1 beats all of d2 before the projection.
     """
     margins = cross_margins(query, better, worse)
     ahead = margins[(margins > 0).all(axis=1)]

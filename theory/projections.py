@@ -2,8 +2,8 @@
 
 Luan, Eisenstein, Toutanova, Collins, "Sparse, Dense, and Attentional Representations for Text Retrieval",
 TACL 2021, section 2. The query q scores documents by ⟨q, d⟩; after the projection by ⟨Aq, Ad⟩, where A is
-k × v with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Write δ = d1 − d2, bars for
-unit vectors, ε = ⟨q̄, δ̄⟩ for the normalized margin, h(ε) = ε²/2 − ε³/3. A ranking error is
+k × v with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Notation: δ = d1 − d2, bars
+mark unit vectors, ε = ⟨q̄, δ̄⟩ is the normalized margin, h(ε) = ε²/2 − ε³/3. A ranking error is
 ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 under the Gaussian, but not under
 Rademacher, where each function states whether ties count as errors.
 
@@ -204,8 +204,8 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
     "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
-    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½; at β = .05 off by under .01 for ε ≤ .1, by
-    .06 at ε = .4; at ε = .4 by .09 for β = .01. Near β = ½ it falls below 1, by up to ½.
+    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. Its error at β = .05 is under .01 for
+    ε ≤ .1 and .06 at ε = .4; at β = .01 and ε = .4 it is .09. Near β = ½ it falls below 1, by up to ½.
     "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from there on suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
     The last three are real thresholds, not rounded. `margin` and `beta` broadcast.
@@ -219,7 +219,7 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 
 
 def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
-    """ε = 1/√(2 L_Q L_D): the smallest positive margin between Boolean vectors, L unique terms at most.
+    """ε = 1/√(2 L_Q L_D): the smallest positive margin of Boolean vectors with at most L_Q and L_D terms.
 
     Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Attained by two
     documents without a common term, one of which contains a single query term and the other none.
@@ -251,7 +251,7 @@ def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
 
 
 def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool = True) -> Any:
-    """P(error) of a Rademacher projection for q̄ = e1, δ̄ = (ε, √(1−ε²)): exact.
+    """P(error) of a Rademacher projection for q̄ = e1, δ̄ = (ε, √(1−ε²)), exactly.
 
     A row contributes (ε ± √(1−ε²))/k with equal chance, so the error is a binomial tail: not monotone in k,
     and zero for ε > 1/√2. `ties` counts ⟨Aq, Ad1⟩ = ⟨Aq, Ad2⟩ as an error, as Lemma 1 does. k must be whole.
@@ -274,7 +274,7 @@ def rademacher_required_dimension(
 
     "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β, to be
     compared with bounds of the form "every k ≥ ... suffices". Ties count as errors. Scalars only. Every k is
-    tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β. If these are many,
+    tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β. If there are many,
     only the first 10,000 and those between the roots of two smooth bounds of the error are tried: the limit
     ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, at which the regularised beta function extends it.
     """

@@ -7,8 +7,8 @@ before the projection (μ = 0) are not covered: leave them out.
 
 Bounds need the margins only. The exact Gaussian law needs the vectors, since competitors err together: given
 Aq, the scores of all documents are, up to one common positive factor, χ_k ⟨q̄, d⟩ + ⟨z, d⟩, with z ~ N(0, I)
-projected on the complement of q and an independent chi variable χ_k. So with t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩ and T_r
-the r-th largest t, R ≥ r if and only if χ_k ≤ T_r, and
+projected on the complement of q and an independent chi variable χ_k. So with t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩ and
+T_r the r-th largest t, R ≥ r if and only if χ_k ≤ T_r, and
 
     P(R ≥ r) = E_z[ F_{χ²_k}( max(T_r, 0)² ) ].
 
@@ -132,8 +132,9 @@ def required_dimension_recall(
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
     """max(T_r, 0) for each r in `ranks`, T_r the r-th largest of −noise/gains over the documents.
 
-    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. This function
-    shares products ⟨z, d⟩ among many queries or parts of a collection; otherwise use `recall_thresholds`.
+    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. Use this
+    function to share products ⟨z, d⟩ among many queries or parts of a collection; otherwise use
+    `recall_thresholds`.
     """
     gains, noise = np.asarray(checks.positive(gains, "gains")), np.asarray(noise, dtype=np.float64)
     if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
@@ -151,7 +152,7 @@ def recall_thresholds(
     """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 
     `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Only
-    columns with a non-zero entry are drawn. Beside the inputs, memory stays near 50 MB for any `samples`.
+    columns with a nonzero entry are drawn. Beyond the inputs, memory stays near 50 MB for any `samples`.
     Raises ValueError if another document does not score below `better`.
     """
     query, better, others = (
@@ -206,9 +207,9 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
 
     `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
-    suffices, the result is 1. Its standard error is the standard error of P(R ≥ r) divided by the slope at
-    k, also at k = 1, where P may be near β by chance. It is inf if P is flat at β for lack of samples, and 0
-    if no sample fails.
+    suffices, the result is 1. The standard error of k is the standard error of P(R ≥ r) divided by the slope
+    at k, also at k = 1, where P may be near β by chance. It is inf if P is flat at β for lack of samples, and
+    0 if no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -230,7 +231,7 @@ def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
     """P(R ≥ r) for competitors whose δ are orthogonal outside q: exact by quadrature, no sampling.
 
-    Then ⟨z, δ_i⟩ are independent, so given χ_k the errors are independent with chances
+    The ⟨z, δ_i⟩ are then independent, so given χ_k the errors are independent with chances
     Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. Margins [n]; Gaussian projection.
     """
     (ordered, r), n = _ordered(margins, r), float(checks.dimensions(k))
@@ -261,7 +262,7 @@ def at_least(chances: Array, r: int) -> Array:
 
 
 def _ordered(margins: ArrayLike, r: int) -> tuple[Array, int]:
-    """Margins in ascending order, and the rank, which must be at most their number."""
+    """Margins in ascending order, and the rank, which must not exceed the number of margins."""
     array = checks.margins(margins, "margins")
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"margins has shape {array.shape}; allowed: one axis of at least one margin")

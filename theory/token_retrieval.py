@@ -42,7 +42,7 @@ def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
 
     Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
-    rows. Without any, Z is a small number and f_XTR = 0. Errors as in `retrieved`.
+    rows. If there are none, Z is a small number and f_XTR = 0. Errors as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
@@ -59,7 +59,7 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
 
 
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
-    """m_i = the k'-th largest similarity of each query token, or the smallest of a smaller pool, [n].
+    """m_i = the k'-th largest similarity of each query token, or the smallest if the pool is smaller, [n].
 
     Lee et al. 2023, §3.2. Errors as in `retrieved`.
     """
@@ -110,7 +110,7 @@ def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
     """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT. Assumes exact search.
 
-    So no document that was not retrieved scores above a candidate whose f_ColBERT reaches this.
+    A candidate whose f_ColBERT reaches this bound is outscored by retrieved documents only.
     """
     return float(imputed_similarities(similarities, k).mean())
 
@@ -127,10 +127,10 @@ def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) ->
 def colbert_gradient(
     similarities: ArrayLike, owners: ArrayLike, positive: int, temperature: float = 1.0
 ) -> Array:
-    """∂L_CE/∂P [n, t] under f_ColBERT: −(1−P⁺)/(nτ) on the positive's row maxima, +P⁻/(nτ) on each
-    negative's.
+    """∂L_CE/∂P [n, t] under f_ColBERT.
 
-    Lee et al. 2023, appendix A (τ = 1). Ties go to the earlier column. Errors as in `cross_entropy`.
+    −(1−P⁺)/(nτ) on the row maxima of the positive, +P⁻/(nτ) on the row maxima of each negative; Lee et al.
+    2023, appendix A (τ = 1). Ties go to the earlier column. Errors as in `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     everything = np.ones(P.shape, dtype=bool)
@@ -140,11 +140,11 @@ def colbert_gradient(
 def xtr_gradient(
     similarities: ArrayLike, owners: ArrayLike, k: int, positive: int, temperature: float = 1.0
 ) -> Array:
-    """∂L_CE/∂P [n, t] under f_XTR: −(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, +P⁻/(Z⁻τ) on a
-    negative's.
+    """∂L_CE/∂P [n, t] under f_XTR.
 
-    Lee et al. 2023, appendix A (τ = 1), with the set of retrieved tokens, hence Z, locally constant. A
-    document without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors as in
+    −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive, +P⁻/(Z⁻τ) on those of a negative; Lee et al. 2023,
+    appendix A (τ = 1), with the set of retrieved tokens, and hence Z, locally constant. A document
+    without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors as in
     `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
@@ -166,16 +166,16 @@ def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -
     """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) when all scores lie in [−1, 1] (cosines), B documents in the batch.
 
     Derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B counts the positive. B ≥
-    2 and τ > 0 broadcast; float for scalars. ValueError outside.
+    2 and τ > 0 broadcast; float for scalars. Raises ValueError outside these ranges.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     return checks.plain(1 / (1 + negatives * np.exp(-2 / checks.positive(temperature, "temperature"))))
 
 
 def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Array:
-    """τ = 2 / ln((B−1) P/(1−P)), above which cosines cannot give the positive the probability P.
+    """τ = 2 / ln((B−1) P/(1−P)): the largest at which cosines can give the positive the probability P.
 
-    Inverse of `positive_probability_limit`; +inf if P ≤ 1/B, which every τ allows. B ≥ 2 and P in (0, 1)
+    Inverse of `positive_probability_limit`; +inf if P ≤ 1/B, since every τ allows that. B ≥ 2 and P in (0, 1)
     broadcast; float for scalars.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
@@ -209,13 +209,13 @@ def scoring_cost(
     *,
     consistent: bool = True,
 ) -> dict[str, float]:
-    """FLOPs of the scoring stage for n query tokens, k' retrieved tokens each, m̄ tokens a document, d
-    dimensions.
+    """FLOPs of the scoring stage.
 
-    Lee et al. 2023, appendix B and Table 1, whose settings are the defaults. The paper (consistent=False)
-    counts C = nk' candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1),
-    XTR C·n(r̄ + 1). Both cannot hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens
-    per candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
+    n query tokens retrieve k' tokens each; documents have m̄ tokens of d dimensions. Lee et al. 2023,
+    appendix B and Table 1, whose settings are the defaults. The paper (consistent=False) counts C = nk'
+    candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1), XTR C·n(r̄ + 1).
+    Both cannot hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens per candidate
+    over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
 
     Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
     loads). Raises ValueError for any argument below 1.
@@ -257,12 +257,12 @@ def _pool(similarities: ArrayLike, owners: ArrayLike) -> tuple[Array, NDArray[np
 
 
 def _row_maxima(values: NDArray, owner: NDArray[np.int64]) -> NDArray:
-    """Per row and document, the maximum over the document's columns: [n, C]."""
+    """Maximum of each row over each document's columns, [n, C]."""
     return np.stack([values[:, owner == document].max(1) for document in range(owner.max() + 1)], axis=1)
 
 
 def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Per row and document, the maximum over retrieved columns (−inf when none), and whether there is one."""
+    """Maximum of each row over each document's retrieved columns (−inf if none), and whether there is one."""
     P, owner = _pool(similarities, owners)
     best = _row_maxima(np.where(retrieved(P, k), P, -np.inf), owner)
     return best, np.isfinite(best)

@@ -36,7 +36,7 @@ def count(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """A number from 0 to 65535."""
+    """Parse a port number, 0 to 65535."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 65535")
     return int(text)
@@ -177,7 +177,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; wrong input ends the program with one line and exit code 1."""
+    """Run one command. On wrong input, print one line and exit with code 1."""
     whole = parser()
     settings, rest = whole.parse_known_args(arguments)
     # argparse does not assign texts that follow an option.
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(settings: argparse.Namespace) -> None:
-    """Import the command and run it. Raises SystemExit with one line for wrong input."""
+    """Import the command and run it. Raises SystemExit with a one-line message if the input is wrong."""
     try:
         choose_device(settings.device)
         if getattr(settings, "precision", "auto") != "auto":
@@ -209,7 +209,7 @@ def run(settings: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+    """Build the argument parser with all commands."""
     whole = argparse.ArgumentParser(
         "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

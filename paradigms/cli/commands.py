@@ -53,7 +53,7 @@ def run_index(settings: argparse.Namespace) -> None:
 
 
 def run_search(settings: argparse.Namespace) -> None:
-    """Print the results of the queries, or of each line of the standard input."""
+    """Print the results of the given queries, or of each line of standard input."""
     corpus: Corpus | None = None
     source, retriever = None, retriever_in(settings)
     if retriever is None:
@@ -93,7 +93,7 @@ def retriever_in(settings: argparse.Namespace) -> Retriever | None:
 
 
 def run_rerank(settings: argparse.Namespace) -> None:
-    """Encode the candidates, print their ranking and keep nothing."""
+    """Encode the candidates and print their ranking, without storing anything."""
     check_source(settings.source)
     queries = read_queries(settings, settings.source)
     if not queries:
@@ -120,7 +120,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
 
 
 def run_explain(settings: argparse.Namespace) -> None:
-    """Show the alignment of one document; XTR's A reads the other results of the search, too."""
+    """Show the alignment of one document; XTR's A also depends on the other results of the search."""
     refuse_blank({"1": settings.query})
     opened = open_folder(settings.folder, pickled=settings.pickled)
     run = opened.retriever.search({"1": settings.query}, settings.k)["1"]
@@ -139,7 +139,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """Search with all systems; write their runs, and show them side by side or measured."""
+    """Search with all systems, write their runs, and show them side by side or as a table of measures."""
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
@@ -179,7 +179,7 @@ def run_compare(settings: argparse.Namespace) -> None:
 
 
 def run_serve(settings: argparse.Namespace) -> None:
-    """Serve until interrupted."""
+    """Run the search server until interrupted."""
     try:
         from paradigms.serve import serve
     except ImportError as error:
@@ -223,7 +223,7 @@ def run_export(settings: argparse.Namespace) -> None:
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
-    """Print the table of all systems, tested against BM25, and write it to `output`."""
+    """Print the table of all systems, tested against BM25, and write it to the folder `output`."""
     judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
     measures = collection.measures or MEASURES
     values = {name: on_split(run, judged, measures) for name, run in runs.items()}
@@ -235,7 +235,7 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
 
 
 def check_same(systems: list[Opened]) -> None:
-    """Raise ValueError unless all folders hold the same documents and differ in their names."""
+    """Raise ValueError unless all folders hold the same documents and have different names."""
     first, *others = systems
     for other in others:
         same_source = other.made.source == first.made.source and not first.made.passages
@@ -255,7 +255,7 @@ def check_same(systems: list[Opened]) -> None:
 def identical(
     settings: argparse.Namespace, source: str, corpus: Corpus, queries: dict[str, str]
 ) -> frozenset[str]:
-    """The queries of --split that are documents (`own_documents`); prints how many there are."""
+    """Find the queries of --split that are documents themselves (`own_documents`), and print how many."""
     if not settings.split or not queries.keys() & set(corpus.ids):
         return frozenset()
     ids = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)

@@ -37,7 +37,7 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the numbers of dimensions by map, by document length and by place of the idf, and a model's."""
+    """Print the dimensions needed by map, document length and place of the idf, and compare a model."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
     real = bool(queries)
@@ -66,8 +66,8 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
 def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
     """(lines about linear maps, the problem, its exact thresholds [m, samples] over all documents).
 
-    real: whether the queries are the user's; otherwise they are `title_queries`. Raises ValueError if BM25
-    ranks `RANK` documents below the best one for no query.
+    real: whether the user gave the queries; otherwise they are `title_queries`. Raises ValueError if there is
+    no query for which BM25 ranks `RANK` documents below the best one.
     """
     lengths = np.array([len(text.split()) for text in counts.corpus])
     groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
@@ -120,7 +120,7 @@ def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem,
 
 
 def shown(k: Dimension, most: int = 0) -> str:
-    """Format k [low, high]; infinite values are "more than `most`"."""
+    """Format k [low, high]; infinite values are shown as "more than `most`"."""
     cells = [f"{x:,.0f}" if np.isfinite(x) else f"more than {most:,.0f}" for x in k]
     return cells[0] if np.isinf(k.low) else f"{cells[0]} [{cells[1]}, {cells[2]}]"
 
@@ -128,7 +128,7 @@ def shown(k: Dimension, most: int = 0) -> str:
 def compare_model(
     settings: argparse.Namespace, corpus: Corpus, queries: list[str], problem: Problem, thresholds: Array
 ) -> str:
-    """Report how often a model keeps BM25's best document, and the dimensions with which a map does."""
+    """Report how often a model keeps BM25's best document, and the dimensions a map needs to match it."""
     import torch
 
     from paradigms.cli.indexed import Checkpoint

@@ -66,7 +66,7 @@ def whole(name: str) -> str:
 
 
 def words_that_fit(model: Any) -> int:
-    """`WORDS`, or fewer if the model reads less: two words for three tokens, as in English prose."""
+    """`WORDS`, or fewer if the model reads less; three tokens count as two words, as in English prose."""
     length = model.document_length
     return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 
@@ -109,8 +109,8 @@ class Opened:
 def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
     """Index a source. Updates a finished index (`update`), and resumes an interrupted build.
 
-    settings: of the command `index`. Raises FileExistsError if the folder holds anything else, ValueError if
-    the source has no document.
+    settings: arguments of the command `index`. Raises FileExistsError if the folder holds anything else, and
+    ValueError if the source has no documents.
     """
     source, checkpoint = settings.source, Checkpoint.of(settings)
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
@@ -156,8 +156,8 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
 def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, precision: str) -> None:
     """Update an index: encode new and changed documents, delete changed and missing ones.
 
-    Prints how many of each. After an interruption at any point, the same call continues: changed documents
-    are deleted from the index before their new texts are written to the corpus, and encoded after that.
+    Prints the number of new, changed and missing documents. After an interruption at any point, the same call
+    continues: changed documents are first deleted from the index, then written to the corpus, then encoded.
     """
     write_text(folder / BEGUN, "")
     store = open_index(folder / INDEX).store.compact()  # an interrupted update may have deleted some
@@ -198,8 +198,9 @@ def open_folder(
 ) -> Opened:
     """Open a folder that `make` made.
 
-    paradigm: its model, if already loaded. best: if the index holds passages, how many of a document are
-    summed. Raises FileNotFoundError if there is no such folder, ValueError if it is incomplete or changed.
+    paradigm: the folder's model, if already loaded. best: if the index holds passages, how many passages of a
+    document are summed. Raises FileNotFoundError if there is no such folder, ValueError if it is incomplete
+    or changed.
     """
     folder = Path(folder)
     file = folder / MARKER

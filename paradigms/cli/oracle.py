@@ -25,7 +25,7 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmeti
 
 
 def run_oracle(settings: argparse.Namespace) -> None:
-    """Print the shares of queries that some query vectors answer, that none do, and that the model's do."""
+    """Print the shares of queries that some vectors answer, that none answer, and that the model answers."""
     if not settings.split:
         raise ValueError("oracle needs judged queries: give --split, such as test")
     opened = open_folder(settings.folder, pickled=settings.pickled)
@@ -87,7 +87,7 @@ def query_vectors(queries: Tokens, n: int) -> np.ndarray:
 
 
 def answer(tokens: np.ndarray, owners: np.ndarray, rows: np.ndarray, Q: np.ndarray) -> Answer:
-    """Whether some N query vectors answer, where Q [N, h] are the model's."""
+    """Whether some N query vectors rank the relevant documents `rows` first. Q [N, h]: the model's."""
     if len(Q) > 1:
         return sum_of_maxima(tokens, owners, rows, query_tokens=len(Q), start=Q)
     if len(tokens) == owners[-1] + 1:
@@ -98,7 +98,7 @@ def answer(tokens: np.ndarray, owners: np.ndarray, rows: np.ndarray, Q: np.ndarr
 def summary(
     answers: Sequence[Answer], reached: Sequence[bool], precision: Sequence[float], name: str
 ) -> list[str]:
-    """Lines about the queries that can be answered, and those that the model answers."""
+    """Lines that report which queries can be answered, and which ones the model answers."""
 
     def share(values: Sequence[float]) -> str:
         successes = binomtest(
@@ -128,7 +128,7 @@ def summary(
 def check_exactly(
     tokens: np.ndarray, owners: np.ndarray, answers: Sequence[Answer], relevant: Sequence[list[int]]
 ) -> str:
-    """Report how many answers of a sample hold in rational arithmetic, and the largest residual."""
+    """Report how many answers in a sample hold in rational arithmetic, and the largest residual."""
     held = {True: 0, False: 0}
     tried = {True: 0, False: 0}
     for one, rows in zip(answers, relevant, strict=True):

@@ -14,9 +14,9 @@ from paradigms.io.terminal import Terminal
 
 
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
-    """id -> text from the setting query, queries or split; {} if all are empty.
+    """Read id -> text from the setting query, queries or split; {} if all three are empty.
 
-    source: the collection of the split. Raises ValueError if several are set.
+    source: the collection that has the split. Raises ValueError if several of these settings are set.
     """
     places = [name for name in ("query", "queries", "split") if getattr(settings, name)]
     if len(places) > 1:
@@ -35,7 +35,7 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
 
 
 def refuse_blank(queries: Mapping[str, str]) -> None:
-    """Raise ValueError for a query without text, which would match all documents alike."""
+    """Raise ValueError if a query has no text: it would match all documents alike."""
     blank = next((id for id, text in queries.items() if not text.strip()), None)
     if blank is not None:
         raise ValueError(f"query {blank} is blank: give it a text")
@@ -44,8 +44,8 @@ def refuse_blank(queries: Mapping[str, str]) -> None:
 def from_file(file: str) -> dict[str, str]:
     """Read JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, whose ids are line numbers.
 
-    The first line decides which. Raises ValueError, with the line, for another form, a repeated id or a
-    blank text.
+    The first line decides the form. Raises ValueError, naming the line, if a line has another form, repeats
+    an id or has a blank text.
     """
     queries: dict[str, str] = {}
     form = ""
@@ -70,7 +70,7 @@ def from_file(file: str) -> dict[str, str]:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield lines of the standard input that are not blank; at a terminal, prompt until one is empty."""
+    """Yield the nonblank lines of standard input; at a terminal, prompt until a line is empty."""
     if not sys.stdin.isatty():
         yield from (mended(line.strip()) for line in sys.stdin if line.strip())
         return

@@ -23,14 +23,14 @@ LINKS = 30  # of an alignment, listed
 
 
 def tell(line: str, style: str = "") -> None:
-    """Print a line to the standard error, unwrapped."""
+    """Print a line to standard error, unwrapped."""
     Terminal(stderr=True, highlight=False).print(Text(line, style), soft_wrap=True)
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
     """Print each query's documents, best first, with their texts if there is a corpus.
 
-    A score of −inf, of a document without tokens, is null in JSON.
+    The score −inf of a document without tokens is written as null in JSON.
     """
     console = Terminal(highlight=False)
     for query, text in queries.items():
@@ -49,7 +49,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
 
 
 def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
-    """Print the first documents of all systems beside each other, shared ones in bold, and count these."""
+    """Print the first documents of all systems side by side; shared documents are bold and counted."""
     console = Terminal(highlight=False)
     for query, text in queries.items():
         table = Table(title=Text(text), title_justify="left")
@@ -68,9 +68,9 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
 
 
 def alignment(explanation: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
-    """Print query tokens in colours, and document tokens in that of the query token they score most with.
+    """Print query tokens in colours; each document token has the colour of its best-scoring query token.
 
-    Below, list the links that make the score, largest first: S, A and their share of rel.
+    Below, list the links that make up the score, largest first: S, A and the link's share of rel.
     """
     console, links = console or Terminal(highlight=False), explanation.links
     colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in links}))}

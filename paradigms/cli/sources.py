@@ -13,7 +13,7 @@ NAMES = ("hf:", "irds:")  # prefixes of collections that are not folders
 def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
     """Yield (id, title, text) from text files, a file of JSON lines, or a collection by name or folder.
 
-    words: of a text file's passages. The source exists (`check_source`).
+    words: most words in a passage of a text file. The source must exist (`check_source`).
     """
     rows = _rows(source)
     if rows is not None:
@@ -26,7 +26,7 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
 
 
 def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corpus:
-    """Read all `documents` of a source. Raises ValueError if there are none."""
+    """Read all `documents` of a source. Raises ValueError if it has none."""
     rows = documents(source, Problems() if problems is None else problems, words)
     return gathered(source, ((n, *row) for n, row in enumerate(rows)))
 
@@ -54,11 +54,11 @@ def is_text(source: str) -> bool:
 
 
 def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = False) -> int:
-    """The most words of a passage: `asked`, or `fit`; 0 if the source is not cut.
+    """The most words in a passage: `asked`, or else `fit`; 0 if the source is not cut.
 
-    asked: --words. fit: what the model reads. passages: whether other documents than text files are split.
-    Raises FileNotFoundError if the source does not exist, ValueError for --words with a source that is not
-    cut.
+    asked: the value of --words. fit: how many words the model reads. passages: whether documents other than
+    text files are split. Raises FileNotFoundError if the source does not exist, and ValueError if --words is
+    given for a source that is not cut.
     """
     check_source(source)
     if passages or is_text(source):
@@ -69,7 +69,7 @@ def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = 
 
 
 def _rows(source: str) -> Path | None:
-    """The file of JSON lines of a source: itself, or a folder's corpus.jsonl."""
+    """The source's file of JSON lines: the source itself, or corpus.jsonl in its folder."""
     path = Path(source)
     files = (path, *(path / name for name in (CORPUS, f"{CORPUS}.gz")))
     return next((file for file in files if file.is_file() and file.name.endswith(JSON_LINES)), None)

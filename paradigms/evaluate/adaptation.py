@@ -1,8 +1,9 @@
 """A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1) chooses the strategy with the highest
-measure on each fold of judged queries, and measures it on the queries outside the fold. `values` [strategies,
-queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows win ties.
+measure on each fold of judged queries, and measures that strategy on the queries outside the fold.
+`values` [strategies, queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows
+win ties.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def folds(queries: int, shots: int, seed: int | list[int] = 0) -> Int[np.ndarray
 
 
 def best(values: Values) -> Chosen:
-    """argmax_s mean_q values[s, q], the paper's rule; the first of equal means wins."""
+    """argmax_s mean_q values[s, q], the paper's rule; the first strategy wins ties."""
     means = values.mean(axis=-1)
     return np.asarray((means >= means.max(axis=0) - TIE).argmax(axis=0))
 
@@ -51,8 +52,8 @@ def best(values: Values) -> Chosen:
 def best_if_significant(values: Values) -> Chosen:
     """`best` if it is significantly better than the default (`evidence`, p <= LEVEL), otherwise the default.
 
-    If no strategy is truly better, at most a share LEVEL of the folds changes. A change needs at least five
-    judged queries (2⁻⁵ ≤ .05).
+    If no strategy is truly better, at most a share LEVEL of the folds leaves the default. Leaving it takes at
+    least five judged queries (2⁻⁵ ≤ .05).
     """
     choice = best(values)
     if 0.5 ** values.shape[-1] > LEVEL:
@@ -80,7 +81,7 @@ def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
 
 @lru_cache(maxsize=8)
 def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"], int]:
-    """Patterns of signs, and 1 if they are random, as the observed pattern counts too."""
+    """Patterns of signs, and 1 if they are random, since the observed pattern then counts too; else 0."""
     if exact:
         return np.array(list(product((1.0, -1.0), repeat=shots))), 0
     return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1

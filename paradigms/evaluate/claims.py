@@ -1,4 +1,4 @@
-"""Does a paper's claim hold here? Claims as data, and one function that gives the verdict of all studies.
+"""Does a paper's claim hold here? Claims as data, and one function that judges them for every study.
 
 A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
 equality, within ±margin. Its verdict is
@@ -7,7 +7,7 @@ equality, within ±margin. Its verdict is
   queries agrees, with Holm's correction for all claims of a study;
 - contradicted, if both say the opposite;
 - otherwise not decided here: the sample is too small, a system has not learned enough to test the claim, or
-  the claim is about training, and training did not change a model's measure on dev queries significantly.
+  the claim is about training and training did not significantly change a model's measure on dev queries.
 
 A claim about a readout compares ways to score with one model, whether or not training changed that model. Its
 row is marked.
@@ -34,7 +34,7 @@ TRAINING, READOUT = "training", "readout"
 
 @dataclass(frozen=True)
 class Claim:
-    """mean(contrast) > −margin, or |mean(contrast)| ≤ margin where `equal`."""
+    """The claim mean(contrast) > −margin or, if `equal`, |mean(contrast)| ≤ margin."""
 
     place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" for a control
     statement: str  # the claim in our words, the words at issue quoted; or a control's question
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def row(self) -> dict[str, str]:
-        """The row of a study's table."""
+        """The claim's row in the study's table."""
         seeds, queries = self.claim.contrast.shape
         place, statement = self.claim.place, self.claim.statement
         mean, low, high = self.interval
@@ -77,13 +77,13 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim]) -> list[Verdict]:
-    """Judge a study's claims, as one family of Holm's correction. Raises ValueError for NaN."""
+    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError for NaN."""
     adjusted = holm([_p(claim) for claim in claims])
     return [_verdict(claim, p) for claim, p in zip(claims, adjusted, strict=True)]
 
 
 def _p(claim: Claim) -> float:
-    """p of mean(contrast) = −margin; for a claim of equality, the larger p of ±margin."""
+    """p-value of mean(contrast) = −margin; for equality, the larger of the p-values of −margin and margin."""
     ends = (claim.margin, -claim.margin) if claim.equal else (claim.margin,)
     queries = claim.contrast.mean(0)
     return max(paired_test(queries + end, np.zeros_like(queries)) for end in ends)
@@ -110,7 +110,7 @@ def _verdict(claim: Claim, p: float) -> Verdict:
 
 
 def _needed(claim: Claim, interval: Interval, upper: float) -> str:
-    """Estimate how many queries would decide such a mean, as widths shrink with √queries."""
+    """Estimate how many queries would decide a claim with this mean: widths shrink with √queries."""
     distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
     half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
     if not distance:

@@ -1,4 +1,4 @@
-"""Is a gate alive? How much salience differs between the tokens of a document."""
+"""Is a gate alive? Measure how much salience differs between the tokens of a document."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ SILENT = 0.01  # share of a document's largest salience below which a token is s
 
 @dataclass(frozen=True)
 class Gate:
-    """Salience of a collection's document tokens."""
+    """Statistics of the salience of a collection's document tokens."""
 
     mean: float  # over tokens
     deviation: float  # standard deviation within a document, mean over documents
@@ -20,7 +20,7 @@ class Gate:
 
     @property
     def flat(self) -> bool:
-        """Whether all tokens of a document have about the same salience."""
+        """Whether the tokens within a document have about the same salience."""
         return self.relative < FLAT
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Gate:
 
 
 def measure_gate(salience: Float[np.ndarray, " t"], offsets: Integer[np.ndarray, " n_and_one"]) -> Gate:
-    """Measure the gate of documents n = 0, 1, … with the tokens offsets[n] to offsets[n + 1] of `salience`.
+    """Measure a gate; document n has the tokens offsets[n] to offsets[n + 1] − 1 of `salience`.
 
     >>> measure_gate(np.array([2.0, 0.0, 1.0, 1.0]), np.array([0, 2, 4]))
     Gate(mean=1.0, deviation=0.5, relative=0.5, sparsity=0.25)

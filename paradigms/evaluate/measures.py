@@ -1,7 +1,7 @@
-"""A run and judgements -> one value per judged query and measure, and intervals for their means.
+"""A run and judgements -> one value per judged query and measure, and intervals for the means.
 
-ir_measures computes the measures (nDCG as in trec_eval and BEIR). Every judged query counts, ties have the
-same order for every measure, and intervals come from resampling queries (and training seeds).
+ir_measures computes the measures (nDCG as in trec_eval and BEIR). Every judged query counts, ties are
+ordered alike for every measure, and intervals come from resampling queries (and training seeds).
 """
 
 import unicodedata
@@ -28,8 +28,8 @@ class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
     missing: number of queries that are not in the run (they score 0). without_relevant: number of judged
-    queries left out, as no document is relevant. groups: each query's group; means are then macro-averages
-    over groups. seeds: values of each training seed, whose mean is `values`.
+    queries left out because they have no relevant document. groups: each query's group; means are then
+    macro-averages over groups. seeds: values of each training seed, whose mean is `values`.
     """
 
     queries: list[str]
@@ -43,7 +43,7 @@ class PerQuery:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
-        """The values times queries / (groups · group size); their mean is the macro-average."""
+        """A measure's values times queries / (groups · group size); their mean is the macro-average."""
         return self.values[measure] * self._weights()
 
     def _weights(self) -> float | Float[np.ndarray, " queries"]:
@@ -62,7 +62,7 @@ class PerQuery:
 
 
 def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
-    """Average one system's results with several training seeds, on the same queries."""
+    """Average a system's results over several training seeds, measured on the same queries."""
     first = results[0]
     if len(results) == 1:
         return first
@@ -101,7 +101,7 @@ def per_query(
     """Measure each judged query that has a relevant document, in the order of `judgements`.
 
     Queries that are not in the run score 0. Documents are ordered by falling score, then by id; ir_measures
-    is given ranks, as its providers break ties differently.
+    receives ranks, because its providers break ties differently.
 
     measures: names of ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to average over
     groups. every: count queries without a relevant document too, as 0. Raises ValueError for an unknown
@@ -134,7 +134,7 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """`per_query` on a split, macro-averaged over its groups; if it has answers, all questions count."""
+    """Measure a run on a split (`per_query`), macro-averaged over groups; with answers every query counts."""
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 
@@ -152,7 +152,8 @@ def bootstrap_intervals(
     """95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
 
     All rows (such as measures) share the drawn queries. groups: each query's group; queries are drawn within
-    groups, and `values` are `PerQuery.weighted`. Raises ValueError for NaN or without values.
+    groups, and `values` are `PerQuery.weighted`. Raises ValueError if a value is NaN or there are no
+    values.
     """
     means = _resampled_means(values, RESAMPLES, groups)
     low, high = np.quantile(means, TAILS, axis=0)
@@ -165,7 +166,7 @@ def seeds_interval(
     groups: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """`bootstrap_intervals` for the mean over training seeds and queries, both drawn with replacement.
+    """95% interval of the mean over training seeds and queries, both drawn with replacement.
 
     All drawn seeds share the drawn queries. S seeds show (S − 1)/S of the variance between seeds, so for very
     few the interval is too narrow.
@@ -195,7 +196,7 @@ def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
 def _resampled_means(
     values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Mean of each row over each resample, which draws queries within each group."""
+    """Mean of each row over each resample; queries are drawn within their groups."""
     rows, queries = values.shape
     if not rows or not queries:
         raise ValueError(f"no values to resample: shape {values.shape}")
@@ -230,18 +231,18 @@ TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 def has_answer(text: str, answers: Iterable[str]) -> bool:
     """Whether the tokens of any answer are consecutive tokens of the text (NFD, lower case).
 
-    Relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and its code. An
-    answer without tokens is in no text; in DPR's code it is in every text.
+    Relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and in DPR's code,
+    with one difference: an answer without tokens is in no text here, and in every text there.
     """
     tokens = _spaced(text)
     return any(answer.strip() and answer in tokens for answer in map(_spaced, answers))
 
 
 def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
-    """Judge a split by its answers: grade 1 for each document of the runs that contains one.
+    """Judge a split by its answers: each document of the runs that contains an answer gets grade 1.
 
-    Returns a split without answers unchanged. Only measures of retrieved documents, such as Success@k, are
-    correct under these judgements; recall is not.
+    A split without answers is returned unchanged. Only measures of retrieved documents, such as Success@k,
+    are correct under these judgements; recall is not.
     """
     if not split.answers:
         return split

@@ -1,4 +1,4 @@
-"""Results -> one self-contained HTML file: tables, recall curves, costs, and A between tokens.
+"""Results -> one self-contained HTML file: tables, recall curves, costs, and alignments A between tokens.
 
 The page is rendered from plain data (`Report`); the browser draws alignments from a JSON block. The page's
 content security policy forbids all requests.
@@ -40,15 +40,15 @@ class AlignmentExample:
     systems: list[Explanation]
 
     def _repr_html_(self) -> str:
-        """The cards of all systems, for a notebook."""
+        """HTML for a notebook: the cards of all systems."""
         return framed(self.systems, self.query, self.document)
 
 
 @dataclass
 class Picture:
-    """A figure under a heading, with its numbers: rows of the same keys, the first of which names the row.
+    """A figure under a heading, with its numbers as rows with the same keys; the first key names the row.
 
-    name: of its file.
+    name: file name of the picture.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Picture:
 
     @property
     def image(self) -> str:
-        """The figure as base64 of a PNG."""
+        """The figure as a base64-encoded PNG."""
         stream = io.BytesIO()
         self.figure.savefig(stream, format="png", dpi=130)
         return base64.b64encode(stream.getvalue()).decode()
@@ -69,8 +69,8 @@ class Picture:
 class Report:
     """The content of the page, as plain data, and pictures.
 
-    curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the columns
-    are all keys in order of appearance.
+    curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the
+    columns are all keys of the rows, in order of appearance.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    Raises ValueError, with query, document and system, for a number that is not finite.
+    Raises ValueError, naming query, document and system, if a number is not finite.
     """
     templates = environment(Path(__file__).parent)
     templates.filters["number"] = format_number
@@ -108,7 +108,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def format_number(value: object) -> str:
-    """Format a value: 1,234; 22.7 M from a million on; fractions to 3 significant digits."""
+    """Format a value: 1,234; from a million on 22.7 M; fractions to 3 significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
@@ -158,10 +158,10 @@ def cost_picture(
     costs: Mapping[str, Mapping[str, float | None]],
     measure: str,
 ) -> "Figure":
-    """Quality against each cost: a row of panels for each kind of queries, a column for each cost.
+    """Draw quality against cost: a row of panels for each kind of query, a column for each cost.
 
-    quality: kind of queries → system → mean with its interval. costs: name of a cost → system → its value; a
-    system without one is left out. Systems on the grey line are better than all that cost less.
+    quality: kind of query → system → mean with its interval. costs: name of a cost → system → value; systems
+    without a value are left out. The grey line joins the systems that are better than all cheaper ones.
     """
     from matplotlib.figure import Figure
 
@@ -210,7 +210,7 @@ def cost_picture(
 
 
 def best_so_far(values: Sequence[float]) -> list[int]:
-    """Positions of the values that are larger than all before them.
+    """Positions of the values that are larger than every earlier value.
 
     >>> best_so_far([0.5, 0.4, 0.7, 0.7])
     [0, 2]

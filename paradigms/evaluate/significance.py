@@ -18,7 +18,7 @@ RESAMPLES = 9999  # patterns of signs
 
 @dataclass(frozen=True)
 class Comparison:
-    """mean(system) - mean(baseline) of one measure, its interval, and the test that it is 0."""
+    """mean(system) - mean(baseline) of one measure, its interval, and the test of whether it is 0."""
 
     system: str
     baseline: str
@@ -32,12 +32,12 @@ class Comparison:
 
 
 def paired_test(a: Float[np.ndarray, " queries"], b: Float[np.ndarray, " _"]) -> float:
-    """Two-sided p of mean(a - b) = 0, by the paired randomisation test on the same queries.
+    """Two-sided p-value of mean(a - b) = 0, by the paired randomisation test on the same queries.
 
     Fisher 1935; for retrieval Smucker et al., CIKM 2007: under the null hypothesis each difference is equally
     likely with either sign. Ties are left out. With at most RESAMPLES sign patterns p is exact; otherwise it
-    is (1 + number of patterns as extreme)/(1 + RESAMPLES). Without any difference p is 1. Agrees with
-    scipy.stats.permutation_test, several times faster.
+    is (1 + number of patterns as extreme)/(1 + RESAMPLES). If all differences are 0, p is 1. Agrees with
+    scipy.stats.permutation_test, and is several times faster.
     """
     if a.shape != b.shape:
         raise ValueError(f"a paired test needs the same queries on both sides, not {len(a)} and {len(b)}")
@@ -84,10 +84,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def compare(
     systems: Mapping[str, PerQuery], baseline: str | None, measures: Sequence[str] = ("nDCG@10",)
 ) -> list[Comparison]:
-    """Compare each system with the baseline on each of `measures`, as one family of Holm's correction.
+    """Compare each system with the baseline on each of `measures`, with Holm's correction over all tests.
 
-    Choose few measures beforehand. baseline: None compares each system with every earlier one. The mark is †
-    for better and ‡ for worse, at an adjusted p below `ALPHA`. With groups, macro-averages are compared.
+    Choose a few measures beforehand. baseline: None compares each system with every earlier one. The mark is
+    † for better and ‡ for worse, at an adjusted p below `ALPHA`. With groups, macro-averages are compared.
     Raises ValueError for an unknown baseline or measure, or if queries differ between systems.
     """
     if baseline is not None and baseline not in systems:
@@ -108,10 +108,10 @@ def compare(
 def compare_training(
     trained: Mapping[str, PerQuery], untrained: Mapping[str, PerQuery], measures: Sequence[str] = ("nDCG@10",)
 ) -> list[Comparison]:
-    """Compare trained systems with the same systems untrained, as one family of Holm's correction.
+    """Compare trained systems with the same systems untrained, with Holm's correction over all tests.
 
-    The baseline of each row is `UNTRAINED`. The mark is ↗ for better and ↘ for worse, at an adjusted p below
-    `ALPHA`, and → for neither. Raises ValueError as `compare` does.
+    The baseline of each row is `UNTRAINED`. At an adjusted p below `ALPHA` the mark is ↗ for better and ↘ for
+    worse; otherwise it is →. Raises ValueError as `compare` does.
     """
     both = {name: trained[name] for name in untrained}
     _check_queries(both | {f"{name}, {UNTRAINED}": row for name, row in untrained.items()}, measures)
@@ -125,7 +125,7 @@ def compare_training(
 
 
 def _check_queries(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> None:
-    """Raise ValueError for a missing measure, or if queries differ between systems."""
+    """Raise ValueError if a measure is missing, or if queries differ between systems."""
     for system, results in systems.items():
         first, reference = next(iter(systems.items()))
         if lost := [measure for measure in measures if measure not in results.values]:
@@ -142,9 +142,10 @@ def _tested(
     marks: tuple[str, str, str],
     groups: Sequence[str] | None,
 ) -> list[Comparison]:
-    """Test pairs, each (system, baseline, measure, values of both), as one family of Holm's correction.
+    """Test pairs, with Holm's correction over all of them.
 
-    marks: for no significant difference, for better and for worse.
+    tested: (system, baseline, measure, the system's values, the baseline's values) for each pair. marks: the
+    marks for no significant difference, for better and for worse.
     """
     if not tested:
         return []

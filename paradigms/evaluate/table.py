@@ -61,7 +61,7 @@ class ResultTable:
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """(system, its differences from each earlier system, with marks), of `pairs`."""
+        """Rows (system, its differences from each earlier system, with marks), made from `pairs`."""
         rows: dict[str, list[str]] = {}
         for pair in self.pairs:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
@@ -76,12 +76,12 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limit of a measure's intervals: the scale of its drawing."""
+        """The lowest and highest limits of a measure's intervals: the scale on which they are drawn."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
     def _repr_html_(self) -> str:
-        """The table, for a notebook."""
+        """HTML of the table, for a notebook."""
         lines = [["system", *self.measures]]
         for system, cells in self.rows.items():
             values = [
@@ -100,11 +100,11 @@ def result_table(
     primary: Sequence[str] = ("nDCG@10",),
     untrained: Mapping[str, PerQuery] | None = None,
 ) -> ResultTable:
-    """Make a table of means, intervals and significance against the baseline, from system -> values.
+    """Make a table of means, intervals and significance against the baseline. systems: system -> values.
 
     With a baseline, the `primary` measures are tested as one family (`compare`). With more than two systems,
-    all pairs are tested too, on the first of these measures, as another family. untrained: values of trained
-    systems before their training, to which they are compared as a third family.
+    all pairs are tested too, on the first of these measures, as another family. untrained: the values that
+    trained systems had before training; before and after are compared as a third family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")

@@ -22,10 +22,10 @@ RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2), from scale/64 to 64 ·
 
 
 def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
-    """Choose weights ≥ 0 with sum 1 whose `fuse` by sum has the highest nDCG@10 on dev.
+    """Choose weights ≥ 0 with sum 1 that give `fuse` by sum the highest nDCG@10 on dev.
 
-    Tries all multiples of 1/10, or of a larger step if these are more than 300; of equally good weights, the
-    most equal ones win. Raises ValueError for a dev split without queries.
+    Tries all multiples of 1/10, or of a larger step if there are more than 300 choices; among equally good
+    weights, the most even ones win. Raises ValueError if the dev split has no queries.
     """
     if not dev.queries:
         raise ValueError("weights are chosen on dev queries, but the dev split has none")
@@ -39,7 +39,7 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
 
 
 def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
-    """Choose the λ of dense + λ · sparse with the highest `measure` on dev, the middle one of equals."""
+    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; the middle of tied λ wins."""
     means = curve(dense, sparse, dev, measure)
     best = [weight for weight, value in means.items() if value == max(means.values())]
     return best[len(best) // 2]
@@ -55,9 +55,9 @@ def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[f
 
 
 def scale(dense: Run, sparse: Run) -> float:
-    """The λ with which both runs weigh the same: the ratio of their mean standard deviations within queries.
+    """The λ that gives both runs equal weight: the ratio of their mean standard deviations within queries.
 
-    Scores of −inf do not count. Raises ValueError if a run's scores are equal within every query.
+    Scores of −inf are ignored. Raises ValueError if every query's scores are all equal in a run.
     """
     check_same([dense, sparse])
     spread = {}

@@ -2,7 +2,7 @@
 
 A theorem is a statement with a function that looks for violations of it. A paper's theorem has a `claim`:
 what the paper asserts, in our words, with the words at issue in quotation marks; the verdict is about the
-claim.A theorem without a claim is a law of our own, or of others, whom its source names. If a claim is
+claim. A theorem without a claim is our own law, or a law of the authors that its source names. If a claim is
 wrong, `correction` states what holds instead; the check then tests the correction as our statement, and
 measures by how much the printed form differs from it. Each theorem is one function in the other files of this
 folder, whose import fills THEOREMS; `experiments/theory_checks.py` runs them.
@@ -26,7 +26,7 @@ OURS = "laws beside the papers"
 
 @dataclass(frozen=True)
 class Evidence:
-    """Result of a check.
+    """The evidence that a check returns.
 
     violation: largest violation of our statement, in `unit`; at most `tolerance` if the statement holds.
     samples: number of instances tested.
@@ -115,6 +115,6 @@ def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
 
 
 def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
-    """Largest deviation of an observed share above a bound of its probability, as in `deviations`; or 0."""
+    """Largest deviation of a share above a bound on its probability, as in `deviations`; at least 0."""
     tail = stats.binom.sf(np.rint(np.asarray(share) * draws) - 1, draws, np.minimum(bound, 1))
     return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))

@@ -14,7 +14,7 @@ from theory.claims import GENERATIVE, Evidence, apart, excess, median_ratio, the
 def attention_factors(
     rng: np.random.Generator, samples: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """D [M, h], Q [N, h], W [h, h] of sizes 2–15 and scales that make δ small to large."""
+    """Draw D [M, h], Q [N, h], W [h, h] with sizes 2–15, at scales for which δ is small to large."""
     for _ in range(samples):
         M, N, h = rng.integers(2, 16, 3)
         D = 10 ** rng.uniform(-1.5, 1) * rng.standard_normal((M, h))

@@ -51,7 +51,7 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def beyond_bound(rng: np.random.Generator, samples: int, constant: float) -> Evidence:
-    """Exact errors of both ensembles against c · exp(−(k/2) h(ε))."""
+    """Compare the exact errors of both ensembles with c · exp(−(k/2) h(ε))."""
     margin, k = margins_and_dimensions(rng, samples)
     bound = projections.pairwise_error_bound(k, margin, constant)
     exact = projections.pairwise_error(k, margin)
@@ -77,7 +77,7 @@ def every_row(v: int) -> np.ndarray:
 
 
 def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
-    """P(⟨Aq, Aδ⟩ ≤ 0) of a Rademacher A, exactly: the k-fold convolution of what one row contributes."""
+    """P(⟨Aq, Aδ⟩ ≤ 0) for a Rademacher A, exactly: the k-fold convolution of one row's contribution."""
     rows = every_row(len(q))
     products = (rows @ q) * (rows @ delta)
     row = np.bincount(products - products.min()) / len(products)
@@ -88,7 +88,7 @@ def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
 
 
 def whole_number_errors(rng: np.random.Generator, pairs: int) -> Iterator[tuple[int, float, float]]:
-    """(k, ε, exact Rademacher error with ties) of vectors of small whole numbers."""
+    """Draw vectors of small whole numbers; yields (k, ε, exact Rademacher error with ties) of each pair."""
     for _ in range(pairs):
         q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
         delta = delta if q @ delta >= 0 else -delta
@@ -164,7 +164,7 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
-    """Whether the k of a method keeps the errors of both ensembles below β."""
+    """Check whether the k of `method` keeps the errors of both ensembles at most β."""
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k, exact = (projections.required_dimension(margin, beta, name) for name in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
@@ -172,7 +172,7 @@ def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
 
 
 def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarray) -> float:
-    """By how much the error of a two-sparse pair exceeds β at the next whole k, ties counted."""
+    """Excess over β of a two-sparse pair's error at the next whole k, ties counted as errors."""
     return excess(projections.rademacher_error_two_sparse(np.ceil(k), margin), beta)
 
 

@@ -56,7 +56,10 @@ def markov_union(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Evidence:
-    """A bound on P(R ≥ r) against quadrature of the exact law; tightness where that lies in 10⁻⁴ … ½."""
+    """Compare a bound on P(R ≥ r) with the exact law by quadrature.
+
+    Tightness is measured where the exact law lies in 10⁻⁴ … ½.
+    """
     exact, limit = [], []
     for instance in range(min(samples, 150)):
         margins, k = rng.uniform(0.05, 0.5, rng.integers(1, 60)), float(rng.integers(1, 200))
@@ -71,7 +74,7 @@ def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Ev
 
 
 def collection(rng: np.random.Generator, documents: int, terms: int) -> tuple[np.ndarray, ...]:
-    """A query, its best document and the others, in skewed non-negative weights."""
+    """Draw a query, its best document and the other documents, with skewed nonnegative weights."""
     query = rng.lognormal(size=terms) * (rng.random(terms) < 0.1) + 0.01
     others = rng.lognormal(size=(documents, terms)) * (rng.random((documents, terms)) < 0.2)
     best = np.argmax(others @ query)

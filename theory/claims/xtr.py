@@ -12,7 +12,7 @@ EXACT_SEARCH = "exact search"
 
 
 def pools(rng: np.random.Generator, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """1–8 query tokens, pools of 3–12 documents, similarities of either sign, k' inside the pool."""
+    """Draw 1–8 query tokens and pools of 3–12 documents: similarities of either sign, k' within the pool."""
     for _ in range(samples):
         count = rng.integers(3, 13)
         owners = np.concatenate([np.arange(count), rng.integers(0, count, rng.integers(0, 40))])
