@@ -240,10 +240,10 @@ def build(name: str, length: int, settings: Settings) -> Model:
 def temperature(model: Paradigm, bench: Bench) -> float:
     """τ of the softmax: the spread of the untrained system's scores for a training query.
 
-    Inner products spread by √k or more if vectors are layer-normed, and less if they are means of many tokens.
-    With one temperature for all, the softmax would start saturated for one system and flat for another, and a
-    short training would mostly measure that difference. Cross-attention takes 1: its head starts near 0 and
-    learns its own scale.
+    Inner products spread by √k or more if vectors are layer-normed, and less if they are means of many
+    tokens. With one temperature for all, the softmax would start saturated for one system and flat for
+    another, and a short training would mostly measure that difference. Cross-attention takes 1: its head
+    starts near 0 and learns its own scale.
     """
     train, corpus = bench.collection.split("train"), bench.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()

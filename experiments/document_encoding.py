@@ -1,8 +1,9 @@
 """Do better document encodings bring generative retrieval up to ColBERT? PAWA, NP-decoding (Tables 6 to 8).
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
-NP-decoding are compared end to end with DPR, S-T5, ColBERT and BM25, on the same queries and documents. Neural
-systems are named after the paper's backbone, T5; DPR and Table 7's second ColBERT use another backbone.
+NP-decoding are compared end to end with DPR, S-T5, ColBERT and BM25, on the same queries and documents.
+Neural systems are named after the paper's backbone, T5; DPR and Table 7's second ColBERT use another
+backbone.
 
 DSI-place has the rest of NCI's decoder without PAWA: place-specific digits, and a softmax over each place's.
 T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a

@@ -1,10 +1,9 @@
 """Encode a collection with a saved paradigm into an index; a second start resumes an interrupted one.
 
-Several processes or GPUs share the documents:
-accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
-If all processes compute alike, the index is the same to the byte for any number of processes and interruptions.
-The output folder, on a disk shared by all, gets index/, config.json and environment.json; compare.py takes it
-with --indexes, rerank.py with --index.
+Several processes or GPUs share the documents: accelerate launch --config_file experiments/configs/gpus.yaml
+experiments/encode.py --checkpoint FOLDER If all processes compute alike, the index is the same to the byte
+for any number of processes and interruptions. The output folder, on a disk shared by all, gets index/,
+config.json and environment.json; compare.py takes it with --indexes, rerank.py with --index.
 """
 
 import json
@@ -115,8 +114,8 @@ def encode(
 def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0) -> Index:
     """Open the index that this script made in a folder.
 
-    Raises ValueError if it was made from other weights, documents or passage lengths, and FileNotFoundError if
-    there is no finished index.
+    Raises ValueError if it was made from other weights, documents or passage lengths, and FileNotFoundError
+    if there is no finished index.
     """
     file = Path(folder) / "config.json"
     if not file.is_file():

@@ -1,8 +1,8 @@
 """nDCG@10 by bytes per document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
 
-One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way to
-replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error of
-a score, and a query's first ten documents are certified if no errors within the bounds can change them.
+One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
+to replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error
+of a score, and a query's first ten documents are certified if no errors within the bounds can change them.
 Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. Their recall is compared with the
 prediction of `theory.buckets` from the angles of token vectors, raw and with the mean subtracted.
 """

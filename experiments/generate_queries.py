@@ -1,9 +1,9 @@
 """Queries for a collection that has none to train on, written by a sequence-to-sequence model.
 
-The model writes queries for documents by sampling; a query is kept if a retriever ranks its document among the
-first `rank` (round trip). The output folder gets collection/, the collection in BEIR layout with these queries
-as its split train, for train.py and compare.py, and pairs.jsonl for `train.py --generated`. A second start
-resumes after the last finished batch of documents.
+The model writes queries for documents by sampling; a query is kept if a retriever ranks its document among
+the first `rank` (round trip). The output folder gets collection/, the collection in BEIR layout with these
+queries as its split train, for train.py and compare.py, and pairs.jsonl for `train.py --generated`. A second
+start resumes after the last finished batch of documents.
 
     .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus --model MODEL
     .venv/bin/python experiments/compare.py --collection results/queries-nfcorpus/collection --steps 100

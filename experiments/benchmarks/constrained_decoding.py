@@ -4,12 +4,12 @@ Next tokens: the baseline is plain numpy, on the same prefixes of the same text.
 collection's documents in order, cut into words and marks, up to --tokens tokens. Prefixes start at random
 places, so frequent ones are drawn more often. Both methods' sets are compared before they are timed.
 
-Beam search: one model searches for the same queries, with the same beams and steps, among any tokens and among
-n-grams of the text. The baseline is transformers' search, which must find an equally good best sequence for
-every query.
+Beam search: one model searches for the same queries, with the same beams and steps, among any tokens and
+among n-grams of the text. The baseline is transformers' search, which must find an equally good best sequence
+for every query.
 
-Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend on
-the machine.
+Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
+on the machine.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ weights, texts and lengths, tokenising included. A peer that is not installed is
     pip install openvino nncf onnxruntime onnx
 
 Systems take turns within a round, so that other load affects all alike, and medians of CPU seconds are
-reported. The cosine compares a document's mean vector with transformers' in float32. The rates of products are
-measured on the encoder's widest layer and are an upper limit for every system. Compare ratios: seconds depend
-on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older instructions.
+reported. The cosine compares a document's mean vector with transformers' in float32. The rates of products
+are measured on the encoder's widest layer and are an upper limit for every system. Compare ratios: seconds
+depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older
+instructions.
 
 `quality` names collections. For each, the report has every precision's nDCG@10 minus float32's on the test
 queries, with a 95% bootstrap interval over queries. A precision becomes the default only if all intervals lie

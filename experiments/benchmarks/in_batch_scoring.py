@@ -1,9 +1,9 @@
 """Peak memory and time of in_batch_rel beside the plain einsum `core.rel`, forward and backward.
 
 On a CPU each case runs in a fresh process, which reads its peak memory from /proc (Linux). On a GPU the
-Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over document
-tokens; memory is what torch allocated. Results are printed as a table with ratios (plain einsum over each
-method) and written as JSON. Compare ratios: absolute times depend on the machine.
+Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over
+document tokens; memory is what torch allocated. Results are printed as a table with ratios (plain einsum over
+each method) and written as JSON. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations

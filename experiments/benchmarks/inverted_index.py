@@ -5,10 +5,10 @@ occurs in a share of 1/(1 + r/40)^1.2 of the documents, independently, with expo
 Query terms are drawn by the same frequencies. Similar documents are not adjacent here, so block-max pruning
 prunes more on a real collection.
 
-scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the transposed
-matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1. Before a
-method is timed, its best documents are compared with exact scores of the weights that it stores. Methods take
-turns on one core. Times are CPU times; compare ratios, as absolute times depend on the machine.
+scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
+transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
+Before a method is timed, its best documents are compared with exact scores of the weights that it stores.
+Methods take turns on one core. Times are CPU times; compare ratios, as absolute times depend on the machine.
 """
 
 from __future__ import annotations

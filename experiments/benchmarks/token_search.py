@@ -1,14 +1,14 @@
 """Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
 
 Vectors are token states of the offline encoder, reduced by PCA and normalised, of documents of a collection
-and of its test queries. Each system builds and searches in separate processes (`parts`), once in every round, so
-that memory is measured per system; times are medians over queries and rounds. recall@10 is against exact
+and of its test queries. Each system builds and searches in separate processes (`parts`), once in every round,
+so that memory is measured per system; times are medians over queries and rounds. recall@10 is against exact
 MaxSim. Each peer has its own environment, in a folder that `--peers` names; missing peers are listed. Compare
 ratios: times depend on the machine.
 
 Each of our rows also has the machine's limit, measured in the same run: the time to read the bytes that one
-query needs, in order and with all threads, and the time of its products in a plain float32 GEMM. A batch reads
-the vectors once, so its limit is the GEMM.
+query needs, in order and with all threads, and the time of its products in a plain float32 GEMM. A batch
+reads the vectors once, so its limit is the GEMM.
 
 To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell

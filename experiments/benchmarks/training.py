@@ -2,9 +2,9 @@
 
 ColBERT with the sum of MaxSim over in-batch negatives, AdamW: ours against the multi-vector trainer of
 sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each with pip into a
-separate virtual environment, once. Every measurement runs in a new process; systems take turns within a round,
-so that other load affects all alike. A loss without dropout checks that all do the same work. Compare ratios:
-seconds depend on the machine.
+separate virtual environment, once. Every measurement runs in a new process; systems take turns within a
+round, so that other load affects all alike. A loss without dropout checks that all do the same work. Compare
+ratios: seconds depend on the machine.
 
 Two threads take about 45 minutes for the default of 2 rounds with both peers, a quarter of that without.
 A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` does not allow it.

@@ -1,8 +1,8 @@
 """Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB, as JSON.
 
-All trainers start from the same encoder and projection, and see the same batches in the same order. The module
-runs in the environment of the measured trainer. Trainers' requirements conflict with each other and with ours,
-so each is imported inside its own function.
+All trainers start from the same encoder and projection, and see the same batches in the same order. The
+module runs in the environment of the measured trainer. Trainers' requirements conflict with each other and
+with ours, so each is imported inside its own function.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class CapacityResults:
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """At each length, the bar: `LEARNED` of BM25-uni's measure, or a same-size random projection's.
+        """Whether the system reaches `LEARNED` of BM25-uni, or a random projection's measure, at all lengths.
 
         Retrieval is used if the system searches: among few candidates even a poorly trained one ranks well.
         """
