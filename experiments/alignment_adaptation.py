@@ -1,10 +1,10 @@
 """nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
-alignment and seed an ALIGNER without salience is trained. Its search with k = 1 gives every query's
+alignment and seed, an ALIGNER without salience is trained. Its search with k = 1 gives every query's
 candidates, which are reranked under every strategy, as in the paper. Folds of the queries then choose among k
-in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers all of the results folder: collections,
-alignments and seeds may be added.
+in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers the whole results folder; collections,
+alignments and seeds may be added later.
 """
 
 from dataclasses import dataclass, field, replace
@@ -115,7 +115,7 @@ def alignment_of(checkpoint: str) -> str:
 def job(
     align: str, seed: int, folder: Path, bench: Bench, settings: Settings, accelerator: Accelerator
 ) -> Job:
-    """How the ALIGNER with this alignment is trained, or taken, and measured."""
+    """Make the job that trains (or loads) and measures the ALIGNER with this alignment."""
 
     def make() -> Paradigm:
         if not bench.train.queries:

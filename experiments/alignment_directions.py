@@ -1,10 +1,11 @@
 """Does it matter which side chooses? MVDR q→d, MVDR q←d and GR rerank the same candidates (Table 5).
 
-Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1: a T5-ColBERT, the same vectors with each document token
-aligned to its best query token, with both Zs, as the paper states none, and a T5-SEAL. GR reads a document as
-windows of `span` tokens, which begin where training spans may; the best one's rel is the document's: the
-paper's raw logit, the log probability that GR is trained for, or the centred logit. Beside them the formula
-as printed, Σ_i e_{d_i}ᵀh_i over all tokens of the document, much longer than those of the training.
+Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1, compare a T5-ColBERT, the same vectors with each document
+token aligned to its best query token (under both Zs, as the paper states none), and a T5-SEAL. GR reads a
+document as windows of `span` tokens, which begin where training spans may, and scores it by its best window.
+The scorers are the paper's raw logit, the log probability that GR is trained for, and the centred logit. The
+printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is measured too; these sequences are much
+longer than the training spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,14 +63,14 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-    """Every system's measures on the test queries, per query."""
+    """Measure every system on the test queries, per query."""
     runs = rankings(models, bench, bench.pool(settings.depth))
     values = {system: values_of(run, bench.test, MEASURES) for system, run in runs.items()}
     return {"queries": bench.measured, "values": values}
 
 
 def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
-    """system -> the pool under its rel."""
+    """Map each system to the pool, scored by its rel."""
     (mvdr, generative), corpus, queries = models, bench.collection.corpus, bench.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
@@ -85,7 +86,7 @@ def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """measure -> its expectation for each query's candidates in random order."""
+    """Map each measure to its expected value per query if the candidates are in random order."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
@@ -100,8 +101,8 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
     """The statements of §7.1, for each Z of q←d and each scorer of GR.
 
-    A system has not learned enough to be compared where its RR@10 is not above that of a random order, or
-    its model, by the score that it is trained for, has less than `LEARNED` of BM25's R@10.
+    A system has not learned enough to be compared if its RR@10 does not exceed a random order's, or if its
+    model, ranking by its training score, has less than `LEARNED` of BM25's R@10.
     """
     primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}

@@ -1,6 +1,6 @@
 """The mean of several results folders of compare.py, each collection with the same weight.
 
-CQADupStack as BEIR reports it: twelve parts, each searched by itself, whose measures are averaged.
+BEIR reports CQADupStack in this way: its twelve parts are searched separately and their measures averaged.
 
     for part in path/to/cqadupstack/*/; do
         .venv/bin/python experiments/compare.py --collection $part --steps 0 \\
@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """(stage, system) → measure → query → value. Raises ValueError, with the line, for a bad value."""
+    """Read (stage, system) → measure → query → value. Raises ValueError with the line if a value is bad."""
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -81,7 +81,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """stage → system → values of all parts, one group per part. Raises ValueError if a part lacks any."""
+    """Join values as stage → system → one group per part. Raises ValueError if a part lacks any."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

@@ -1,9 +1,9 @@
 """What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
 
-DE-BERT-k, ME-BERT(-k) and cross-attention, trained for each passage length and seed, the untrained encoder
-(BERT-INIT), BM25, and hybrids with BM25, on the same queries: reranking 200 candidates, and searching all
-passages; beside them what theory expects of a random projection of BM25's vectors to as many numbers. Systems
-and seeds may be added to a results folder.
+DE-BERT-k, ME-BERT(-k) and cross-attention are trained for each passage length and seed. With the untrained
+encoder (BERT-INIT), BM25, and hybrids with BM25, they rerank 200 candidates and search all passages, for the
+same queries. The report compares them with the theory's prediction for a random projection of BM25's vectors
+to the same number of dimensions. Systems and seeds may be added to a results folder.
 
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
 """
@@ -164,7 +164,7 @@ def main(settings: Settings) -> None:
 
 
 def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
-    """Open the task at every length; the paper's choice of BM25 ranks the candidates."""
+    """Open the task at every length; the paper's variant of BM25 ranks the candidates."""
     backbone = packaged(settings.backbone)
     tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
@@ -189,7 +189,7 @@ def under_titles(corpus: Corpus) -> Corpus:
 
 
 def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
-    """One system is trained on the passages of one length, and measured with its hybrids."""
+    """Make the job that trains one system on passages of one length and measures it and its hybrids."""
     folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
@@ -238,12 +238,12 @@ def build(name: str, length: int, settings: Settings) -> Model:
 
 
 def temperature(model: Paradigm, bench: Bench) -> float:
-    """τ of the softmax: how much the untrained system's scores of a training query spread.
+    """τ of the softmax: the spread of the untrained system's scores for a training query.
 
-    Inner products spread by √k and more where vectors are layer-normed, less where they are means of many
+    Inner products spread by √k or more if vectors are layer-normed, and less if they are means of many
     tokens. With one temperature for all, the softmax would start saturated for one system and flat for
-    another, and a short training would compare that. Cross-attention takes 1: its head starts near 0 and
-    finds a scale of its own.
+    another, and a short training would mostly measure that difference. Cross-attention takes 1: its head
+    starts near 0 and learns its own scale.
     """
     train, corpus = bench.collection.split("train"), bench.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
@@ -254,7 +254,7 @@ def temperature(model: Paradigm, bench: Bench) -> float:
 
 
 def numbers_of(model: Paradigm) -> int:
-    """Numbers per encoded document."""
+    """The number of values in an encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
@@ -280,20 +280,20 @@ def measure(model: Model, name: str, bench: Bench, settings: Settings, precision
 
 
 def both_stages(bench: Bench, retriever: Retriever, depth: int) -> dict[str, list[float]]:
-    """The measure of each test query, by reranking and by retrieval."""
+    """The measure for each test query, for reranking and for retrieval."""
     queries = bench.collection.split("test").queries
     reranked, run = retriever.rerank(queries, bench.pool), retriever.search(queries, depth)
     return {"rerank": bench.values(reranked), "retrieve": bench.values(run)}
 
 
 def lexical(bench: Bench, depth: int) -> dict[str, Any]:
-    """Both BM25, as a result like the others."""
+    """Measure both variants of BM25, in the form of the other results."""
     stages = {name: both_stages(bench, bm25, depth) for name, bm25 in bench.bm25.items()}
     return {"system": UNI, "length": bench.length, "numbers": 0, "stages": stages}
 
 
 def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
-    """`predict` for every size; results are kept in the results folder."""
+    """Run `predict` for every size; keep its results in the results folder."""
     file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
     dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():

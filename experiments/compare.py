@@ -141,7 +141,7 @@ ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
 
 
 def main(settings: Settings) -> int:
-    """Returns the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes were used before the end."""
+    """Compare, and return the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes ran out before the end."""
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
@@ -200,7 +200,7 @@ def main(settings: Settings) -> int:
 def run_all(
     data: Data, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train and measure what is not finished. Raises Paused when the minutes are used."""
+    """Train and measure every unfinished system. Raises Paused when the minutes run out."""
     runs, first = systems.training_runs(settings), True
     for number, (run, of) in enumerate(runs.items(), 1):
         if run in finished:
@@ -219,7 +219,7 @@ def run_all(
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
-    """Describe the planned work, about how long it will take, and where its results will be."""
+    """Describe the planned work, its approximate duration, and the folder of its results."""
     seconds, told = REST, []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
@@ -258,7 +258,7 @@ def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
 
 
 def run_bm25(data: Data, settings: Settings) -> None:
-    """BM25 on whole documents and on what encoders read: runs, costs, and the candidates of rerank mode."""
+    """Run BM25 on whole and on truncated documents: runs, costs, and the candidates of rerank mode."""
     test, folder, pool = data.test, Path(settings.output), Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
@@ -280,7 +280,7 @@ def run_bm25(data: Data, settings: Settings) -> None:
 
 
 def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
-    """Map each stage to the queries that a system is asked. pool: the candidates of rerank mode."""
+    """Map each stage to the queries that a system answers. pool: the candidates of rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
     }

@@ -1,10 +1,11 @@
 """Do better document encodings bring generative retrieval up to ColBERT? PAWA, NP-decoding (Tables 6 to 8).
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
-NP-decoding, beside DPR, S-T5, ColBERT and BM25, end to end, from the same queries and documents. Neural
-systems are named after the paper's backbone, T5; DPR and the further ColBERT of Table 7 come from another.
+NP-decoding are compared end to end with DPR, S-T5, ColBERT and BM25, on the same queries and documents.
+Neural systems are named after the paper's backbone, T5; DPR and Table 7's second ColBERT use another
+backbone.
 
-DSI-place has what NCI's decoder has beside PAWA: place-specific digits and a softmax over each place's.
+DSI-place has the rest of NCI's decoder without PAWA: place-specific digits, and a softmax over each place's.
 T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
 model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
 scoring all documents.
@@ -120,9 +121,9 @@ def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[
 
 
 def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict[str, Run]:
-    """The search; of identifiers in a trie also the greedy search, and the scores of all documents.
+    """Runs of the search; for identifiers in a trie also of greedy search and of scoring all documents.
 
-    Those of clusters are left out: a search takes the best of several ways to write a name.
+    Scores of cluster names are left out, as a search takes the best of several ways to write a name.
     """
     queries, words = bench.test.queries, model.identifiers.end is None
 
@@ -142,7 +143,7 @@ def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict
 
 
 def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
-    """Every document with an n-gram of the query by SEAL's score, with p = ½ for each n-gram."""
+    """Rank every document that shares an n-gram with the query by SEAL's score, with p = ½ per n-gram."""
     ids = model.identifiers
     index = NGramIndex.build(ids.tokens, ids.offsets)
     run: Run = {}
@@ -154,7 +155,7 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
-    """The first of the systems whose R@10 is less than `LEARNED` of BM25's; "" if there is none."""
+    """The first system whose R@10 is less than `LEARNED` times BM25's; "" if there is none."""
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
     return unlearned(means, means[BM25])
 
@@ -166,7 +167,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
     def claim(
         table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
     ) -> None:
-        """mean(a) > mean(b) − margin. printed: of each of RECALLS."""
+        """mean(a) > mean(b) − margin. printed: the paper's gain at each of RECALLS."""
         for measure in measures if {a, b} <= values.keys() else ():
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
@@ -205,7 +206,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
 
 
 def gains(a: str, b: str) -> list[str]:
-    """For `Claim.printed`: the gains of a over b on NQ320K, for each of RECALLS."""
+    """For `Claim.printed`: the gains of a over b on NQ320K at each of RECALLS."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
     return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
 

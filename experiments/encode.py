@@ -1,10 +1,9 @@
 """Encode a collection with a saved paradigm into an index; a second start resumes an interrupted one.
 
-Several processes or GPUs share the documents:
-accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
-How many they are and how often they were stopped changes no byte of the index, where they compute alike. The
-output folder, on a disk that all see, gets index/, config.json and environment.json; compare.py takes it with
---indexes, rerank.py with --index.
+Several processes or GPUs share the documents: accelerate launch --config_file experiments/configs/gpus.yaml
+experiments/encode.py --checkpoint FOLDER If all processes compute alike, the index is the same to the byte
+for any number of processes and interruptions. The output folder, on a disk shared by all, gets index/,
+config.json and environment.json; compare.py takes it with --indexes, rerank.py with --index.
 """
 
 import json
@@ -88,7 +87,7 @@ def main(settings: Settings) -> None:
 def encode(
     paradigm: Paradigm, collection: Collection, settings: Settings, launch: Accelerator, console: Console
 ) -> None:
-    """The index of the collection in the output folder, from where it is."""
+    """Build the collection's index in the output folder, resuming a partial one."""
     folder = Path(settings.output)
     if (folder / "index").is_dir():
         index = open_encoded(folder, paradigm, collection, settings.passages)
@@ -113,10 +112,10 @@ def encode(
 
 
 def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0) -> Index:
-    """The index that this script made in a folder.
+    """Open the index that this script made in a folder.
 
-    Raises ValueError if other weights or documents made it, or passages of another length. FileNotFoundError
-    where it made none, or has not ended.
+    Raises ValueError if it was made from other weights, documents or passage lengths, and FileNotFoundError
+    if there is no finished index.
     """
     file = Path(folder) / "config.json"
     if not file.is_file():

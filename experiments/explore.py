@@ -1,4 +1,4 @@
-"""Open the live page over the results of compare.py: every system that it finished, and the judged queries.
+"""Open the live page over the results of compare.py: every finished system, and the judged queries.
 
 `make explore` does this for `make compare`. Settings, checkpoints and indexes come from the results folder;
 nothing is encoded again.

@@ -1,10 +1,10 @@
-"""nDCG@10 by bytes a document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
+"""nDCG@10 by bytes per document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
 
-One ColBERT encodes a sample of each collection once; other indexes are made of those vectors. Each way to
-replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error of
-a score, and the first ten documents of a query are certified where no sum of errors could exchange them.
-Fixed-dimensional encodings (MUVERA) find candidates for exact reranking; beside their recall stands what
-`theory.buckets` predicts from the angles of token vectors, raw and with the mean subtracted.
+One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
+to replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error
+of a score, and a query's first ten documents are certified if no errors within the bounds can change them.
+Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. Their recall is compared with the
+prediction of `theory.buckets` from the angles of token vectors, raw and with the mean subtracted.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def main(settings: Settings) -> None:
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
-    """Rows of documents, and test queries all of whose relevant documents are among them.
+    """Rows of documents, and test queries whose relevant documents are all among them.
 
-    Queries are drawn first, as long as their relevant documents fill at most half of the sample.
+    Queries are drawn first, until their relevant documents fill half of the sample.
     """
     draw, test = np.random.default_rng(0), collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
@@ -143,7 +143,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
 
 
 def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
-    """Each way to store less: kind, name, store, and bytes a document."""
+    """Each way to store less: kind, name, store, and bytes per document."""
     ways: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
         ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
@@ -166,7 +166,7 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
 
 
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Token vectors on their first `dim` principal axes: as good, for inner products, as `dim` numbers."""
+    """Project token vectors on their first `dim` principal axes: same inner products as `dim` numbers."""
     tokens = np.asarray(exact.columns["vectors"], np.float32)
     axes = torch.from_numpy(np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy())
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
@@ -175,7 +175,7 @@ def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
 
 
 def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
-    """Bytes, nDCG@10 and certificates of each way to store less."""
+    """Measure bytes, nDCG@10 and certificates of each way to store less."""
     rows: Rows = []
     wanted: list[set[str]] = []
     for kind, name, store, size in made(exact):
@@ -195,7 +195,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Recall of the exact first ten, bytes and milliseconds, for token codes and encodings of equal size."""
+    """Measure recall of the exact first ten, bytes and milliseconds: token codes and encodings, equal size."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
@@ -229,7 +229,7 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
 
 
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
-    """Sections of the page, by the name of their files."""
+    """Sections of the page, by file name."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."
@@ -255,7 +255,7 @@ def told(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_fewer(rows: Rows) -> Figure:
-    """nDCG@10 by bytes a document, one panel a collection."""
+    """Plot nDCG@10 by bytes per document, one panel per collection."""
     names = list(dict.fromkeys(row["collection"] for row in rows))
     figure = Figure(figsize=(4.2 * len(names), 4.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(names)))

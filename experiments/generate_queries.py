@@ -1,9 +1,9 @@
 """Queries for a collection that has none to train on, written by a sequence-to-sequence model.
 
-The model writes queries for documents by sampling; a query is kept where a retriever ranks its document among
+The model writes queries for documents by sampling; a query is kept if a retriever ranks its document among
 the first `rank` (round trip). The output folder gets collection/, the collection in BEIR layout with these
 queries as its split train, for train.py and compare.py, and pairs.jsonl for `train.py --generated`. A second
-start goes on after the last batch of documents.
+start resumes after the last finished batch of documents.
 
     .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus --model MODEL
     .venv/bin/python experiments/compare.py --collection results/queries-nfcorpus/collection --steps 100
@@ -24,7 +24,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """Who writes what for which documents."""
+    """Settings: the model, the documents and the generated queries."""
 
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
@@ -100,14 +100,14 @@ def main(settings: Settings) -> None:
 
 
 def as_split(pairs: list[tuple[str, str]]) -> Split:
-    """Each query of the (document, query) pairs with its document."""
+    """Convert (document, query) pairs to a split: each query with its document."""
     named = {f"generated-{n}": pair for n, pair in enumerate(pairs)}
     queries = {name: query for name, (_, query) in named.items()}
     return Split(queries, {name: {document: 1} for name, (document, _) in named.items()})
 
 
 def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, str]]:
-    """(document, query) pairs, in the file or written now; of a document each query once."""
+    """Read or generate (document, query) pairs; a document's repeated queries are dropped."""
     ids = list(corpus.ids)
     if settings.documents:
         ids = random.Random(settings.seed).sample(ids, min(settings.documents, len(ids)))

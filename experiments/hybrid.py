@@ -122,7 +122,7 @@ def folder_of(seed: int, settings: Settings) -> Path:
 def trained(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
-    """(name, round) -> model, for all models of a seed; those in its folder are not trained again."""
+    """(name, round) -> model, for all models of a seed. Models in its folder are not trained again."""
     folder = folder_of(seed, settings)
     rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
@@ -134,7 +134,7 @@ def trained(
 
 
 def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
-    """The model before a round: new, or as the first round left it."""
+    """The model before a round: new, or the result of the first round."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
     same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}
@@ -154,7 +154,7 @@ def train(
     model: Any,
     folder: Path,
 ) -> Any:
-    """The model after a round."""
+    """Train the model for a round."""
     corpus, mined, count = bench.collection.corpus, bench.mined, settings.negatives
     if round == "mined":
         mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
@@ -171,7 +171,7 @@ def train(
 def measure(
     seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, models: dict[tuple[str, str], Any]
 ) -> Measured:
-    """Measure a seed's systems on the test queries, with the choices of the dev queries."""
+    """Measure a seed's systems on the test queries, with the choices made on dev queries."""
     test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
     dev = some_queries(bench.dev, settings.dev_queries)
     sparse = dict(zip(SPARSE, (bench.bm25, BM25(corpus, ngrams=2)), strict=True))
@@ -211,7 +211,7 @@ def measure(
 def rerank(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], bench: Bench, precision: str
 ) -> Measured:
-    """system → depth → RR@10 of each query, with only its first `depth` documents, reranked."""
+    """system → depth → RR@10 of each query, after reranking only its first `depth` documents."""
     queries, corpus = bench.test.queries, bench.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
@@ -228,5 +228,5 @@ def rerank(
 
 
 def rr(run: Run, split: Split) -> float:
-    """The measure by which dev queries choose."""
+    """RR@10, the measure for choices on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

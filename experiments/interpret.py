@@ -1,8 +1,8 @@
 """What a saved ALIGNER finds salient in a query and a document, and which tokens it aligns: as text to read.
 
-Qian et al. 2022, Tables 4 and 5: for chosen queries and a relevant document of each, the most salient words,
-and the k document tokens that every query token aligns with, for each k. In the terminal, and as one HTML
-page with the alignments side by side. A model without salience is shown too, without salient words.
+Qian et al. 2022, Tables 4 and 5: for chosen queries and a relevant document of each, show the most salient
+words, and the k document tokens that every query token aligns with, for each k. The output appears in the
+terminal and as one HTML page with the alignments side by side. A model without salience has no salient words.
 """
 
 from dataclasses import dataclass, field, replace
@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:
-    """The share of the words with the largest salience above 0, with their heaviest pieces' salience."""
+    """The given share of words, by largest salience above 0; a word's salience is its pieces' maximum."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:

@@ -1,9 +1,9 @@
 """LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
 
-Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", beside the laws of
+Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", compared with the laws of
 `theory/capacity.py`:
-- paradigms: "Who likes WORD?" over documents that list what somebody likes, each word liked by its own set of
-  k documents. compare.py measures all systems on it, untrained and trained on the queries of other words.
+- paradigms: "Who likes WORD?" over documents that list what a person likes; each word has a different set of
+  k documents. compare.py measures all systems, untrained and after training on queries for other words.
 - free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
   critical n is the largest number of documents all of whose sets are answered.
 """
@@ -115,7 +115,7 @@ def main(settings: Settings) -> None:
 
 
 def laws(settings: Settings) -> Rows:
-    """A row for each n: what the statements of `theory.capacity` give."""
+    """A row for each n with the values of the statements of `theory.capacity`."""
     k, rows = settings.relevant, []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)
@@ -131,8 +131,8 @@ def laws(settings: Settings) -> Rows:
 def collection(settings: Settings) -> Collection:
     """n documents "Person 7 likes …", a word for each set of k of them, and the splits train, dev and test.
 
-    Words are plural nouns of the offline encoder's vocabulary, so that each is one token of it. A tenth of
-    the queries is dev; the others are train and test by halves. Raises SystemExit if there are too few words.
+    Words are plural nouns from the offline encoder's vocabulary, so that each is one token. A tenth of the
+    queries is dev; half of the others is train, half test. Raises SystemExit if there are too few words.
     """
     sets = capacity.all_sets(settings.documents, settings.relevant)
     vocabulary = load_tokenizer(packaged("offline")).get_vocab()

@@ -2,8 +2,9 @@
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
-constant. But C differs by query and prefix. Measured at several states of one training: how small p is, how
-the logit, the logit less its mean over the vocabulary, and log p order each query's candidates, and how well.
+constant. But C differs by query and prefix. At several states of one training, this script measures how small
+p is, and how (and how well) the logit, the logit less its mean over the vocabulary, and log p order each
+query's candidates.
 """
 
 import os
@@ -72,7 +73,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) -> Measured:
-    """`state` before a training of the seed's model, and at evenly spaced steps of it."""
+    """Measure `state` before the training of the seed's model, and at evenly spaced steps."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     remove_folder(folder, TRAINED)  # of an interrupted run, whose states are lost
     torch.manual_seed(seed)
@@ -94,7 +95,7 @@ def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) 
 
 
 def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]:
-    """quantity -> its value of every query's candidates.
+    """Map each quantity to its value per query, over the query's candidates.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """
@@ -121,7 +122,7 @@ def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]
 
 
 def claims(values: Values, unlearned: str = "") -> list[Claim]:
-    """Claims of appendix A, for the first trained state and for the last."""
+    """Claims of appendix A, for the first and for the last trained state."""
     logit, p = values["logit"], values["p"]
     lost = values[f"{MEASURE}, logit"] - values[f"{MEASURE}, log_probability"]
     proportional = "log p(d | q) ∝ Σ_i e_{d_i}ᵀh_i"

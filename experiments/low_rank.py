@@ -1,10 +1,10 @@
-"""How near the alignment of generative retrieval is to rank one, and what of rel its cross-attention makes.
+"""How near the alignment of generative retrieval is to rank one, and cross-attention's share of rel.
 
 Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
-most relevant document and every head: the error of the best rank-one matrix and of 1·softmax(r)ᵀ, beside
-those of rows without anything in common; the bound of the lemma as printed, with the head's W = W_QᵀW_K; the
-error of rel with elu's kernel in place of exp; and the share of rel that the last layer's cross-attention
-makes, or all layers' by the residual stream alone.
+most relevant document and every head, the script measures the errors of the best rank-one matrix and of
+1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; the
+error of rel with elu's kernel in place of exp; and the share of rel that comes from the last layer's
+cross-attention, or from all layers' through the residual stream alone.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> Measured:
-    """Every head's numbers for every query, and the parts of each query's rel."""
+    """Measure every head for every query, and the parts of each query's rel."""
     (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
     pairs, names = relevant(bench), []
@@ -124,7 +124,7 @@ def row_entropy(A: Array) -> Array:
 
 
 def same_entropy(A: Array, rng: np.random.Generator) -> Array:
-    """Rows softmax(β_i g_i), g_i Gaussian, with the entropy of the same row of A and nothing in common.
+    """Independent rows softmax(β_i g_i), g_i Gaussian, each with the entropy of the same row of A.
 
     Their entropy falls strictly with β from ln n to 0, so bisection finds β.
     """
@@ -140,7 +140,7 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 def elu_error(D: Array, Q: Array) -> Array:
     """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij, and rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, φ = elu.
 
-    p: of the softmax, or normalising φ(d_i)ᵀφ(q_j) over j; the better one counts.
+    p is either the softmax's, or normalises φ(d_i)ᵀφ(q_j) over j; the smaller error counts.
     """
     S = D @ Q.swapaxes(-1, -2)
     product = kernels.elu(D) @ kernels.elu(Q).swapaxes(-1, -2)
@@ -171,7 +171,7 @@ def parts_of_rel(
 
 
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
-    """Means over layers and heads. Lemma 5.2 is refuted exactly by theory_checks.py; here by how much."""
+    """Claims on means over layers and heads: how far Lemma 5.2, refuted by theory_checks.py, is off."""
     h = heads
     lower = "‖A − R‖ is “much lower” than ‖W‖"
     control = "the low error is evidence of low rank"

@@ -201,7 +201,7 @@ def named(k: Dimension) -> dict[str, float | None]:
 def claims_about_length(
     smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> list[Claim]:
-    """Claims of §2.1.3 about margins, dimensions and length, tested query by query.
+    """Claims of §2.1.3 about margins, dimensions and length, tested per query.
 
     Exponents a of y ∝ length^a are fitted by least squares over the bins, for queries with y in every bin.
     """

@@ -1,4 +1,4 @@
-"""A saved paradigm reranks a TREC run; its measures beside the run's own, with intervals and significance.
+"""Rerank a TREC run with a saved paradigm; compare their measures, with intervals and significance.
 
 The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv, per_query.csv and
 config.json. Several processes or GPUs share the encoding:
@@ -143,7 +143,7 @@ def rescored(
     state: PartialState,
     console: Terminal,
 ) -> Run:
-    """The pool with the model's scores, from all processes."""
+    """Rescore the pool with the model, in all processes."""
     queries, corpus, main = collection.split(settings.split).queries, pieces.corpus, state.is_main_process
     retriever: Retriever
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def rescored(
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
-    """The run's first documents for the split's queries. Raises ValueError if it is of another collection."""
+    """The run's first documents for the split's queries. Raises ValueError for another collection's run."""
     split = collection.split(settings.split)
     known = {query: scores for query, scores in run.items() if query in split.queries}
     if not known:

@@ -1,10 +1,10 @@
 """nDCG@10 of ALIGNER against the share of tokens that its salience keeps: Qian et al. 2022, Figures 6 and 7.
 
-Trains ALIGNER once for each way to make salience sparse and each seed, stores β^d of every document's tokens,
-searches with β^q of every query's, and refines what was found with all vectors, beside bytes, milliseconds
-and multiply-adds. The full model has no salience. Which words are salient, how many tokens are ever retrieved
-(§3, §4.4), and an alignment adapted after pruning are measured too. Methods and seeds may be added to a
-results folder.
+Trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each document's
+tokens, searches with a share β^q of each query's tokens, and rescores the found documents with all vectors.
+Bytes, milliseconds and multiply-adds are reported. The full model has no salience. Which words are salient,
+how many tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning are measured too.
+Methods and seeds may be added to a results folder.
 """
 
 import time
@@ -118,7 +118,7 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 
 
 def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Tokens) -> dict[str, list[float]]:
-    """How much higher tokens of content words rank by salience, for each query and its relevant document.
+    """The rank advantage of content words by salience, for each query and its relevant document.
 
     The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind.
     """
@@ -172,8 +172,9 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
 
 
 def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategies: bool) -> Measured:
-    """Each pair's costs, and its measures of every query, before and after refinement; what is salient, or
-    without salience what is retrieved.
+    """Measure each pair's costs, and each query before and after refinement.
+
+    Also measures which words are salient or, without salience, the share of tokens that are retrieved.
 
     strategies: whether Figure 7's pair is also refined with every alignment.
     """

@@ -1,4 +1,4 @@
-"""What serving costs: bytes, build seconds, milliseconds a query and recall, by paradigm and index or engine.
+"""Costs of serving: bytes, build seconds, milliseconds per query and recall, by paradigm and index or engine.
 
 Some documents of a collection are encoded once by every paradigm and put into the exact index, FAISS's token
 index, the compressed index and every engine that is installed. Queries are encoded before they are timed and
@@ -151,7 +151,7 @@ def measure(name: str, collection: Collection, settings: Settings, work: Path) -
 
 
 def opened(name: str, settings: Settings) -> Paradigm:
-    """The paradigm as saved where `load` names it, else untrained. Raises ValueError for another paradigm."""
+    """The paradigm, loaded if `load` names it, else untrained. Raises ValueError for another paradigm."""
     if name not in settings.load:
         torch.manual_seed(0)  # of projections
         options = lengths_of(settings) | settings.options.get(name, {})

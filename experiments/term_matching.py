@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
-    """For each query and bin, the sum of each rate and its number of tokens."""
+    """Measure the sum of each rate and its number of tokens, for each query and bin."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
@@ -90,13 +90,13 @@ def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of a rate over tokens and the numbers of these tokens."""
+    """Sums of a rate over tokens, and the numbers of tokens."""
 
     sums: Float[np.ndarray, "seeds queries bins"]
     counts: Int[np.ndarray, "seeds queries bins"]
 
     def rate(self, bins: Sequence[int] | range = range(len(BINS) - 1)) -> Float[np.ndarray, "seeds queries"]:
-        """Values of the queries whose mean is Σ rates / Σ tokens over these bins, which have tokens.
+        """Values per query whose mean is Σ rates / Σ tokens over these bins, which must have tokens.
 
         The ratio's linearisation: r + (Σ rates of a query − r · its tokens) / mean tokens of a query. Queries
         with more tokens count more, as in a rate over tokens, and queries without tokens have the value r.
@@ -107,7 +107,7 @@ class Sums:
 
     @property
     def tokens(self) -> Int[np.ndarray, " bins"]:
-        """Tokens in every bin, of one seed."""
+        """The number of tokens in every bin, for one seed."""
         return self.counts.sum(1).min(0)
 
 
@@ -115,7 +115,7 @@ Results = dict[Key, Sums]
 
 
 def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Claim]:
-    """The statements of §7.2, for either reading of a rate, and those of the case in §7.5.
+    """The statements of §7.2, for both readings of a rate, and of the case study in §7.5.
 
     A trend is between the last and the first bin with at least `fewest` tokens; a rate with fewer than two
     such bins has none. An alignment has not learned enough if its rate is not above that of a uniform one, or
@@ -178,7 +178,7 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """The name's model if it is `poor`; the name if its rate is not above that of looking at nothing."""
+    """The name's model if it is `poor`; the name if its rate does not exceed the uniform alignment's."""
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model
     return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""
@@ -189,7 +189,7 @@ def limits(n: int) -> str:
 
 
 def report(settings: Settings, bench: Bench, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
-    """What was measured on, and the sections of the page by the name of their files."""
+    """The facts of the study, and the sections of the page by file name."""
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
         totals = at_path(by_task[TASK], "rates", n, "totals")

@@ -1,4 +1,4 @@
-"""Does in-batch token retrieval retrieve better tokens, and can they alone rank? XTR beside ColBERT.
+"""Does training with in-batch token retrieval find better tokens, and do they suffice to rank? XTR and ColBERT.
 
 Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
 with several k_train and batch sizes, and all are measured alike. Seeds, k_train and batch sizes may be added
@@ -37,11 +37,11 @@ class Settings(EncoderStudy, OneCollection):
         at_least(self, k_train=1, search_tokens=1, other_batch_sizes=1, table_tokens=1)
 
     def searched(self) -> list[int]:
-        """The k' that are measured, ascending."""
+        """The measured values of k', ascending."""
         return sorted({*self.search_tokens, self.table_tokens})
 
     def models(self) -> list["Model"]:
-        """ColBERT, and XTR with every k_train and batch size, of every seed."""
+        """ColBERT, and XTR with every k_train and batch size, for every seed."""
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
         kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]
         return [Model(*kind, seed) for seed in self.seeds for kind in kinds]

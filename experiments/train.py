@@ -1,4 +1,4 @@
-"""Train one paradigm on one collection; an interrupted run goes on exactly where it was.
+"""Train one paradigm on one collection; an interrupted run resumes exactly where it stopped.
 
 The output folder gets checkpoint/ (the paradigm that was best on dev queries, for `Paradigm.from_pretrained`
 and experiments/rerank.py), training/ (its newest checkpoints, history.jsonl), config.json, environment.json.
@@ -144,7 +144,7 @@ def main(settings: Settings) -> None:
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
-    """The content that a results folder is bound to: the settings, and the files that they name."""
+    """The content that a results folder is bound to: the settings and the files that they name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
     return asdict(settings) | {"fingerprint": collection.fingerprint} | job.content(**named)
 
@@ -189,7 +189,7 @@ def trained(
 def judges(
     settings: Settings, collection: Collection, split: Split, folder: Path, accelerator: Accelerator
 ) -> tuple[ScorePairs | None, FalseNegatives | None]:
-    """The teacher and the filter of the settings; one that is both scores a pair once."""
+    """The teacher and the filter of the settings; a model used as both scores each pair once."""
 
     def scores(source: str, name: str) -> ScorePairs:
         return pair_scores(source, folder / f"{name}.run", split.queries, collection.corpus, accelerator)

@@ -1,14 +1,15 @@
-"""Time of constrained decoding: sets of next tokens, and a whole beam search, each beside what it replaces.
+"""Time of constrained decoding: sets of next tokens and a whole beam search, each beside a baseline.
 
-Next tokens: beside plain numpy, on the same prefixes of the same text. The text is real: the collection's
-documents in their order, cut into words and marks, up to --tokens tokens. Prefixes are drawn from its places,
-so frequent ones are drawn more often. The sets are compared before their time counts.
+Next tokens: the baseline is plain numpy, on the same prefixes of the same text. The text is real: the
+collection's documents in order, cut into words and marks, up to --tokens tokens. Prefixes start at random
+places, so frequent ones are drawn more often. Both methods' sets are compared before they are timed.
 
-Beam search: one model's for the same queries with as many beams and steps, among any tokens and among n-grams
-of the text, and transformers' own, which must find as good a best sequence for every query.
+Beam search: one model searches for the same queries, with the same beams and steps, among any tokens and
+among n-grams of the text. The baseline is transformers' search, which must find an equally good best sequence
+for every query.
 
-Methods take turns. Printed as a table and written as JSON; absolute times belong to the machine, ratios
-travel.
+Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
+on the machine.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Tokens that may follow each prefix, by NGramIndex and by numpy over rows of the suffix array."""
+    """Time the sets of tokens that may follow each prefix: NGramIndex, and numpy on suffix array rows."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -129,7 +130,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
-    """One model's search among any tokens and among n-grams of the text, and transformers' search."""
+    """Time one model's search among any tokens and among n-grams of the text, and transformers' search."""
     torch.set_num_threads(settings.threads)
     collection = load_collection(settings.collection)
     queries = [text for split in collection.splits.values() for text in split.queries.values()]
@@ -168,7 +169,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
-    """The best sequence of each query by transformers' generation; no token ends it."""
+    """Generate each query's best sequence with transformers, without an end token."""
     arguments = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
     arguments |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
     arguments |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}

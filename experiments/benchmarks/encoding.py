@@ -1,17 +1,19 @@
-"""Encoding: documents per CPU second, one query's milliseconds, and what a narrower type costs in nDCG@10.
+"""Encoding: documents per CPU second, milliseconds per query, and the nDCG@10 lost to narrower types.
 
-Ours in every precision beside sentence-transformers, ONNX Runtime and OpenVINO, on one encoder and the same
-texts and lengths, tokenising included; a peer that is not installed is named and left out:
+Compares our encoder in every precision with sentence-transformers, ONNX Runtime and OpenVINO, on the same
+weights, texts and lengths, tokenising included. A peer that is not installed is named and left out:
 
     pip install openvino nncf onnxruntime onnx
 
-Systems take turns within a round, so that other load hits all alike, and the medians of CPU seconds count.
-The cosine is that of a document's mean vector to transformers' in float32. The products' rates are those of
-the encoder's widest layer: a system that did nothing else would have them. Seconds belong to the machine,
-ratios travel; ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch's rows to older ones.
+Systems take turns within a round, so that other load affects all alike, and medians of CPU seconds are
+reported. The cosine compares a document's mean vector with transformers' in float32. The rates of products
+are measured on the encoder's widest layer and are an upper limit for every system. Compare ratios: seconds
+depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older
+instructions.
 
-`quality` names collections: for each, nDCG@10 of every precision minus float32's on the test queries, with
-a 95% bootstrap interval over queries. A precision is the default only where all of them lie within ±.005.
+`quality` names collections. For each, the report has every precision's nDCG@10 minus float32's on the test
+queries, with a 95% bootstrap interval over queries. A precision becomes the default only if all intervals lie
+within ±.005.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """What is encoded, by whom, and how often."""
+    """Settings: the encoder, the texts, the systems and the rounds."""
 
     collection: str = "pydocs"
     """whose first long documents are encoded"""
@@ -83,7 +85,7 @@ Encode = Callable[[Sequence[str]], Any]
 
 
 class Absent(Exception):
-    """Why a peer is left out."""
+    """The reason why a peer is left out."""
 
 
 def main(settings: Settings) -> None:
@@ -113,7 +115,7 @@ def main(settings: Settings) -> None:
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
-    """Documents of at least `length` words, so that none is padded: those to encode, then to calibrate on."""
+    """Documents of at least `length` words (no padding): first those to encode, then to calibrate on."""
     wanted = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(settings.length, len(text.split())))[:wanted]
     if len(texts) < wanted:
@@ -122,7 +124,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def ours(settings: Settings) -> dict[str, Encode]:
-    """`encode_documents` of the offline encoder's mean vectors, in every precision that a CPU has."""
+    """Our `encode_documents` with the offline encoder's mean vectors, in every precision of a CPU."""
     from dataclasses import replace
 
     from paradigms.encoder.precision import autocast
@@ -142,7 +144,7 @@ def ours(settings: Settings) -> dict[str, Encode]:
 
 
 def tokens(settings: Settings, texts: Sequence[str]) -> dict[str, Tensor]:
-    """What transformers' models take."""
+    """Tokenise texts into the inputs of transformers' models."""
     how = {"padding": True, "truncation": True, "max_length": settings.length, "return_tensors": "pt"}
     return dict(tokenizer(texts, how))
 
@@ -164,7 +166,7 @@ def pooled(states: Tensor, attention: Tensor) -> Tensor:
 
 
 def in_batches(settings: Settings, run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
-    """A peer's encoder of token ids, on texts."""
+    """Wrap a peer's encoder of token ids so that it takes texts, in batches."""
 
     def encode(texts: Sequence[str]) -> Tensor:
         parts = []
@@ -200,7 +202,7 @@ def sentence_transformers(dtype: str) -> Callable[..., Encode]:
 
 
 def exported(settings: Settings, texts: Sequence[str], folder: Path) -> Path:
-    """The encoder as an ONNX file, written once."""
+    """Export the encoder as an ONNX file, once."""
     file = folder / "encoder.onnx"
     if not file.is_file():
         import onnx  # noqa: F401  which torch's export needs
@@ -293,7 +295,7 @@ PEERS: dict[str, Callable[..., Encode]] = {
 
 
 def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) -> list[dict[str, Any]]:
-    """A row of every system, in alternating rounds."""
+    """Time every system in alternating rounds; one row per system."""
     exact = transformers(settings, texts, Path())(texts)
     encodes = list(systems.values())
     seconds = medians([lambda e=e: e(texts) for e in encodes], settings.rounds, time.process_time)

@@ -1,9 +1,9 @@
 """Peak memory and time of in_batch_rel beside the plain einsum `core.rel`, forward and backward.
 
 On a CPU each case runs in a fresh process, which reads its peak memory from /proc (Linux). On a GPU the
-Triton kernels (`paradigms.scoring.fused`) are a third way, for the alignments that are a maximum over
-document tokens; memory is what torch allocated. Printed as a table with ratios, plain over each way, and
-written as JSON. Absolute times belong to the machine, ratios travel.
+Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over
+document tokens; memory is what torch allocated. Results are printed as a table with ratios (plain einsum over
+each method) and written as JSON. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def machine(settings: Settings) -> str:
 
 
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """`measure` one case; on a CPU in a new process, so that memory of earlier cases does not count."""
+    """Run `measure` on one case; on a CPU in a new process, so that earlier cases' memory does not count."""
     if settings.device == "cuda":
         return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -130,7 +130,7 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
 
 
 def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
-    """Unit vectors; lengths uniform between half of the longest and the longest."""
+    """Draw unit vectors, with lengths uniform between half the longest and the longest."""
     random = torch.Generator().manual_seed(0)
 
     def tokens(x: int, n: int, length: int) -> Tokens:

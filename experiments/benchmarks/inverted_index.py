@@ -1,14 +1,14 @@
 """Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
 
-Shares of documents with each term, and weights, are distributed as SPLADE-tiny-msmarco's on Cranfield: the
-term of rank r stands in a share of 1/(1 + r/40)^1.2 of the documents, independently, with weights of an
-exponential distribution; query terms are drawn by the same frequencies. Documents that are alike never lie
-beside each other here: block-max pruning prunes more on a real collection.
+Document frequencies and weights are distributed as SPLADE-tiny-msmarco's on Cranfield: the term of rank r
+occurs in a share of 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
+Query terms are drawn by the same frequencies. Similar documents are not adjacent here, so block-max pruning
+prunes more on a real collection.
 
-scipy multiplies the matrix of documents by each query, dense, and the sparse query by the transposed matrix,
-which reads the postings of its terms alone. bm25s takes queries of weight 1: it has no others. Before its
-time counts, a method's best documents are compared with those of the weights that it stores. Methods take
-turns on one core. Times are CPU times; absolute ones belong to the machine, ratios travel.
+scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
+transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
+Before a method is timed, its best documents are compared with exact scores of the weights that it stores.
+Methods take turns on one core. Times are CPU times; compare ratios, as absolute times depend on the machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Answers = np.ndarray  # [queries, k] scores of the best documents, best first
 
 @dataclass
 class Method:
-    """One way to search. stored: the weights of documents as it holds them; queries: as it takes them."""
+    """A search method. stored: the document weights in its index; queries: in the format it takes."""
 
     search: Callable[[], Answers]
     bytes_per_document: float
@@ -111,7 +111,7 @@ def main(settings: Settings) -> None:
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Each term in its share of the documents, at random."""
+    """Draw documents: each term occurs in its share of them, at random."""
     owners = []
     for share in frequency:
         wanted = settings.documents * share
@@ -128,7 +128,7 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
 
 
 def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Different terms, each as likely as it is frequent."""
+    """Draw queries of distinct terms, with probabilities proportional to term frequency."""
     share = frequency / frequency.sum()
     terms = [
         np.sort(random.choice(settings.terms, settings.query_terms, replace=False, p=share))
@@ -145,7 +145,7 @@ def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -
 
 
 def tokens_of(rows: Sparse) -> Tokens:
-    """Rows of a matrix as tokens [1, n, l, 1] with ids."""
+    """Convert the rows of a matrix to tokens [1, n, l, 1] with ids."""
     lengths = np.diff(rows.indptr)
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
@@ -171,7 +171,7 @@ def held_by(index: Index, terms: int) -> Sparse:
 
 
 def held(documents: Sparse) -> int:
-    """Bytes of a matrix."""
+    """Bytes that a matrix takes."""
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 

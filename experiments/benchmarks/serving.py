@@ -1,10 +1,10 @@
 """The service under load: queries a second and latencies by number of clients, and mixed requests.
 
-The service runs in a process of its own over exact indexes of one collection. Each client keeps a connection
-and sends a search for k documents as soon as it has the last answer; every answer is compared with a search
-by the retriever itself. With --mixed SECONDS, clients then search and explain with all systems while
+The service runs in a separate process over exact indexes of one collection. Each client keeps a connection
+and sends a search for k documents as soon as it has the previous answer; every answer is compared with a
+direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
 documents are added to the index folders, and memory is read before and after. Encoders are untrained: times
-do not depend on what they have learned. Printed as a table and written as JSON.
+do not depend on training. Results are printed as a table and written as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """What is served, and by how many it is asked."""
+    """Settings: the served systems and the clients."""
 
     collection: str = "pydocs"
     split: str = "test"
@@ -109,7 +109,7 @@ def model_of(name: str) -> Paradigm:
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
-    """The systems by name; their indexes are built in the output folder, or opened there."""
+    """Systems by name, with their indexes in the output folder, built there if missing."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
         folder = Path(settings.output, "indexes", name)
@@ -129,7 +129,7 @@ def searched(retriever: Retriever, texts: list[str], k: int) -> list[list[float]
 
 
 class Running:
-    """The service in a process of its own. ended: its exit status, once it was interrupted."""
+    """The service in a separate process. ended: its exit status after it was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -151,7 +151,7 @@ class Running:
 
 
 def answer(values: dict[str, Any], ready: Any) -> None:
-    """What the process of the service runs."""
+    """Serve: the target of the service's process."""
     settings = Settings(**values)
     corpus = opened(settings).corpus
     serve(systems(settings, corpus), corpus, port=0, ready=ready.send)
@@ -160,7 +160,7 @@ def answer(values: dict[str, Any], ready: Any) -> None:
 def searching(
     names: list[str], texts: list[str], expected: dict[str, list[list[float]]], k: int, explained: float = 0.0
 ) -> Ask:
-    """A search for a random text by a random system. explained: share of searches that explain the best."""
+    """Search for a random text with a random system. explained: share of searches with an explanation."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         name, n = generator.choice(names), generator.randrange(len(texts))
@@ -187,7 +187,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
-    """Queries a second, percentiles of their milliseconds, and how many answers were wrong or lost."""
+    """Queries per second, percentiles of milliseconds per query, and numbers of wrong and lost answers."""
     latencies: list[list[float]] = [[] for _ in range(clients)]
     wrong, lost = [0] * clients, [0] * clients
     until = time.perf_counter() + seconds
@@ -226,7 +226,7 @@ def mixed_load(
     expected: dict[str, list[list[float]]],
     settings: Settings,
 ) -> dict[str, Any]:
-    """All systems at once, also explaining, while a writer adds documents to the indexes of their folders."""
+    """Search and explain with all systems at once, while a writer adds documents to their index folders."""
     ask = searching(list(retrievers), texts, expected, settings.k, explained=0.2)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
     status, ended, added = f"/proc/{service.process.pid}/status", threading.Event(), [0]

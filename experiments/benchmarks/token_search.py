@@ -1,18 +1,18 @@
 """Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
 
 Vectors are token states of the offline encoder, reduced by PCA and normalised, of documents of a collection
-and of its test queries. Each system builds and searches in processes of its own, `parts`, once in every
-round, so that its memory is its own; times are medians over queries and rounds. recall@10 is against exact
-MaxSim. Peers live in environments of their own, whose folders `--peers` names; those that are not there are
-named. Times belong to the machine, ratios travel.
+and of its test queries. Each system builds and searches in separate processes (`parts`), once in every round,
+so that memory is measured per system; times are medians over queries and rounds. recall@10 is against exact
+MaxSim. Each peer has its own environment, in a folder that `--peers` names; missing peers are listed. Compare
+ratios: times depend on the machine.
 
-Beside each of our rows stands the limit of the machine, measured in the same run: the time in which its
-threads read in order the bytes that a query alone needs, and that in which a plain float32 GEMM does its
-products. A batch reads the vectors once, so its limit is the GEMM.
+Each of our rows also has the machine's limit, measured in the same run: the time to read the bytes that one
+query needs, in order and with all threads, and the time of its products in a plain float32 GEMM. A batch
+reads the vectors once, so its limit is the GEMM.
 
-A newer processor stands in for one with AVX2 if every library is told: ATEN_CPU_CAPABILITY=avx2
+To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
-NUMBA_CPU_FEATURES= (empty). xtr-warp-rs chooses for itself.
+NUMBA_CPU_FEATURES= (empty). xtr-warp-rs cannot be restricted.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def main(settings: Settings) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """The processor, bytes/s that its threads read in order, FLOP/s of their plain GEMM: the best of 5."""
+    """The processor, its sequential read rate in bytes/s and its plain GEMM's FLOP/s: the best of 5."""
     torch.set_num_threads(threads)
     numbers, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
     read, multiply = (
@@ -257,7 +257,7 @@ def summary(
 def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, str] | None:
     """Speed relative to the fastest peer of equal or better recall, one query at a time.
 
-    If no peer has the recall, relative to the one with the highest recall, which is marked."""
+    If no peer reaches the recall, the peer with the highest recall is used, and marked."""
     peers = [other for other in table if other["kind"] == row["kind"] and not other["ours"]]
     if not peers:
         return None

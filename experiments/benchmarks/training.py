@@ -2,9 +2,9 @@
 
 ColBERT with the sum of MaxSim over in-batch negatives, AdamW: ours against the multi-vector trainer of
 sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each with pip into a
-virtual environment of its own, once. Every measurement is a process of its own; systems take turns within a
-round, so that other load hits all alike. A loss without dropout checks that all do the same work. Seconds
-belong to the machine, ratios travel.
+separate virtual environment, once. Every measurement runs in a new process; systems take turns within a
+round, so that other load affects all alike. A loss without dropout checks that all do the same work. Compare
+ratios: seconds depend on the machine.
 
 Two threads take about 45 minutes for the default of 2 rounds with both peers, a quarter of that without.
 A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` does not allow it.
@@ -27,7 +27,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Who trains, on what, and for how many steps."""
+    """Settings: the trainers, their data and the numbers of steps."""
 
     peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
     """each is installed where it is not yet"""
@@ -79,7 +79,7 @@ class Settings:
             self.memory = round(0.75 * memory("MemAvailable", "/proc/meminfo") / GiB, 1)
 
     def steps(self, batch: int) -> int:
-        """Timed steps of a round."""
+        """The number of timed steps in a round."""
         return max(1, round(self.examples / batch))
 
 
@@ -123,7 +123,7 @@ class Row:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """The rows to measure; batches of several mini-batches with gradient caching."""
+    """The rows to measure; batches larger than a mini-batch use gradient caching."""
     return [
         Row(system, batch, mini_batch)
         for batch in settings.batches
@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
 
 
 def installed(peer: str, environments: Path, console: Terminal) -> str:
-    """The interpreter of a peer's environment, which is created if missing."""
+    """The interpreter in a peer's environment, which is created if missing."""
     folder = environments.absolute() / peer
     python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
     wanted = "\n".join(REQUIREMENTS[peer])
@@ -171,7 +171,7 @@ def installed(peer: str, environments: Path, console: Terminal) -> str:
 
 
 def prepare(settings: Settings, folder: Path) -> Path:
-    """The folder `Job.work`: encoder, projection and pairs."""
+    """Make the folder `Job.work`: encoder, projection and pairs."""
     needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
     pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     source = packaged(settings.encoder)
@@ -190,9 +190,9 @@ def prepare(settings: Settings, folder: Path) -> Path:
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple[str, str]]:
-    """`number` training queries, each with a document relevant to it and to no other of them.
+    """`number` training queries, each with a document that is relevant to no other of these queries.
 
-    So every other document of a batch is a negative, whether a trainer knows the judgements or not.
+    So every other document in a batch is a negative, whether or not a trainer knows the judgements.
     """
     split = collection.splits.get("train")
     if split is None:
@@ -217,7 +217,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """The job of a process."""
+    """The job that a process runs."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
     limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
     return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
@@ -234,12 +234,12 @@ def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, 
 
 
 def failure(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Why a row has failed; "" if it has not."""
+    """The reason why a row failed; "" if it did not."""
     return next((answer["failed"] for answer in answers if "failed" in answer), "")
 
 
 def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows with means over rounds; ratio: ours over the fastest peer at the same batch size."""
+    """Rows with means over rounds. ratio: our speed over the fastest peer's at the same batch size."""
     table = [summary(row, answers) for row, answers in measured.items() if answers]
     good = [row for row in table if not row["failed"]]
     for row in good:
@@ -249,7 +249,7 @@ def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, A
 
 
 def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A row's pairs per second, of the clock and of CPU time, and its largest peak memory."""
+    """A row's pairs per second of wall-clock and CPU time, and its largest peak memory."""
     measured: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
     measured["rounds"] = list(answers)
     if measured["failed"]:

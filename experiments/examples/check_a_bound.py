@@ -2,8 +2,8 @@
 
     python experiments/examples/check_a_bound.py vectors.npy      # rows: a query, its document, the others
 
-One Gaussian projection to k dimensions ranks the wrong document first with a probability that the margin of
-the pair decides alone; k* is the k that keeps it below 5 %.
+The probability that one Gaussian projection to k dimensions ranks the wrong document first depends only on
+the margin of the pair; k* is the smallest k that keeps it below 5 %.
 """
 
 import sys

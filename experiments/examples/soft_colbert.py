@@ -5,7 +5,7 @@ r"""A new A, as a plug-in: ColBERT with a soft maximum.
     python -m paradigms index notes --plugin experiments/examples/soft_colbert.py \
         --model results/soft-colbert/soft_colbert/checkpoint
 
-rel(d, q) = 1/N Σⱼ Σᵢ softmaxᵢ(Sᵢⱼ/τ) Sᵢⱼ: each query token takes a mixture of document tokens in place of the
+rel(d, q) = 1/N Σⱼ Σᵢ softmaxᵢ(Sᵢⱼ/τ) Sᵢⱼ: each query token takes a mixture of document tokens instead of the
 best one. A is differentiable, so training moves all tokens, not only the best.
 """
 

@@ -5,7 +5,7 @@ r"""A new D, as a plug-in: ColBERT with a learned weight for each document token
     python -m paradigms index notes --plugin experiments/examples/weighted_colbert.py \
         --model results/weighted-colbert/weighted_colbert/checkpoint
 
-D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): tokens that say little can be made short, so that they win less
+D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): uninformative tokens can be made short, so that they win less
 often. Training starts from w = 1, which is ColBERT.
 """
 
@@ -21,7 +21,7 @@ from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextE
 
 
 class WeightedEncoder(TextEncoder):
-    """`TextEncoder` whose document vectors are scaled by a weight that each of them decides."""
+    """`TextEncoder` that scales each document vector by a weight computed from the vector."""
 
     def __init__(self, backbone: str | Path, settings: EncoderSettings) -> None:
         super().__init__(backbone, settings)

@@ -1,4 +1,4 @@
-"""Pairs of texts to look at: which are chosen, how every system of a comparison aligns them, their words."""
+"""Text pairs to look at: their choice, their alignment by every system of a comparison, and their words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ def align_query(
 ) -> list[AlignmentExample]:
     """Explain a relevant document and the best other one, by BM25, with every system of a comparison.
 
-    test: judged queries. pool: document -> score of the query's candidates. retrievers: of each system.
+    test: judged queries. pool: document -> score of the query's candidates. retrievers: one per system.
     """
     query, judged = test.queries[query_id], test.judgements[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]

@@ -44,7 +44,7 @@ ALIGNED = 6  # test queries in the report's alignment view
 
 
 def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
-    """settings: those of compare.py, here and below. where: the machine."""
+    """Write the report. settings: compare.py's, here and below. where: the machine."""
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
     trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
@@ -163,7 +163,7 @@ def interval(cell: Cell) -> Interval:
 def learning_picture(
     trainings: dict[str, Training], settings: Any, folder: Path, processes: int
 ) -> Iterator[Picture]:
-    """Dev quality by training pairs seen, of every system whose training measured dev queries."""
+    """Dev quality by training pairs seen, for every system whose training measured dev queries."""
     points: dict[str, dict[int, list[Any]]] = {}
     for run, of in trainings.items():
         values = dev_values(folder / run / "training")
@@ -206,8 +206,9 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
 
 
 def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator[str]:
-    """undone: systems whose untrained encoder was better on dev queries. share: of the test queries that ask
-    for documents with training queries."""
+    """Notes below the tables. undone: systems whose untrained encoder was better on dev queries.
+
+    share: share of test queries whose relevant documents have training queries."""
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield (
         "One training seed: intervals and tests cover the choice of queries, not that of the seed."
@@ -250,7 +251,7 @@ def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator
 
 
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
-    """How alive the gate of each system with salience is."""
+    """How active the gate of each system with salience is."""
     for name, retriever in retrievers.items():
         indexed = retriever.retriever if isinstance(retriever, Wrapper) else retriever
         if isinstance(indexed, Indexed) and "salience" in indexed.index.store.columns:

@@ -1,4 +1,4 @@
-"""The models and measurements of a study: each trained where it is missing, and measured once."""
+"""The models and measurements of a study: each model is trained if missing, and measured once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
@@ -224,10 +224,10 @@ def encoder_job(
     checkpoint: Path | None = None,
     **changes: Any,
 ) -> Job:
-    """FOLDER/values.json of a paradigm that is trained as the settings say, with `changes`, and indexed.
+    """Make FOLDER/values.json for a paradigm trained by the settings with `changes`, and indexed.
 
-    checkpoint: taken as it is.
-    "kept step": after how many steps training kept the model; 0: untrained; None: a checkpoint as it is.
+    checkpoint: measured without training.
+    "kept step": the training step of the kept model; 0: untrained; None: a given checkpoint.
     DEV: nDCG@10 of the dev queries, reranking BM25's first documents, "untrained" and "trained"; {} if
     training measured none.
     """
@@ -260,7 +260,7 @@ def encoder_job(
 
 
 def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:
-    """Each measure, one value for every judged query with a relevant document."""
+    """Each measure's values, one per judged query with a relevant document."""
     return {
         name: scores.tolist() for name, scores in per_query(run, split.judgements, measures).values.items()
     }
@@ -309,7 +309,7 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
 def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
     """For `Claim.unmoved`: the first model that training did not move, tested alone; "" if there is none.
 
-    A checkpoint that is taken as it is was trained elsewhere, and counts as moved.
+    A given checkpoint was trained elsewhere, and counts as moved.
     """
     for name, seeds in models.items():
         if all(seed.get("kept step") is None for seed in seeds):

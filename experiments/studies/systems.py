@@ -1,4 +1,4 @@
-"""What a comparison trains and measures: its data, and each system built, trained and searching."""
+"""Data and systems of a comparison: building, training, searching and measuring."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def check(system: System, collection: Collection, settings: Any) -> None:
 def opened(system: System) -> Model:
     """Load the system's checkpoint and change its recipe by the options, such as the alignment.
 
-    Raises ValueError if it holds another paradigm, or one without such options.
+    Raises ValueError if the checkpoint has another paradigm, or one without these options.
     """
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
@@ -294,7 +294,7 @@ def reranks(checkpoint: Path) -> bool:
 def trained(of: Training, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
     """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`.
 
-    Raises Paused when the minutes are used.
+    Raises Paused when the minutes run out.
     """
     system = settings.chosen[of.system]
     if system.checkpoint:

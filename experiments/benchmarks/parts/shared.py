@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks. Workers run in peers' environments: it uses the standard library alone."""
+"""Shared code of the benchmarks. It needs only the standard library, as workers run in peers' environments."""
 
 import json
 import os
@@ -18,7 +18,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 def run_worker(
     name: str, job: Mapping[str, Any], python: str, threads: int
 ) -> subprocess.CompletedProcess[str]:
-    """parts/NAME.py on a job, in a process of its own, ended; paths in the job are absolute."""
+    """Run parts/NAME.py on a job in a new process, and wait for it. Paths in the job are absolute."""
     env = os.environ | dict.fromkeys(THREADS, str(threads))
     return subprocess.run(
         [python, "-m", f"parts.{name}", json.dumps(job)],
@@ -30,7 +30,7 @@ def run_worker(
 
 
 def tell(answer: Any) -> None:
-    """A worker's answer, the last line that it prints."""
+    """Print a worker's answer as its last line."""
     print(f"\n{json.dumps(answer)}", flush=True)
 
 
@@ -40,7 +40,7 @@ def last_line(printed: str) -> Any:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what the function returns."""
+    """Time a call: its seconds, and what the function returns."""
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value
@@ -49,7 +49,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 def medians(
     functions: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """The median of the seconds that each function takes, in turns, after a run that does not count."""
+    """Median seconds of each function; functions take turns after one warm-up run."""
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, taken in zip(functions, seconds, strict=True):
@@ -60,7 +60,7 @@ def medians(
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Bytes of a line of a file of /proc: VmHWM, resident at most, mapped files included; VmRSS, now."""
+    """Bytes of resident memory in a /proc status file, mapped files included: VmHWM peak, VmRSS now."""
     # Not getrusage: its maximum begins with that of the process that started this one.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:

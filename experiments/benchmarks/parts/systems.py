@@ -2,10 +2,10 @@
 
 The job, JSON, names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
 [n], queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and
-times queries alone and together. The answer has seconds, peak memory and what was found.
+times queries one at a time and all together. The answer has seconds, peak memory and the documents found.
 
-Runs in the environment of the system that it measures, so it imports nothing else at its top: the peers have
-requirements that exclude each other's and ours.
+It runs in the environment of the measured system, so it imports nothing else at the top: the peers'
+requirements conflict with each other and with ours.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class System:
         raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
-        """Bytes that a query alone has to read and FLOPs of its products, on average; None: not known."""
+        """Mean bytes that one query has to read, and mean FLOPs of its products; None if not known."""
         return None
 
     def find(self, queries: Sequence[int], k: int) -> Ranked:
@@ -158,7 +158,7 @@ class Ours(System):
 
 
 class GemmScatter(System):
-    """All similarities in one product, then a maximum by document (scatter_reduce)."""
+    """Score with all similarities in one product, then a maximum by document (scatter_reduce)."""
 
     def open(self) -> None:
         import torch
@@ -177,7 +177,7 @@ class GemmScatter(System):
 
 
 class PaddedEinsum(System):
-    """The candidates padded to the longest, one einsum, a masked maximum."""
+    """Score candidates padded to the longest: one einsum, then a masked maximum."""
 
     def open(self) -> None:
         import torch

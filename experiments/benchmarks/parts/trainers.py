@@ -1,8 +1,8 @@
 """Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB, as JSON.
 
-All trainers start from the same encoder and projection, and see the same batches in the same order. Runs in
-the environment of the trainer that it measures, whose requirements exclude each other's and ours: so it
-imports each inside its own function.
+All trainers start from the same encoder and projection, and see the same batches in the same order. The
+module runs in the environment of the measured trainer. Trainers' requirements conflict with each other and
+with ours, so each is imported inside its own function.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Job:
         return f"{self.work}/encoder"
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The (query, document) pairs. Batch k of every trainer is the k-th run of `batch` of them."""
+        """The (query, document) pairs. Batch k of every trainer has the k-th `batch` consecutive pairs."""
         with open(f"{self.work}/pairs.jsonl", encoding="utf-8") as file:
             lines = map(json.loads, islice(file, max(self.all_steps * self.batch, CHECKED)))
             return [(line["query"], line["document"]) for line in lines]
@@ -165,7 +165,7 @@ def _fit(
     loss: Any,
     collator: Any = None,
 ) -> float:
-    """transformers' Trainer, which both peers build on; what is not named here is the peer's default."""
+    """Train with transformers' Trainer, on which both peers build; other settings are the peer's defaults."""
     import torch
     from datasets import Dataset
     from torch.utils.data import BatchSampler, SequentialSampler
@@ -212,8 +212,8 @@ SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
 def main(job: Job) -> dict[str, Any]:
     """seconds and cpu_seconds [steps], memory in bytes, versions, and the loss of the first CHECKED pairs.
 
-    A step lasts from the end of one to that of the next: reading and tokenising a batch is part of it. CPU
-    time is that of all threads. The loss, without dropout, is the same for every system.
+    A step lasts from the end of the previous step to its own end, so it includes reading and tokenising the
+    batch. CPU time sums all threads. The loss, without dropout, is the same for every system.
     """
     if job.memory and job.device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))

@@ -1,4 +1,4 @@
-"""What Lee et al. 2023 (arXiv:2304.01982) say of XTR's token retrieval: claims, tables, figures."""
+"""Claims, tables and figures of Lee et al. 2023 (arXiv:2304.01982) about XTR's token retrieval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The path of its folder."""
+        """The name of the model's folder."""
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
@@ -51,7 +51,7 @@ def label(kind: Kind) -> str:
 class TokenResults:
     """Measurements of all kinds of models on the queries of one collection, for each seed.
 
-    Raises SystemExit if the results are not of BM25's queries.
+    Raises SystemExit if the results are not for the queries that BM25 was measured on.
     """
 
     name: str
@@ -98,7 +98,7 @@ def claims(results: TokenResults) -> list[Claim]:
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
-        """Difference of shares of tokens: XTR − factor · ColBERT, or the other way round."""
+        """Difference of token shares: XTR − factor · ColBERT, or with the two exchanged."""
         contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
@@ -172,7 +172,7 @@ def claims(results: TokenResults) -> list[Claim]:
 
 
 def describe(results: TokenResults) -> dict[str, Section]:
-    """Sections of the page, by the name of their files."""
+    """Sections of the page, by file name."""
     xs, many, every = results.search_tokens, results.search_tokens[-1], (results.colbert, *results.xtrs)
     ranks = [int(rank) for rank in results.models[results.colbert][0]["by rank"]["gold"]]
     by_rank = {

@@ -1,7 +1,7 @@
-"""What a model's token retrieval finds, and what documents' scores keep of it: one value per test query.
+"""The tokens that a model retrieves, and the document scores computed from them: one value per test query.
 
 Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
-largest k' serves every smaller one: its first k' tokens are that search's.
+largest k' serves every smaller k', whose results are its first k' tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fas
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The document tokens that every token of a query retrieved, best first."""
+    """The document tokens that each token of a query retrieved, best first."""
 
     query: str  # its id
     tokens: Tokens  # Q, axes [1, 1, j, h]
@@ -53,9 +53,9 @@ class Retrieved:
 def token_search(
     paradigm: Paradigm, index: Index, queries: Mapping[str, str], k: int, *, gather: bool = False
 ) -> Iterator[Retrieved]:
-    """Every query's retrieved tokens: for each of its own the k best of the corpus.
+    """Retrieve, for each token of every query, the k best tokens of the corpus.
 
-    gather: whether to score every document by all of its tokens too.
+    gather: also score every document by all of its tokens.
     """
     names, whole, recipe = list(queries), np.zeros(0, np.float32), gathering(paradigm)
     for start in range(0, len(names), QUERIES):
@@ -83,7 +83,7 @@ Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of docu
 
 
 def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
-    """f_XTR' with k' = k (Eq. 4) of the documents that own a retrieved token."""
+    """f_XTR' with k' = k (Eq. 4) of the documents with a retrieved token."""
     if not len(retrieved.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     owners = torch.from_numpy(retrieved.owners[:, :k])
@@ -92,7 +92,7 @@ def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth")
 
 
 def gathered(retrieved: Retrieved, k: int) -> Scored:
-    """f_ColBERT of the same documents, by all of their tokens."""
+    """f_ColBERT of the documents with a retrieved token, by all of their tokens."""
     places = np.unique(retrieved.owners[:, :k])
     return places, retrieved.whole[places]
 
@@ -100,7 +100,7 @@ def gathered(retrieved: Retrieved, k: int) -> Scored:
 def best_documents(
     index: Index, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
 ) -> dict[str, float]:
-    """The `depth` best documents, best first, of equal ones the smaller id."""
+    """The `depth` best documents, best first; ties go to the smaller id."""
     some = np.arange(len(places))
     if len(places) > depth:  # those at least as good as the depth-th: few are left to sort
         some = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
@@ -114,9 +114,9 @@ def gathering(paradigm: Paradigm) -> Recipe:
 
 
 def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
-    """The vocabulary id of every token of the index, in its order.
+    """The vocabulary id of every token of the index, in index order.
 
-    Raises ValueError if the corpus does not give the tokens that the index has.
+    Raises ValueError if the corpus's tokens do not match the index.
     """
     parts = [np.zeros(0, dtype=np.int32)]
     for start in range(0, len(index.store.ids), DOCUMENTS):
@@ -139,7 +139,7 @@ def measure(
 ) -> Measured:
     """Measure a trained model: token retrieval, scores against k', imputations and costs.
 
-    ids: of `stored_ids`. search_tokens: the k' of Figure 5; table_tokens: one of them, of Tables 1 and 5.
+    ids: from `stored_ids`. search_tokens: the k' of Figure 5. table_tokens: the k' of Tables 1 and 5.
     """
     lengths = np.diff(index.store.offsets)
     relevant = {
@@ -203,7 +203,7 @@ def scoring_stage(
     """Milliseconds of one query's stages with k' = k, and FLOPs of both ways to score.
 
     Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking; gathering is the
-    index's own rerank. FLOPs are those of appendix B, counted consistently for the candidates that there are
+    index's own rerank. FLOPs follow appendix B, counted consistently for the actual candidates
     (`theory.token_retrieval.scoring_cost`).
     """
     wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
@@ -236,5 +236,5 @@ def scoring_stage(
 
 
 def _mean(values: np.ndarray) -> float:
-    """0 where there is nothing, as of a query without tokens."""
+    """The mean; 0 without values, as for a query without tokens."""
     return float(values.mean()) if values.size else 0.0

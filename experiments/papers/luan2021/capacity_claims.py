@@ -1,4 +1,4 @@
-"""Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, what the paper says, and the page of capacity.py."""
+"""Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, the paper's claims, and the page of capacity.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class CapacityResults:
             }
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
-        """system -> length -> the measure in Table A.1, as a share; Figure 1 has no numbers."""
+        """system -> length -> the measure in Table A.1, as a share. Figure 1 prints no numbers."""
         if stage == FIRST:
             return {}
         column = list(STAGES).index(stage)
@@ -61,13 +61,13 @@ class CapacityResults:
         return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
 
     def expected(self, system: str, length: int) -> float:
-        """The measure under a random projection of BM25-uni's vectors to as many numbers."""
+        """The measure under a random projection of BM25-uni's vectors to the same number of dimensions."""
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """At every length `LEARNED` of BM25-uni's measure, or what a random projection of its size does.
+        """Whether the system reaches `LEARNED` of BM25-uni, or a random projection's measure, at all lengths.
 
-        By retrieval where the system searches: among few candidates one ranks well that has learned little.
+        Retrieval is used if the system searches: among few candidates even a poorly trained one ranks well.
         """
         stage = "retrieve" if system in self.values["retrieve"] else "rerank"
         for length in self.lengths:
@@ -146,13 +146,13 @@ class CapacityResults:
 
 
 def parts(hybrid: str) -> tuple[str, str]:
-    """Its dense system and its BM25."""
+    """A hybrid's dense system and its BM25."""
     dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
     return dense, f"BM25-{sparse}"
 
 
 def describe(results: CapacityResults) -> dict[str, Section]:
-    """Sections of the page, by the name of their files; dotted: random projections of the encoders' sizes."""
+    """Sections of the page, by file name. dotted: random projections to the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
         "claims": verdicts(

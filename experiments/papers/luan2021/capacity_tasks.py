@@ -1,7 +1,7 @@
-"""The tasks of capacity.py at every passage length, and what a random projection of BM25 does on them.
+"""The tasks of capacity.py at every passage length, and the results of a random projection of BM25.
 
-containing: the passage in which the words of the query stand (Luan et al., TACL 2021, §5), by RR@10.
-answers: whether the first passages, a fixed number of tokens together, contain an answer (§6).
+containing: find the passage that contains the query's words (Luan et al., TACL 2021, §5), by RR@10.
+answers: whether the first passages, with a fixed total number of tokens, contain an answer (§6).
 """
 
 import json
@@ -41,7 +41,7 @@ class Bench:
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """The split; if it has answers, the run's passages are judged by them."""
+        """The split; if it has answers, they judge the run's passages."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
@@ -52,9 +52,10 @@ class Bench:
 def open_bench(
     length: int, task: Collection, measure: str, first: str, depth: int, pieces: str | Path | None
 ) -> Bench:
-    """first: which BM25 ranks the candidates; relevant passages are always among them.
+    """Open the task on a collection, with candidates that always include the relevant passages.
 
-    pieces: a backbone whose tokens are BM25's terms; by default words.
+    first: the BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by default
+    words are.
     """
     corpus, half, each = task.corpus, depth // 2, NEGATIVES_DEPTH // 2
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
@@ -71,7 +72,7 @@ def question_passages(
     lengths: Sequence[int],
     tokenizer: Any,
 ) -> dict[int, Collection]:
-    """length -> questions over articles cut at that length; counts: split -> how many questions.
+    """length -> questions over articles cut at that length. counts: split -> number of questions.
 
     A passage is relevant in training if it holds an answer within the question's own paragraph, and in dev
     and test if it holds one anywhere. A training question whose answers are cut in two has none.
@@ -108,7 +109,7 @@ def question_passages(
 
 
 def read_answers(folder: Path) -> dict[str, list[str]]:
-    """query id -> answers, of answers.jsonl or answers.jsonl.gz: {"_id", "answers"} in every line."""
+    """Read query id -> answers from answers.jsonl or answers.jsonl.gz, with {"_id", "answers"} per line."""
     files = [folder / "answers.jsonl", folder / "answers.jsonl.gz"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -127,8 +128,8 @@ def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int)
     """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
 
     k*: dimensions that keep BM25's first passage first in 95% of the queries, by the exact law of
-    `theory.recall`, with its interval over queries; values: k -> the measure of each query, by the same law
-    for all passages at once. BM25's terms are words here.
+    `theory.recall`, with its interval over queries. values: k -> the measure of each query, by the same law
+    for all passages together. BM25's terms are words here.
     """
     test = bench.collection.split("test")
     counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
@@ -166,7 +167,7 @@ def projected_ranks(
 
 
 def worth(ranks: np.ndarray, measure: str) -> np.ndarray:
-    """RR@n or Success@n of the rank of the first relevant document."""
+    """RR@n or Success@n, given the rank of the first relevant document."""
     name, n = measure.split("@")
     inside = ranks <= int(n)
     return inside / ranks if name == "RR" else inside.astype(float)

@@ -1,19 +1,19 @@
-"""The containing-passage task: given words x, find the passage in which they stand one after the other.
+"""The containing-passage task: given words x, find the passage that contains them consecutively.
 
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §5, after the
 inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering", ACL
-2019. Only exact words count: errors come from a model's compression of passages, and grow with these.
+2019. Only exact words count: errors come from a model's compression of passages, and grow with their length.
 
 Every length has its own collection over the same queries: passages nest, and a query lies in a passage of the
 smallest length. Where the paper leaves a choice:
 
 - A query occurs once in the whole source, and one passage is relevant to it.
-- A distractor is another passage into which the query is written with one or two words replaced. Passages for
-  distractors hold no query, which a distractor would contain too.
+- A distractor is another passage into which the query is inserted with one or two words replaced. Passages
+  for distractors contain no query.
 - Words are compared in lower case, without the punctuation between them.
 
-Every draw is a hash of the seed and of what is drawn: the same in any process and on any machine, and for one
-query whatever the others are.
+Every draw is a hash of the seed and of the drawn object. It is the same in any process and on any machine,
+and does not depend on other queries.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ ATTEMPTS = 100  # at a distractor
 
 
 class Unit(NamedTuple):
-    """text[start:end] of the corpus's text `row`, and its place among the units of that text."""
+    """text[start:end] of text `row` of the corpus, and its place among the text's units."""
 
     row: int
     place: int
@@ -44,7 +44,7 @@ class Unit(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Words of a unit: the text as it stands there, and its words."""
+    """A query taken from a unit: the original text and its words."""
 
     id: str
     unit: Unit
@@ -71,7 +71,7 @@ class Source:
         self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
-        """Draw one of 0 … n − 1, by a hash of `what`."""
+        """Draw a number from 0 … n − 1 by a hash of `what`."""
         return hashed(self.seed, *what) % n
 
     def reserved(self, unit: Unit) -> bool:
@@ -93,15 +93,15 @@ def containing_passages(
     tokenizer: Any = None,
     seed: int = 0,
 ) -> dict[int, Collection]:
-    """length -> the collection of passages of at most so many tokens; the queries are the same in all.
+    """length -> the collection of passages of at most that many tokens; all have the same queries.
 
-    queries: split -> how many, of at least 5 words and at most 25 tokens. passages: how many, those with a
-    query among them; by default all. distractors: how many per query, on top of the passages: the first
-    differs from it in one word, the second in two, and so on in turn.
-    tokenizer: a fast Hugging Face one, whose tokens of the whole text `lengths` count; by default words.
+    queries: split -> number of queries, of at least 5 words and at most 25 tokens. passages: number of
+    passages, including those with a query; by default all. distractors: additional passages per query: the
+    first differs from the query in one word, the second in two, and so on in turn.
+    tokenizer: a fast Hugging Face tokenizer, in whose tokens `lengths` are counted; by default words.
     Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
 
-    Raises ValueError if the corpus is too small for what is asked, and for settings that fit no passage.
+    Raises ValueError if the corpus is too small for these numbers, or if the settings fit no passage.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
@@ -140,7 +140,7 @@ def hashed(*what: object) -> int:
 def _draw_queries(source: Source, count: int) -> list[Query]:
     """Draw queries, each from a different unit, in random order.
 
-    Raises ValueError if the source has fewer that occur only once in it.
+    Raises ValueError if the source has too few phrases that occur only once.
     """
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
@@ -164,7 +164,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
 
 
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
-    """A query of this unit, or None where the tokens drawn for it hold too few words."""
+    """A query from this unit, or None if the tokens drawn for it have too few words."""
     id = f"q:{source.corpus.ids[unit.row]}:{unit.place}"
     tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
@@ -198,7 +198,7 @@ def _collection(
 
 
 def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
-    """The passages of the collection: all, or the `golds` and as many others as are asked for."""
+    """The passages of the collection: all, or the `golds` and the requested number of others."""
     if passages is None:
         return ids
     if not len(golds) <= passages <= len(ids):
@@ -220,8 +220,8 @@ def _distractors(
     count: int,
     name: str,
 ) -> list[tuple[str, str]]:
-    """(id, text) of `count` distractors of each query, of which none contains one, in the order of their
-    hosts."""
+    """(id, text) of `count` distractors per query, none of which contains a query, ordered by host.
+"""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
@@ -251,9 +251,9 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """From and up to which character a passage gives way to so many tokens: it loses as many or a few more.
+    """Start and end of the characters that are replaced by so many tokens; as many or a few more are lost.
 
-    One that has fewer loses its first run alone, and grows.
+    A passage with fewer tokens loses only its first run, and grows.
     """
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
@@ -264,7 +264,7 @@ def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, i
 
 
 def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
-    """The query with 1 + n mod `CHANGED` of its words replaced by words of the source, drawn as they run."""
+    """The query with 1 + n mod `CHANGED` words replaced by words of the source, drawn by frequency."""
     what = (query.id, n, attempt)
     text, places = query.text, [match.span() for match in WORD.finditer(query.text)]
     by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))

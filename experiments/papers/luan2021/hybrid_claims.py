@@ -1,4 +1,4 @@
-"""What Luan et al. 2021 (TACL), §7, say of first stages and reranking; the page of hybrid.py."""
+"""Claims of Luan et al. 2021 (TACL), §7, about first stages and reranking; the page of hybrid.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def hybrid_name(dense: str, sparse: str) -> str:
 
 
 class HybridResults:
-    """Measurements of all seeds on the same queries."""
+    """Measurements for all seeds, on the same queries."""
 
     def __init__(self, seeds: Sequence[Measured]) -> None:
         same_queries(seeds)
@@ -83,7 +83,7 @@ def claims(results: HybridResults) -> list[Claim]:
 
 
 def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
-    """Sections of the page, by the name of their files; vectors: m."""
+    """Sections of the page, by file name. vectors: m of ME-BERT."""
     rounds = []
     for system, trained in results.seeds[0]["rounds"].items():
         for round in trained:

@@ -39,10 +39,10 @@ def articles(corpus: Corpus) -> Corpus:
 
 
 def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
-    """Every text in passages of at most `length` tokens.
+    """Cut every text into passages of at most `length` tokens.
 
-    tokenizer: a fast Hugging Face one; by default words count. Each passage is as long as white space allows;
-    what is longer without any is left out. Passage n of "d" is "d:n", with its title beside it.
+    tokenizer: a fast Hugging Face tokenizer; by default words count. Each passage is as long as white space
+    allows; longer runs without white space are left out. Passage n of "d" is "d:n", with its title beside it.
     """
     ids, titles, texts = [], [], []
     read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
@@ -59,7 +59,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str, Runs]]:
-    """Each text and its runs; tokens are those of a fast tokenizer, by default words."""
+    """Each text and its runs, counted in tokens of a fast tokenizer or, by default, in words."""
     if tokenizer is not None and not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
     stream = iter(texts)
@@ -74,7 +74,7 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
 
 
 def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[tuple[int, int, int]]:
-    """(place, start, end): a text in units of at most `length` tokens, each as long as its runs allow.
+    """Cut a text into units (place, start, end) of at most `length` tokens, as long as its runs allow.
 
     Units of fewer than `least` tokens are left out, as are runs of more than `length`. From one multiple of
     `group` to the next, units follow each other without a gap in the text.
@@ -91,7 +91,7 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
 
 
 def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
-    """tokens: start and end of each. White space before a run may be its first token, or part of that."""
+    """tokens: start and end of each. White space before a run may be its first token, or part of it."""
     starts, ends = _spans([match.span() for match in RUN.finditer(text)])
     first, last = _spans(tokens)
     return Runs(starts, ends, np.searchsorted(last, starts), np.searchsorted(first, ends))

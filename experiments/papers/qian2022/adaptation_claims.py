@@ -1,4 +1,4 @@
-"""What Qian et al. 2022 (ALIGNER) say about adapting alignments: claims, tables and figures."""
+"""Claims, tables and figures of Qian et al. 2022 (ALIGNER) about adapting alignments."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -30,7 +30,7 @@ SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 8
 
 
 class Task:
-    """A collection, and the measurements of ALIGNERs trained with the same alignment, its default.
+    """A collection, and the measurements of ALIGNERs trained with one alignment, the default.
 
     models: nDCG@10 of each model for the same queries and strategies.
     """
@@ -67,7 +67,7 @@ class Task:
 
     @cached_property
     def adapted(self) -> dict[tuple[str, int], list[Adaptation]]:
-        """Rule, shots -> one for each seed, where a fold is a small share of the queries."""
+        """(rule, shots) -> one value per seed, if a fold is a small share of the queries."""
         few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
         wanted = [(rule, shots) for rule in RULES for shots in few]
         work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]
@@ -110,7 +110,7 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
 
 
 def _of_table(task: Task) -> list[Claim]:
-    """Strategies that the paper prints a POINT or more apart from the default of the same model."""
+    """Claims on strategies that the paper prints at least a POINT apart from the model's default."""
     table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
     for name in table["strategies"]:
         other, contrast = task.printed(name), task.of(task.own) - task.of(name)
@@ -135,7 +135,7 @@ def _claim(
     said: str = "",
     about: str = READOUT,
 ) -> Claim:
-    """On the mean over the tasks, which each have a contrast, or a task together with another one."""
+    """A claim on the mean of the contrasts, one per task or per pair of tasks."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
     poor, where = next(filter(None, names), ""), f"{PAPER}, {place}"
@@ -145,7 +145,7 @@ def _claim(
 
 
 def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
-    """Two training alignments, each tested with its own, on the mean over collections."""
+    """Claims on two training alignments, each tested with the same alignment; mean over collections."""
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
     contrasts = [b.of(best_of)[:n] - w.of(other)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]
@@ -159,7 +159,7 @@ def _of_top_1(task: Task) -> list[Claim]:
     made = list[Claim]()
 
     def claim(place: str, statement: str, what: str, contrast: Values, *values: float | None) -> None:
-        """values: of the paper, whose difference the contrast is."""
+        """values: the paper's values, whose difference is the contrast."""
         said = difference(task, *values) if values else ""
         made.append(_claim([task], place, statement, what, [contrast], said))
 
@@ -193,15 +193,16 @@ def _places(tasks: Iterable[Task]) -> str:
 
 
 def _average(contrasts: Sequence[Values]) -> Values:
-    """Values whose mean over queries is the mean of the contrasts' means."""
+    """Combine contrasts into values whose mean over queries is the mean of the contrasts' means."""
     seeds, queries = min(map(len, contrasts)), sum(c.shape[1] for c in contrasts)
     weights = [queries / (len(contrasts) * c.shape[1]) for c in contrasts]
     return np.concatenate([w * c[:seeds] for w, c in zip(weights, contrasts, strict=True)], axis=1)
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """Does choosing by so many judged queries pay, or cost? For each training alignment the mean over
-    collections, then each collection."""
+    """State whether choosing by this number of judged queries gains or costs nDCG@10.
+
+    For each training alignment: the mean over collections, then each collection."""
     groups = [
         [task for task in tasks if task.own == trained_with]
         for trained_with in dict.fromkeys(task.own for task in tasks)
@@ -277,7 +278,7 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
 
 
 def _shots(task: Task) -> Rows:
-    """A row for every number of shots and rule."""
+    """A row for each number of shots and each rule."""
     rows = []
     for (rule, shots), adaptations in sorted(task.adapted.items(), key=lambda item: item[0][1]):
         scores = np.concatenate([adaptation.adapted for adaptation in adaptations])

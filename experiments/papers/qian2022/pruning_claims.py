@@ -1,4 +1,4 @@
-"""What Qian et al. 2022 (ALIGNER), §4.3, say of pruning by salience: claims, tables and figures."""
+"""Claims, tables and figures of Qian et al. 2022 (ALIGNER), §4.3, about pruning by salience."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,11 +43,11 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """The measured pairs in which the other side's ratio is that of the training, smallest first."""
+        """The measured pairs whose other ratio is the training's, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def heard(self, said: str, *methods: str) -> dict[str, str]:
-        """Fields of a `Claim` about these methods: what keeps it undecided."""
+        """Fields that keep a `Claim` about these methods undecided."""
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
         return {
@@ -57,7 +57,7 @@ class PruningResults:
         }
 
     def _flat(self, methods: Sequence[str]) -> str:
-        """For `Claim.unlearned`: no verdict rests on a gate that is flat (`Gate.flat`)."""
+        """For `Claim.unlearned`: a flat gate (`Gate.flat`) supports no verdict."""
         for method in methods:
             gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]
             if any(gate.flat for gate in gates):
@@ -67,7 +67,7 @@ class PruningResults:
 
 
 def claims(pruning: PruningResults) -> list[Claim]:
-    """Every claim of §4.3 for which its models and pairs were measured. The full model has no salience."""
+    """Every claim of §4.3 whose models and pairs were measured. The full model has no salience."""
     (q, d), none, made = pruning.trained, ("none", [WHOLE]), list[Claim]()
     pruned = [pair for pair in pruning.along(1) if pair[1] < 1]
     few = [pair for pair in pruned if pair[1] <= 0.2]
@@ -102,7 +102,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
 
 
 def _of_tokens(pruning: PruningResults) -> list[Claim]:
-    """Claims about salient tokens, and about an alignment that is adapted after pruning."""
+    """Claims about salient tokens, and about adapting the alignment after pruning."""
     gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
         heard = pruning.heard("content words", "entropic")
@@ -123,7 +123,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """Counts, which are not tested: savings, which follow from the ratios, and retrieved tokens."""
+    """Counts without a test: retrieved tokens, and savings, which follow from the ratios."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:

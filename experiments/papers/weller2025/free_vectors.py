@@ -1,4 +1,4 @@
-"""Free vectors: vectors without text, trained on the relevance itself, and the documents they can serve.
+"""Free vectors: vectors without text, trained directly on relevance, and the documents that they can serve.
 
 Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", Figure 2: the critical n is
 the largest number of documents all of whose sets of k are answered, for one vector and for each alignment A.

@@ -1,8 +1,9 @@
-"""What a decoder's cross-attention does, head by head, and how often an alignment chooses equal tokens.
+"""A decoder's cross-attention, head by head, and how often an alignment chooses equal tokens.
 
-A = softmax(S), S = D W_QᵀW_K Qᵀ with D the decoder's normalised states and Q the encoder's, W_Q and W_K those
-of one head of T5, which scales no scores (Lemmas 5.1 and 5.2 of Wu et al. 2024, arXiv:2404.00684). Rates of
-equal tokens: of ColBERT's alignment in both directions, and of the heads' means.
+A = softmax(S), S = D W_QᵀW_K Qᵀ, where D are the decoder's normalised states, Q the encoder's, and W_Q and
+W_K the matrices of one head of T5, which does not scale scores (Lemmas 5.1 and 5.2 of Wu et al. 2024,
+arXiv:2404.00684). Rates of equal tokens are measured for ColBERT's alignment in both directions and for means
+over heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
 
 @dataclass(frozen=True)
 class Seen:
-    """One query and the m tokens of one name, as L layers of H heads see them; double precision."""
+    """One query and the m tokens of one name, as inputs of L layers of H heads, in double precision."""
 
     states: Array  # D [L, m, h], after the norm before cross-attention
     memory: Array  # Q [n, h]
@@ -43,13 +44,13 @@ class Seen:
 
     @property
     def projected(self) -> tuple[Array, Array]:
-        """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k]: S is the inner products of both."""
+        """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k], whose inner products are S."""
         D = np.einsum("lhkx,lmx->lhmk", self.read[0], self.states)
         return D, np.einsum("lhkx,nx->lhnk", self.read[1], self.memory)
 
 
 def best_name(model: Generative, query: str, document: int) -> list[int]:
-    """The document's name with the largest rel. Raises ValueError for a document without a name."""
+    """The document's name with the largest rel. Raises ValueError if the document has no name."""
     names = model.names(document)
     if not names:
         raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
@@ -99,7 +100,7 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """(direction, series, rates) of a query's and its candidates' tokens; what does not count has id −1."""
+    """(direction, series, rates) of a query's and its candidates' tokens; id −1: not counted."""
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
     equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
@@ -120,7 +121,7 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
-    """The ids of one query's or n documents' tokens, −1 for those that do not count."""
+    """The token ids of one query or n documents, −1 for tokens that do not count."""
     assert tokens.ids is not None
     return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
 
@@ -133,7 +134,7 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """The same for a decoder's cross-attention, for every token of the documents' windows.
+    """Rates as in `multivector_rates`, for a decoder's cross-attention on the documents' windows.
 
     Tokens that overlapping windows share count once.
     """
@@ -160,9 +161,9 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """The documents' tokens and their rates; or, over `candidates`, a query's tokens and the means of theirs.
+    """Documents' tokens and their rates; or a query's tokens and their mean rates over `candidates`.
 
-    conditional: only of tokens that can match, or over candidates in which they can.
+    conditional: use only tokens that can match, or only candidates in which they can match.
     """
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
@@ -176,14 +177,14 @@ def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
 def binned(
     ids: Int[np.ndarray, " x"], values: Float[np.ndarray, " x"], bins: Int[np.ndarray, " v"]
 ) -> Float[np.ndarray, "2 bins"]:
-    """Sum and number of the values by the bin of their token; ids and bins of −1 are left out."""
+    """Sum and number of the values by the token's bin; ids and bins of −1 are left out."""
     bin_of = np.where(ids < 0, -1, bins[ids])
     kept, size = bin_of >= 0, len(BINS) - 1
     return np.stack([np.bincount(bin_of[kept], weights, size) for weights in (values[kept], None)])
 
 
 def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
-    """ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
+    """IDF ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
     df = np.zeros(len(tokenizer))
     for row in tokenize(tokenizer, corpus):
         df[row.ids] += 1  # once, however often a document holds it

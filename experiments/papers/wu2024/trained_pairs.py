@@ -1,9 +1,9 @@
 """The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
 
-All start from one backbone and learn from the same queries and documents; the passages and spans that
-generative models learn from are the same for every seed. A model whose checkpoint is in the folder `models`
-is not trained again, and a measurement in the results folder is not repeated. Every model is in its last
-state: no dev measure chose it.
+All models start from one backbone and learn from the same queries and documents; generative models' training
+passages and spans are the same for every seed. A model whose checkpoint is in the folder `models` is not
+trained again, and a measurement in the results folder is not repeated. Every model is kept in its last state,
+without a choice on dev queries.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multi
 def trained(
     name: str, seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative:
-    """The seed's model, trained unless its checkpoint is there.
+    """Load the seed's model, or train it if it has no checkpoint.
 
     name: dpr or colbert, with -second from the second backbone, with -pairs from a hard negative of BM25
     alone; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
@@ -121,7 +121,7 @@ def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generat
 
 
 def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: Problems) -> list[Pair]:
-    """Training pairs: queries and passages with their documents' identifiers, or spans of text ones."""
+    """Training pairs: queries and passages with documents' identifiers; spans if identifiers are text."""
     corpus, ids = bench.collection.corpus, model.identifiers
     if ids.kind == "text":
         return training_pairs(model, corpus, bench.train, problems, seed=0)
@@ -192,7 +192,7 @@ def study(
 
 
 def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
-    """Model -> what `training_of` gives of each seed."""
+    """Map each model to the result of `training_of` for each seed."""
     return {
         name: [seed["training"][name] for seed in seeds]
         for seeds in results.values()
@@ -215,13 +215,13 @@ def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """The models of `recalls` whose mean over seeds is too far below BM25's to count as trained."""
+    """The models in `recalls` whose mean over seeds is too far below BM25's to count as trained."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
 def sample(bench: Bench, settings: PairSettings) -> str:
-    """The data of training and measurement, for a summary."""
+    """Describe the data of training and measurement for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
