@@ -60,7 +60,7 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """Call transformers' `kind.from_pretrained` for a folder or hub name, without running its code.
 
     Every checkpoint is loaded through this function. Raises FileNotFoundError if the checkpoint does not
-    exist, ValueError, with its name, if it cannot be read or needs code of its own.
+    exist, and ValueError, with the checkpoint's name, if it cannot be read or requires custom code.
     """
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
@@ -108,7 +108,7 @@ def for_search() -> Iterator[None]:
 
 
 def positions(name: str | Path) -> int | None:
-    """The number of positions of a checkpoint's encoder, or None if its config does not give it."""
+    """Return the number of positions of a checkpoint's encoder, or None if its config omits it."""
     if _for_search.get():
         light = json_or_empty(Path(name) / "config.json")
         if light.get("model_type") == "bert" and isinstance(light.get("max_position_embeddings"), int):
@@ -129,7 +129,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
     optional: prefix of the weights that may be missing. Raises ValueError if other weights are missing, if
-    weights are pickled, or if the config refers to code or gives sizes that exceed those of the weights. Also
+    weights are pickled, or if the config refers to code or gives larger sizes than the weights have. Also
     raises ValueError for peft adapters, because saving would write only the adapter.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
@@ -152,8 +152,8 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
 def _check_config(folder: Path) -> None:
     """Raise ValueError if config.json refers to code, or gives more layers or larger sizes than the weights.
 
-    There may be no more layers than tensors, and no size may exceed the number of all weights. Building such
-    a model could take hours or fill the memory before its weights are read.
+    The limits are the number of tensors for layers, and the total number of weights for any size. Building
+    a larger model could take hours or fill the memory before its weights are read.
     """
     check_files(folder)
     shapes = []
@@ -198,8 +198,8 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """Load a checkpoint's tokenizer, with padding on the right and unknown characters spelled in bytes.
 
     entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
-    there is no padding token or if the tokenizer's files are missing; transformers would then create a
-    tokenizer that knows no word.
+    there is no padding token or if the tokenizer's files are missing; without the files, transformers would
+    create a tokenizer with an empty vocabulary.
     """
     if _for_search.get() and entries is not None and Path(name).is_dir():
         with naming(name):
@@ -228,9 +228,9 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
-    A text is cut before a space between two letters or digits. Tokenizers that split words at spaces first
-    give the same tokens before the cut, whatever follows. Texts without such a space, and texts for other
-    tokenizers, are not cut.
+    A text is cut before a space between two letters or digits. A tokenizer that splits texts at spaces first
+    gives the same tokens before the cut, whatever follows. A text without such a space is not cut, nor is any
+    text if the tokenizer works differently.
     """
     cut, wanted = list(texts), CHARACTERS * length
     long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
@@ -263,7 +263,7 @@ def _divides_words(tokenizer: Any) -> bool:
 
 
 def _spell_in_bytes(tokenizer: Any) -> None:
-    """Tokenise characters outside a SentencePiece vocabulary with byte pieces (mT5's) as UTF-8 bytes.
+    """Make a tokenizer encode characters outside its SentencePiece vocabulary as UTF-8 byte pieces (mT5).
 
     SentencePiece does this; transformers maps all such characters to the same unknown token.
     """
@@ -295,8 +295,8 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
     """Replace W x by W x + 2 B A x, where only B and A, of rank `rank`, are trained: LoRA with α = 2·rank.
 
     Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear"
-    or a regular expression for names of linear layers. Raises ValueError if it matches no layer or a module
-    of another type.
+    or a regular expression that matches names of linear layers. Raises ValueError if it matches no layer, or
+    matches a module of another type.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -324,10 +324,10 @@ def _matched(backbone: Any, targets: str) -> list[str]:
 
 
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
-    """A module's weights under the names and in the order that they have without adapters.
+    """Return a module's weights with the names and order of a module without adapters.
 
-    merged: W plus the adapter's product, else W. Each layer is merged in a copy on the CPU, so that the
-    module is unchanged and the same adapters always give the same bits.
+    merged: return W plus the adapter's product; otherwise W alone. Each layer is merged in a copy on the
+    CPU, so the module does not change and the same adapters always give the same bits.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -360,7 +360,8 @@ def quiet() -> Iterator[None]:
 def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
     """A linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
 
-    As `nn.init.orthogonal_`, in float64: a seed gives the same bits with any number of threads.
+    Like `nn.init.orthogonal_`, but computed in float64, so that a seed gives the same bits with any number
+    of threads.
     """
     linear = nn.Linear(width, dim, bias)
     with torch.no_grad():

@@ -80,9 +80,9 @@ def in_parts(
     axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
     other parts are encoded again, with the same dropout, when the gradient of all vectors is known. This
     gives the gradient of the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021,
-    arXiv:2101.06983). Everything is one graph, so DistributedDataParallel sees one forward and one backward
-    pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded weights
-    require.
+    arXiv:2101.06983). All parts form one graph, so DistributedDataParallel sees one forward and one
+    backward pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded
+    weights require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -116,8 +116,8 @@ def insert(rows: Tensor, at: int, value: int) -> Tensor:
 def keep_freed_memory() -> None:
     """Let this process keep up to 1 GiB of freed memory, if its malloc is glibc's.
 
-    By default, large freed tensors return to the system, and clearing their pages again takes a fifth of a
-    training step.
+    By default, malloc returns large freed tensors to the system; clearing their pages at the next allocation
+    takes a fifth of a training step.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     # If glibc rejects this mmap threshold, leave both thresholds to it: it adapts them together.

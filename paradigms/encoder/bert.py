@@ -1,11 +1,11 @@
-"""BERT's last hidden states (Devlin et al. 2019, arXiv:1810.04805), for inference: the forward pass alone.
+"""The forward pass of BERT (Devlin et al. 2019, arXiv:1810.04805), for inference only.
 
-For each layer, with x the tokens' states, in the order of the paper's code:
+Each layer updates the tokens' states x, in the order of the paper's code:
 
     q, k, v = x Wᵀ + b;  a = softmax(q kᵀ/√h) v;  x ← norm(x + a Wᵀ + b);  x ← norm(x + gelu(x Wᵀ + b) Wᵀ + b)
 
-`Forward` holds the weights of one precision, packed for its products; `Light` is the module that needs no
-transformers: a BERT from config.json and safetensors. Both equal transformers' BertModel in eval mode.
+`Forward` holds the weights in one precision, packed for its matrix products. `Light` is a module that reads
+a BERT from config.json and safetensors without transformers. Both equal transformers' BertModel in eval mode.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def weight_names(layers: int) -> list[str]:
-    """Names of a BertModel's weights without pooler, in transformers' order."""
+    """Names of a BertModel's weights without the pooler's, in transformers' order."""
     names = [f"embeddings.{name}_embeddings.weight" for name in EMBEDDINGS]
     parts = (f"encoder.layer.{n}.{part}" for n in range(layers) for part in PARTS)
     modules = ["embeddings.LayerNorm", *parts]
@@ -60,14 +60,14 @@ def weight_names(layers: int) -> list[str]:
 
 
 def supported(config: Any) -> bool:
-    """Whether a config of BERT describes the pass that `Forward` computes."""
+    """Whether `Forward` can compute the model that a BERT config describes."""
     fixed = ("hidden_act", "position_embedding_type", "is_decoder")
     same = all(getattr(config, name, DEFAULTS[name]) == DEFAULTS[name] for name in fixed)
     return same and config.hidden_size % config.num_attention_heads == 0
 
 
 class Layer(NamedTuple):
-    """Functions of a layer, and its norms' weights and biases."""
+    """A layer's linear functions, and the weights and biases of its norms."""
 
     qkv: Linear
     out: Linear
@@ -76,9 +76,10 @@ class Layer(NamedTuple):
 
 
 class Forward:
-    """The forward pass over weights in one precision: "no" (their own type), "bf16" or "int8".
+    """The forward pass in one precision: "no" (the weights' dtype), "bf16" or "int8".
 
-    weights: as `weight_names` names them. float64 weights are computed in float64 under any precision.
+    weights: tensors by the names in `weight_names`. float64 weights are computed in float64 under any
+    precision.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any, precision: str) -> None:
@@ -139,7 +140,7 @@ class Forward:
 
 
 def _chained(up: Linear, down: Linear, rows: int | None) -> Linear:
-    """down(up(x)), computed for so many rows at a time."""
+    """down(up(x)), computed for `rows` rows at a time."""
 
     def apply(x: Tensor) -> Tensor:
         parts = (x,) if rows is None else x.split(rows)
@@ -158,7 +159,7 @@ def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 
 
 def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
-    """A product in bfloat16: by oneDNN on CPUs, which reorders the weight once and applies gelu at once."""
+    """A linear layer in bfloat16; on CPUs oneDNN reorders the weight once and fuses the activation."""
     weight, bias = weight.bfloat16(), bias.bfloat16()
     if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return _dense(weight, bias, activated)
@@ -178,7 +179,7 @@ def _quantised(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 
 
 def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tensor, "x l w"]:
-    """A backbone's first output, its last hidden states, in the surrounding precision."""
+    """Compute a backbone's first output, its last hidden states, in the surrounding precision."""
     precision = product_precision(inputs["input_ids"].device)
     computed = None if precision == "fp16" else fast_forward(backbone, precision)
     if computed is not None:
@@ -188,7 +189,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
 
 
 class Kept:
-    """The passes made of a backbone, by precision, and what they were made of."""
+    """A backbone's cached `Forward` passes by precision, with the modules and weights that they copy."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.passes: dict[str, Forward | None] = {}
@@ -203,7 +204,7 @@ class Kept:
         self.state = self._state()
 
     def current(self) -> bool:
-        """Whether every module and weight is in its place and unchanged, in some 50 µs."""
+        """Whether all modules and weights are still the same and unchanged; the check takes about 50 µs."""
         return (
             all(held.get(name) is value for held, name, value in self.places) and self.state == self._state()
         )
@@ -223,10 +224,10 @@ _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
-    """A backbone's `Forward` in one precision, made once and again after a weight changed.
+    """Return a backbone's cached `Forward` in one precision, rebuilt after a weight has changed.
 
-    None unless the backbone is a `Light`, or transformers' BertModel on a CPU, in eval mode and without
-    gradients.
+    Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU, in eval mode and
+    without gradients.
     """
     light = isinstance(backbone, Light)
     theirs = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
@@ -243,7 +244,7 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
 
 
 class Light(nn.Module):
-    """A BERT for inference alone, with the weights' names of transformers' BertModel.
+    """A BERT for inference only; its weights have the same names as in transformers' BertModel.
 
     config: the fields of config.json.
     """
@@ -263,7 +264,7 @@ class Light(nn.Module):
 
     @classmethod
     def read(cls, folder: Path) -> "Light | None":
-        """The BERT in a folder, in float32; None if transformers has to read it."""
+        """Read the BERT in a folder, in float32; return None if only transformers can read it."""
         config = json_or_empty(folder / "config.json")
         files = [folder / "model.safetensors"]
         sizes = all(isinstance(config.get(name), int) for name in SIZES)
@@ -279,7 +280,7 @@ class Light(nn.Module):
         return cls({name: found[name] for name in wanted}, fields)
 
     def forward(self, **inputs: Tensor) -> tuple[Tensor]:
-        """The last hidden states in float32. Raises ValueError in training mode."""
+        """Compute the last hidden states in float32. Raises ValueError in training mode."""
         with torch.no_grad():
             computed = fast_forward(self, "no")
         if computed is None:
@@ -291,7 +292,7 @@ class Light(nn.Module):
 
 
 def _fit(weights: Mapping[str, Tensor], config: Any) -> bool:
-    """Whether embeddings have the config's sizes, and every layer its width."""
+    """Whether the embeddings have the config's sizes, and every layer has the config's width."""
     width = config.hidden_size
     sizes = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
     tables = zip(EMBEDDINGS, sizes, strict=True)

@@ -43,7 +43,7 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
 def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
     """Cut each document after the last token that the encoder reads.
 
-    A tokenizer that does not know which characters a token came from gives the tokens' text.
+    If the tokenizer cannot map tokens to characters, the text is decoded from the tokens.
     """
     tokenizer, layout, room = _room(encoder)
     how: dict[str, Any] = {"add_special_tokens": False, "verbose": False}
@@ -63,7 +63,7 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
 
 
 def _room(encoder: Encoder) -> tuple[Any, Layout, int]:
-    """The document side's tokenizer, its layout, and the tokens that it leaves for text."""
+    """The document side's tokenizer and layout, and the number of tokens that the layout leaves for text."""
     encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
     return encoder.tokenizer, layout, layout.length - len(layout.marker) - around

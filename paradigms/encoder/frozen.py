@@ -70,18 +70,18 @@ class Split:
             p.requires_grad_(True)
 
     def lower(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """Input of the upper layers, from the store if there is one, rounded to float16 as in the store."""
+        """Return the input of the upper layers, read from the store if there is one, rounded to float16."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
         return self.store.find(batch, lambda missing: self.compute(missing).half())
 
     def compute(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """Input of the upper layers, computed by the lower layers and not rounded."""
+        """Compute the input of the upper layers, without rounding."""
         with _evaluating(self.backbone), torch.no_grad():
             return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
-        """The backbone's first output from the states of `lower`: last hidden states, or an MLM's logits."""
+        """Compute the backbone's first output (last hidden states or MLM logits) from states of `lower`."""
         self._source.states = states
         layers = self.place._modules[self.name]
         self.place._modules[self.name] = nn.ModuleList([self._source, *self._upper])
@@ -158,7 +158,7 @@ class LowerStates:
 
         layout: description of how `tokenize` cuts and marks texts; texts stored with the same layout are not
         tokenised again. Every process calls this, waits for the others, and then calls `open`. Raises
-        ValueError if a state is beyond float16.
+        ValueError if a state exceeds the range of float16.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
@@ -196,7 +196,7 @@ class LowerStates:
                 self._files.add(place.name)
 
     def find(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Float[Tensor, "x l w"]:
-        """States of a batch, padded with 0; missing ones are computed by `compute`."""
+        """Return the states of a batch, padded with 0; `compute` supplies missing states."""
         rows = [self._rows.get(key) for key in keys(batch)]
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
@@ -285,7 +285,7 @@ def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 
 class _Source(nn.Module):
-    """Stands in for a backbone's lower layers: returns `states`, and for T5 the position bias."""
+    """Stand-in for a backbone's lower layers: returns `states`, and for T5 the position bias."""
 
     def __init__(self, bottom: nn.Module, following: nn.Module) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
-"""x Wᵀ + b in 8 bits: W8A8, a scale per token and per output channel.
+"""x Wᵀ + b in 8 bits (W8A8), with one scale per token and one per output channel.
 
     x ≈ s · q, s = max |x| / 127 per token;  W ≈ t · p, t = max |W| / 127 per output;  x Wᵀ ≈ s tᵀ ∘ (q pᵀ)
 
-Values round to the nearest of 255 steps, halves up; no outlier is clipped, and no text calibrates anything:
-the quantisation depends on the weights and on the token itself. q pᵀ is exact. The product is oneDNN's, over
-weights that are packed once: torch._int_mm packs them in every call, which takes longer than the product.
+Values round to the nearest of 255 steps, halves up. Outliers are not clipped, and there is no calibration:
+the quantisation depends only on the weights and on the token itself. q pᵀ is exact. oneDNN computes the
+product over weights that are packed once; torch._int_mm packs them in every call, which takes longer than
+the product.
 """
 
 from functools import cache
@@ -22,7 +23,7 @@ LEAST = torch.finfo(torch.float32).tiny  # scale of a token or an output that is
 
 
 class Quantised(NamedTuple):
-    """A weight as t · p."""
+    """A quantised weight t · p."""
 
     values: Tensor  # p, int8, packed for oneDNN's product where that is `exact`
     scales: Float[Tensor, " v"]  # t
@@ -38,7 +39,7 @@ def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
 
 
 def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b of a quantised weight, in float32."""
+    """x Wᵀ + b in float32, for a quantised weight W."""
     rows = x.flatten(0, -2).float()
     scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
     # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
@@ -63,7 +64,7 @@ def _packed_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[T
 
 @cache
 def exact() -> bool:
-    """Whether oneDNN multiplies 8 bits exactly here: without VNNI, sums of pairs may saturate at 16 bits."""
+    """Whether oneDNN's 8-bit products are exact here: without VNNI, sums of pairs may saturate at 16 bits."""
     if "onednn" not in torch.backends.quantized.supported_engines:
         return False
     largest = torch.full((64, 64), LARGEST, dtype=torch.int8)
@@ -74,7 +75,7 @@ def exact() -> bool:
 
 
 def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` in its definition: both factors rounded, and multiplied in their own type."""
+    """`product` by its definition: round both factors, and multiply them in their own dtype."""
     rounded: list[Tensor] = []
     for factor in (x, weight):
         scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)
@@ -83,7 +84,7 @@ def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class W8A8(TorchFunctionMode):
-    """Inside, every linear layer with a float32 weight on a CPU is a `product`, in any encoder.
+    """Context in which `product` computes every linear layer with a float32 weight on a CPU.
 
     Weights are quantised when they are first used, and again after they change in place.
     """

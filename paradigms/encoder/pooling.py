@@ -1,4 +1,4 @@
-"""The hidden states of a text's n tokens → one vector, or k = min(m, n): how D or Q gets m vectors."""
+"""Pooling: hidden states of a text's n tokens → one vector of D or Q, or k = min(m, n) vectors."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -12,7 +12,7 @@ CELLS = 8  # of each vector in the grid of `LearnedPooling`
 def pool(
     hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"], pooling: str
 ) -> Float[Tensor, "x 1 w"]:
-    """One vector of all tokens that are attended to. pooling: cls, last, max or mean."""
+    """Pool all tokens that are attended to into one vector. pooling: cls, last, max or mean."""
     if pooling == "cls":
         return hidden[:, :1]
     if pooling == "last":
@@ -43,18 +43,18 @@ def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Ten
 def mean_of_spans(
     hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"], m: int
 ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
-    """Mean of each of the `spans`, and the mask of the vectors: a text of n < m tokens has n."""
+    """Mean of each of the `spans`, and the mask of these vectors: a text of n < m tokens has n vectors."""
     inside = spans(counts, m)[:, None] == torch.arange(min(m, counts.shape[1]), device=counts.device)[:, None]
     return _sum(hidden, inside) / inside.sum(-1, keepdim=True).clamp(min=1), inside.any(-1)
 
 
 class LearnedPooling(nn.Module):
-    """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, with g(r) = ⌊(r + ½) · G/n⌋ the place of token r of n.
+    """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, where token r of n has place g(r) = ⌊(r + ½) · G/n⌋.
 
-    MacAvaney et al. 2025 (arXiv:2504.01818): ConstBERT, a linear layer from a document's tokens to a fixed
-    number of vectors. Its weights belong to absolute places, of texts that are padded to one length; here W
-    has G = 8 m places, over which a text of any length is spread. W starts as `spans`. Texts of at most m
-    tokens keep their tokens' states, as with spans.
+    ConstBERT (MacAvaney et al. 2025, arXiv:2504.01818) maps a document's tokens to a fixed number of vectors
+    by a linear layer. Its weights belong to absolute places in texts padded to one length. Here W has
+    G = 8 m places, and a text of any length is spread over them. W is initialised to the 0/1 weights of
+    `spans`. Texts of at most m tokens keep their tokens' states, as with spans.
     """
 
     def __init__(self, m: int) -> None:

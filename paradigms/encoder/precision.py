@@ -1,4 +1,4 @@
-"""The number types that encoders compute in: one place decides, for queries and documents alike.
+"""The precision of encoders, chosen in one place for queries and documents.
 
 | precision | matrix products | everything else |
 |---|---|---|
@@ -6,8 +6,8 @@
 | bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
 | int8 | `int8.product`: 8 bits, sums in int32 | float32 |
 
-"auto" is the precision of the surrounding `autocast`; outside of any, that of `choose_precision`; without it,
-bf16 if the device multiplies it natively, else no.
+"auto" is the precision of the surrounding `autocast`. Outside `autocast`, it is the precision set by
+`choose_precision`; if none is set, bf16 if the device multiplies it natively, else no.
 """
 
 import os
@@ -45,7 +45,7 @@ def _native_on_cpu() -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """A context in which encoders compute as `precision` says: a key of `PRECISIONS` or "auto".
+    """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto".
 
     Raises ValueError as `resolved` does.
     """
@@ -53,15 +53,15 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def choose_precision(precision: str) -> None:
-    """Let "auto" be this precision in this process and those that it starts; "auto" chooses nothing."""
+    """Set what "auto" means in this process and the processes it starts; "auto" changes nothing."""
     if precision != AUTO:
         os.environ[VARIABLE] = precision
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" by the precision that holds: the context's, the process's or the native one.
+    """Replace "auto" by the precision in effect: the context's, the process's or the device's native one.
 
-    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 elsewhere.
+    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 on any other device.
     """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
@@ -87,7 +87,7 @@ def _computing(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def product_precision(device: torch.device) -> str:
-    """The precision that holds at this point: torch's own autocast counts as well."""
+    """The precision in effect at this point, including torch's own autocast."""
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
         return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
     """Replace settings by those that the backbone's folder publishes, and log the changes.
 
-    These are the pooling, if a side is pooled; prompts, as markers; and the training length, as an upper
-    bound of both lengths. fixed: names of settings that keep their values. Raises ValueError if the folder
-    names an unknown pooling.
+    They are the pooling, if a side is pooled; the prompts, used as markers; and the training length, used as
+    an upper bound on both lengths. fixed: names of settings that keep their values. Raises ValueError if the
+    folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None or not (folder / MODULES).is_file():

@@ -1,4 +1,4 @@
-"""Encoder settings: how text becomes D or Q. The paradigms' encoders differ in nothing else."""
+"""Encoder settings: how text becomes D or Q. Encoders of different paradigms differ only in these."""
 
 import string
 from collections.abc import Mapping
@@ -78,16 +78,16 @@ class EncoderSettings:
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
     def weighs(self, side: Side) -> bool:
-        """Whether tokens of a side have a salience."""
+        """Whether the tokens of a side have salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Document tokens of late interaction, the same for ColBERT and XTR: punctuation is skipped.
+    """Settings of late interaction, the same for ColBERT and XTR: punctuation in documents is skipped.
 
-    Khattab & Zaharia 2020, §3.2. Lee et al. 2023 name no such filter; with the same tokens, the paradigms
-    differ in A and Z alone.
+    ColBERT skips it (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 mention no such filter for XTR. With the
+    same tokens, the two paradigms differ only in A and Z.
     """
 
     skip: str = string.punctuation
@@ -103,5 +103,5 @@ class Layout(NamedTuple):
 
 
 def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from an encoder.json; `vectors` was formerly called `first`."""
+    """Convert the values of an encoder.json to settings; `vectors` was formerly called `first`."""
     return {"vectors" if name == "first" else name: value for name, value in values.items()}

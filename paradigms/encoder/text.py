@@ -1,6 +1,6 @@
 """text → D or Q: any Hugging Face encoder, pooling, projection, salience.
 
-One `TextEncoder` serves queries and documents; what differs between paradigms is data: `EncoderSettings`.
+One `TextEncoder` serves queries and documents; `EncoderSettings` describes how paradigms differ.
 """
 
 from collections.abc import Sequence
@@ -92,8 +92,8 @@ class TextEncoder(nn.Module):
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         """Tokenise, pad and cut texts to the side's length; texts without tokens get an all-False mask.
 
-        Raises TypeError if `texts` is one string or holds anything else than strings, ValueError for a lone
-        surrogate.
+        Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if a text
+        contains a lone surrogate.
         """
         check_several(texts, f"{side} texts")
         for n, text in enumerate(texts):
@@ -146,7 +146,7 @@ class TextEncoder(nn.Module):
         return repr((self._layouts[side], augment))
 
     def labels(self, text: str, side: Side) -> list[str]:
-        """Readable names of the tokens that a text becomes."""
+        """Readable names of a text's tokens."""
         kind, m = self._vectors(side), self.settings.vectors
         if kind == "pooled":
             return ["[pooled]"]
@@ -250,8 +250,8 @@ class TextEncoder(nn.Module):
     def _join_pooled(self, pooled: Float[Tensor, "x n 1 w"], tokens: Tokens) -> Tokens:
         """⟨cls_q, cls_d⟩ + Σ token matches as one rel: COIL-full (Gao et al. 2021, Eq. 5).
 
-        The pooled vector of width c·h is cut into c tokens with ids −1 … −c: as only equal ids align, their
-        matches add up to the inner product of the two pooled vectors.
+        The pooled vector of width c·h is cut into c tokens with ids −1 … −c. As only equal ids align, the
+        matches of these tokens add up to the inner product of the two pooled vectors.
         """
         assert self.pooled_projection is not None
         assert tokens.ids is not None
@@ -272,8 +272,8 @@ class TextEncoder(nn.Module):
     def _salience(self, vectors: Tensor, counts: Tensor, side: Side) -> Tensor:
         """u_i = λ_i · relu(W d_i + b) with 1ᵀλ = ⌈α · length⌉ (Qian et al. 2022, Eq. 3 and 4).
 
-        λ is the entropic gate; its hard limit, where ties share the budget; or 1 ("relu"). A text without a
-        positive score has salience 0, and its rel with Z = Σ A is 0.
+        λ is the entropic gate, its hard limit (ties share the budget), or 1 ("relu"). A text without a
+        positive score has salience 0; with Z = Σ A its rel is 0.
         """
         s = self.settings
         with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
@@ -295,7 +295,7 @@ class TextEncoder(nn.Module):
     def save(self, folder: Path, *, merged: bool) -> None:
         """Write backbone/ in transformers' format, and every other weight to heads.safetensors.
 
-        merged: add the adapters to the backbone's weights; otherwise these stay as before training.
+        merged: add the adapters to the backbone's weights; otherwise write the weights from before training.
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
@@ -319,8 +319,8 @@ class TextEncoder(nn.Module):
     def load(cls, folder: Path) -> "TextEncoder":
         """Load an encoder that `save` wrote, as the class that wrote it.
 
-        Raises FileNotFoundError if a file is missing, ValueError for an unregistered class or for weights
-        that do not fit the settings.
+        Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered or the
+        weights do not fit the settings.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
         settings = read_settings(kind.Settings, folder / "encoder.json", settings_fields)

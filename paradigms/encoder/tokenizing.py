@@ -1,7 +1,7 @@
-"""Texts → token ids by the library `tokenizers` alone: transformers' wrapper takes longer than a short query.
+"""Texts → token ids, by the library `tokenizers`: transformers' wrapper takes longer than a short query.
 
-`token_rows` calls the tokenizer within transformers' one; `LightTokenizer` reads a BERT's tokenizer.json and
-needs no transformers.
+`token_rows` calls the tokenizer that transformers wraps; `LightTokenizer` reads a BERT's tokenizer.json
+without transformers.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "m
 def token_rows(
     tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
-    """ids, attention mask and special tokens mask of texts, cut to `length` and padded to the longest.
+    """Tokenise texts: ids, attention mask and mask of special tokens, including padding.
 
-    whole: pad to `length`. Special tokens include padding. Equal to transformers' call of the tokenizer.
+    Texts are cut to `length` tokens and padded to the longest text. whole: pad to `length` instead. The
+    result equals a call of transformers' tokenizer.
     """
     if not tokenizer.is_fast:
         rows = tokenizer(
@@ -57,7 +58,7 @@ def token_rows(
 
 
 class LightTokenizer:
-    """What encoders use of transformers' BertTokenizer, over the same tokenizer.json."""
+    """The part of transformers' BertTokenizer that encoders use, read from the same tokenizer.json."""
 
     is_fast, truncation_side, padding_side, pad_token, mask_token = True, "right", "right", "[PAD]", "[MASK]"
 
@@ -68,10 +69,10 @@ class LightTokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> "LightTokenizer | None":
-        """The tokenizer in a folder; None unless transformers would build the same one.
+        """Read the tokenizer in a folder; return None unless transformers would build the same tokenizer.
 
-        transformers builds a BertTokenizer from the vocabulary of tokenizer.json and the options of
-        tokenizer_config.json; so the other parts of tokenizer.json have to be what it would choose.
+        transformers builds a BertTokenizer from the vocabulary in tokenizer.json and the options in
+        tokenizer_config.json, so the other parts of tokenizer.json must equal what transformers would choose.
         """
         file, config = folder / "tokenizer.json", json_or_empty(folder / "tokenizer_config.json")
         if config.get("tokenizer_class") not in BERT or not file.is_file():
@@ -110,7 +111,7 @@ class LightTokenizer:
         return int(self.backend_tokenizer.get_vocab_size())
 
     def __call__(self, texts: Any, *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
-        """Ids of a text, or of several, neither cut nor padded."""
+        """Tokenise one or more texts, without truncation or padding."""
         backend = self.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()

@@ -15,9 +15,9 @@ from paradigms.encoder.text import TextEncoder
 
 
 class TwoTowers(nn.Module):
-    """Separate encoders of queries and documents, as in DPR (Karpukhin et al. 2020).
+    """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
 
-    A saved pair has a folder for each side. `settings` are the document encoder's; `described` gives both.
+    A saved pair has one folder per side. `settings` are the document encoder's; `described` gives both.
     Raises ValueError if the encoders' vectors have different widths.
     """
 

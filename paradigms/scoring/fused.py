@@ -1,15 +1,16 @@
 """maxᵢ ⟨dᵢ, qⱼ⟩ and its i for every query token and document, without forming S: Triton kernels.
 
-The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile and keeps the
-largest similarity and its place: b·n·j numbers instead of b·n·i·j. The backward pass reads only the places:
+The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile and keeps only the
+largest similarities and their places: b·n·j numbers instead of b·n·i·j. The backward pass needs only the
+places:
 
     ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
     ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
 
-The first gathers rows; the second is a product with a one-hot matrix, made tile by tile. Nothing is added
-atomically: one program owns each result and sums in a fixed order, whatever the tiles. Products, maxima and
-gradients are accumulated in float32. `in_batch` imports this module only to use it, as it needs Triton. For
-the tests, TRITON_INTERPRET=1, set before Triton is imported, runs the kernels slowly on the CPU.
+∂Q gathers rows; ∂D is a product with a one-hot matrix, formed tile by tile. There are no atomic additions:
+one program owns each result and sums in a fixed order, whatever the tile sizes. Products, maxima and
+gradients are accumulated in float32. This module requires Triton, so `in_batch` imports it only when it uses
+it. For tests, TRITON_INTERPRET=1, set before Triton is imported, runs the kernels slowly on the CPU.
 """
 
 import os
@@ -37,8 +38,8 @@ SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 def supports(vectors: Tensor) -> bool:
     """Whether the kernels are faster than torch for these vectors on their device.
 
-    They need tensor cores: 16 bits or `torch.set_float32_matmul_precision("high")`, and compute capability
-    8.0.
+    The kernels need tensor cores: compute capability 8.0, and 16-bit vectors or
+    `torch.set_float32_matmul_precision("high")`.
     """
     if vectors.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
@@ -54,9 +55,9 @@ def best_tokens(
 ) -> tuple[Float[Tensor, "b n j"], Int[Tensor, "b n j"]]:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over the real tokens of each document; the maxima are differentiable once.
 
-    equal_ids: only over tokens with the id of j (COIL). The first of equal similarities wins, and NaN always
-    does. Without a candidate the maximum is 0 and the place −1. Documents have x = 1; neither side is empty.
-    Vectors of both sides are float32, float16 or bfloat16; float32 follows
+    equal_ids: only over tokens with the id of j (COIL). Of equal similarities the first wins; NaN always
+    wins. Without a candidate, the maximum is 0 and the place is −1. Documents have x = 1; neither side is
+    empty. Vectors of both sides are float32, float16 or bfloat16; float32 follows
     `torch.set_float32_matmul_precision`.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
@@ -135,7 +136,7 @@ def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
 
 
 def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
-    """Decorate a kernel with (tiles, warps, stages, registers) to choose from, once per kind of batch."""
+    """Autotune a kernel over configurations (tiles, warps, stages, registers), once per kind of batch."""
     tried = [
         triton.Config(tiles, num_warps=warps, num_stages=stages, maxnreg=registers)
         for tiles, warps, stages, registers in configurations

@@ -1,4 +1,4 @@
-"""rel of every query against every document of a training batch, without S in full."""
+"""rel of every query and document of a training batch, without forming all of S."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarit
 
 
 class Pairs(NamedTuple):
-    """S and A of aligned pairs, without salience, and the place of their document tokens."""
+    """S and A of aligned pairs, without salience, and the places of the pairs' document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
     alignment: Float[Tensor, "b n r j"]
@@ -23,7 +23,7 @@ class Pairs(NamedTuple):
 
 
 def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalise) -> Float[Tensor, "b n"]:
-    """rel(d, q) for documents with axes [1, n, i, h]: multiplies A by the salience, then divides by Z."""
+    """Compute rel(d, q) from pairs: multiply A by the salience, then divide by Z. documents: [1, n, i, h]."""
     S, A, place = pairs
     if documents.salience is not None:
         at = (place.clamp(min=0) + first_tokens(place, documents.mask.shape[-1])).flatten()
@@ -37,8 +37,8 @@ def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalis
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over the real tokens of each document, without gradients; r = 1.
 
-    equal_ids: only over tokens with the id of j. A is 0 without such a token. S is one product [n, i, b·j],
-    so that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
+    equal_ids: only over tokens with the id of j; A is 0 if there is none. S is one product [n, i, b·j], so
+    that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
     """
     D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
     (n, i), (b, j) = D.shape[:2], Q.shape[:2]
@@ -72,16 +72,16 @@ def in_batch_rel(
 ) -> Float[Tensor, "b n"]:
     """`core.rel(documents, queries, align, normalise)`, equal in values and gradients, in bounded memory.
 
-    Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries.
-    For the backward pass, a hard alignment with few pairs saves their places and similarities [b, n, r, j],
-    where r is the largest number of document tokens aligned to one query token. An alignment that is soft, or
+    Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries. For the
+    backward pass, a hard alignment with few pairs saves their places and similarities [b, n, r, j], where r
+    is the largest number of document tokens aligned to one query token. An alignment that is soft, or that
     aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
-    slices of queries, so alignments that read the pool (XTR) see all of it. On a device in `FUSED`, a maximum
-    (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32. Weights of terms (SPLADE,
-    uniCOIL: one number per token, matched by ids) are one matrix product (`_product_of_terms`).
+    slices of queries, so an alignment that reads the pool (XTR) sees the whole pool. On a device in `FUSED`,
+    a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32. Weights of terms
+    (SPLADE, uniCOIL: one number per token, matched by ids) are one matrix product (`_product_of_terms`).
 
-    Autocast has no effect: similarities have the dtype of the vectors, float32 in training. In bfloat16 a
-    cosine of 0.9 has steps of 0.004, which at τ = 0.02 change a softmax weight by a fifth.
+    Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
+    bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.
     """
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
@@ -114,7 +114,7 @@ def _rel(
 
 
 def _are_weights(*sides: Tokens) -> bool:
-    """Whether all tokens are one number of at least 0, without salience."""
+    """Whether every token is a single number ≥ 0, without salience."""
     single = all(side.vectors.shape[-1] == 1 and side.salience is None for side in sides)
     return single and all(bool((side.vectors >= 0).all()) for side in sides)
 
@@ -122,7 +122,7 @@ def _are_weights(*sides: Tokens) -> bool:
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Σ_t w_t(d) · w_t(q), where repeated tokens count with their largest weight in d and their sum in q.
 
-    Equals the rel of equal ids, as maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights of at least 0.
+    Equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
     """
     d_ids, q_ids = ids_of(documents, queries)
     low = torch.minimum(d_ids.amin(), q_ids.amin())
@@ -148,8 +148,8 @@ def _chunked_pairs(
 ) -> Pairs | None:
     """The pairs of a hard alignment, from S formed chunk by chunk.
 
-    None if A is soft or has many pairs. known: the alignment if it is a maximum; for others None without
-    gradients, too.
+    Returns None if A is soft or has many pairs. known: the alignment if it is a maximum, else None; if None,
+    also returns None without gradients.
     """
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     if known is None and (not trains or _soft(documents, queries, align)):
@@ -179,7 +179,7 @@ def _any_requires_grad(*sides: Tokens) -> bool:
 
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
-    """Whether a gradient flows through A: tests one query and one document."""
+    """Whether a gradient flows through A, tested with one query and one document."""
     document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
     S, valid = similarity(document, query)
     with torch.enable_grad():
@@ -196,7 +196,7 @@ def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Pairs:
 class _PairSimilarity(torch.autograd.Function):
     """(D, Q) → the known Sᵢⱼ of the pairs at `place`; the backward pass is two sparse products.
 
-    With W ∈ R^{(n·i)×(b·j)} the incoming gradient at the pairs, ∂D = W Q and ∂Q = Wᵀ D: one weighted
+    If W ∈ R^{(n·i)×(b·j)} is the incoming gradient at the pairs, then ∂D = W Q and ∂Q = Wᵀ D: a weighted
     embedding bag and its gradient.
     """
 

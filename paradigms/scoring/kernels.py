@@ -1,10 +1,11 @@
 """rel over stored tokens: numba kernels, compiled for the host's processor on their first call.
 
-BLOCK document tokens at a time, float16 or codes (`Stored`), are widened to float32 in a buffer that stays in
-the cache, and multiplied by all query tokens (`tiles`). The aligned similarities are summed as soon as a
-document ends: each stored byte is read once, and one score is written for each document and query. Kernels
-release the interpreter lock and run on one thread; callers divide the documents. Compiled code is cached
-beside this file, or in the user's cache folder. `no_type_check` disables the tests' run-time type checks.
+A kernel widens BLOCK document tokens at a time, float16 or codes (`Stored`), to float32 in a buffer that
+stays in the cache, and multiplies them by all query tokens (`tiles`). It sums the aligned similarities as
+soon as a document ends, so each stored byte is read once, and one score is written for each document and
+query. Kernels release the interpreter lock and run on one thread; callers divide the documents. Compiled code
+is cached beside this file, or in the user's cache folder. `no_type_check` disables the tests' run-time type
+checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -116,7 +117,7 @@ def _correct(tokens, query, places, count, tile, products):
 @no_type_check
 @helper
 def _ask(tokens, token, count):
-    """Prefetch some tokens."""
+    """Prefetch `count` tokens, from `token` on."""
     for byte in range(0, count * tokens.codes.shape[1], LINE):
         prefetch(at(tokens.codes, token) + byte)
 
@@ -124,11 +125,11 @@ def _ask(tokens, token, count):
 @no_type_check
 @helper
 def _fill(tokens, documents, document, token, rows, places, ends):
-    """Write up to BLOCK tokens as float32 to `rows`, from `token` of `document` on.
+    """Write up to BLOCK tokens as float32 to `rows`, starting at `token` of `document`.
 
-    places[:, r]: number and centroid of the token in rows[r]. ends[s]: the end of the block's s-th document;
-    the last may continue in the next block. Returns the next document and token, and the numbers of tokens
-    and of documents in the block.
+    places[:, r]: number and centroid of the token in rows[r]. ends[s]: end of the block's s-th document; the
+    last document may continue in the next block. Returns the next document, the next token, and the numbers
+    of tokens and documents in the block.
     """
     width, count, segments = rows.shape[1], 0, 0
     while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
@@ -154,7 +155,7 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 @no_type_check
 @helper
 def _multiply(tokens, query, rows, places, count, tile, products):
-    """Compute products[r, j] of a block's tokens and the lanes j of a tile; return the number of lanes."""
+    """Compute products[r, j] of a block's tokens r and a tile's lanes j; return the number of lanes."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
     ahead = at(rows, 0)  # or the likely address of the next token
     if tokens.bits == 16 and tile == 0 and count:
@@ -175,7 +176,7 @@ def _clear(best, row):
 @no_type_check
 @helper
 def replace_least(heap, value):
-    """Replace the least value of a heap, its first, by a larger one."""
+    """Replace the least value of a heap, its first, by a larger value."""
     place = 0
     while 2 * place + 1 < heap.shape[0]:
         child = 2 * place + 1
@@ -232,7 +233,7 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 @no_type_check
 @helper
 def _finish(best, kept, query, length, normaliser, out):
-    """Compute out[b] = rel from maxima best[lane], −∞ without one, and their tokens' salience kept[lane]."""
+    """Compute out[b] = rel from maxima best[lane] (−∞: none) and their tokens' salience kept[lane]."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -248,7 +249,7 @@ def _finish(best, kept, query, length, normaliser, out):
 @no_type_check
 @helper
 def _finish_several(best, kept, most, query, length, normaliser, out):
-    """Compute out[b] = rel from best[lane, :most]; the inner loop would slow `_finish` down."""
+    """Compute out[b] = rel from best[lane, :most]; separate because its loop would slow `_finish` down."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -374,7 +375,7 @@ def _dot(x, y):
 @no_type_check
 @njit(nogil=True, cache=True)
 def equal(tokens, query, documents, width, matches, normaliser, out):
-    """Compute `maxima` over document tokens with the query token's id; reads no other vectors."""
+    """Compute `maxima` over document tokens with the query token's id, reading only their vectors."""
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
@@ -417,9 +418,9 @@ def largest_of(lanes: int, k: int) -> Largest:
 def retrieve(tokens, query, documents, width, met, best, tops):
     """Update each query token's k largest similarities; keep the maxima of documents that may own one.
 
-    tops: `Largest`, one for all calls of a thread. Values above the k-th are buffered until there are k; then
-    the smaller half of all is dropped: much faster than a heap. best[m, j]: maximum of document met[m].
-    Returns the number of these documents.
+    tops: one `Largest` for all calls of a thread. Values above the k-th are buffered; once there are k, the
+    smaller half of all values is dropped, which is much faster than a heap. best[m, j]: maximum of document
+    met[m]. Returns the number of documents in `met`.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -481,8 +482,8 @@ def products(vectors, query, out):
 def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, best):
     """Compute best[n, j], the largest similarity of query token j to documents[n]'s tokens in chosen lists.
 
-    begins[l], ends[l]: the entries of list chosen[l]. slots: −1 for every document, before and after. Returns
-    the number of documents.
+    begins[l], ends[l]: the entries of list chosen[l]. slots: −1 for every document, both before and after
+    the call. Returns the number of documents.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -547,7 +548,7 @@ def _number(bytes):
 @no_type_check
 @njit(nogil=True, cache=True)
 def cut(lists, begins, ends, token, out):
-    """Find out[n], the first of the ascending entries begins[n] to ends[n] that is at least `token`."""
+    """Find out[n], the first of the ascending entries begins[n] to ends[n] with a value ≥ `token`."""
     for n in range(begins.shape[0]):
         low, high = begins[n], ends[n]
         while low < high:

@@ -3,8 +3,8 @@
     losses.Contrastive(model, score_metric=Scorer(TopK(k=2)))  # PyLate
     MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer(PoolTopK(k=320), "retrieved"))
 
-Both pass Q as [x, j, h] and D as [y, n, i, h], n documents for each of y queries, and masks with the axes
-before h (None: all tokens are real).
+Both libraries pass Q as [x, j, h] and D as [y, n, i, h], with n documents for each of y queries, and masks
+with the axes before h (None: all tokens are real).
 """
 
 import torch
@@ -22,8 +22,8 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 class Scorer:
     """rel of every query and every document, [x, y·n]: document m of query y is in column y·n + m.
 
-    paired: score each query against its own n documents alone, [x, n], as losses of distillation do. Raises
-    ValueError for an alignment that reads token ids, which these losses do not pass.
+    paired: score each query against its own n documents only, [x, n], as distillation losses do. Raises
+    ValueError if the alignment reads token ids, because these losses do not pass them.
     """
 
     def __init__(self, align: Alignment, normalise: str = "query_tokens", *, paired: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""rel of stored documents, by the compiled kernels or from tensors.
+"""rel of stored documents, computed by the compiled kernels or from tensors.
 
 `Scanned.relevance` equals `core.rel` for alignments that keep each query token's most similar document
-tokens, perhaps among those with its id (`Alignment.kept`); `imputed` equals `impute.imputed_rel`; `score`
-takes all alignments.
+tokens, optionally only tokens with the same id (`Alignment.kept`). `Scanned.imputed` equals
+`impute.imputed_rel`. `score` supports all alignments.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ PACKED = 1 << 20  # bytes of queries scored together: they stay in the cache
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with them as the pool."""
+    """rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with this pool."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     one = _one_vector(documents) and _one_vector(queries)
@@ -59,7 +59,7 @@ def slices(queries: Tokens) -> list[Tokens]:
 
 
 class Codes(NamedTuple):
-    """How to decode an index's codes (`kernels.Stored`): all but the scale of each token."""
+    """Parameters that decode an index's codes (`kernels.Stored`), except each token's scale."""
 
     spread: np.ndarray  # float32 [h]
     middle: float  # (2^bits − 1) / 2
@@ -67,10 +67,10 @@ class Codes(NamedTuple):
 
 
 class Packed:
-    """Queries [b, 1, j, h] as the kernels read them: the real tokens of all, one after the other."""
+    """Queries [b, 1, j, h] in the kernels' format: all real tokens, one query after another."""
 
     def __init__(self, queries: Tokens, codes: Codes | None = None) -> None:
-        """codes: of the documents to score; the vectors are padded to their width."""
+        """Pack queries. codes: how the documents to score are decoded; vectors are padded to their width."""
         from paradigms.scoring import kernels, tiles
 
         real = queries.mask.numpy()[:, 0]
@@ -99,7 +99,7 @@ class Packed:
 
 
 def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
-    """Call `work` on slices of range(count), in as many threads as pay for so many tokens (`worth`)."""
+    """Call `work` on slices of range(count), in `worth(tokens)` threads."""
     threads = worth(tokens)
     pieces = PIECES * threads if threads > 1 else 1
     edges = [count * n // pieces for n in range(pieces + 1)]
@@ -107,7 +107,7 @@ def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
 
 
 class Scanned:
-    """The tokens of an index with their salience and ids, scored by the kernels."""
+    """An index's tokens with salience and ids, scored by the kernels."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Scanned:
         return Packed(queries, self.codes)
 
     def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """rel(d, q) of the documents at `rows`, equal to `score`; the recipe is `compiled`."""
+        """rel(d, q) of the documents at `rows`, equal to `score`. The recipe must be `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(
@@ -168,9 +168,9 @@ class Scanned:
     def imputed(
         self, recipe: Recipe, packed: Packed, rows: np.ndarray, corpus: int
     ) -> tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]:
-        """f_XTR'(q, d) with the documents at `rows` as the pool, and which of them own a retrieved token.
+        """f_XTR'(q, d) with the documents at `rows` as the pool, and a mask of those with a retrieved token.
 
-        corpus: the number of tokens to which an imputation extrapolates.
+        corpus: number of tokens to which the imputation extrapolates.
         """
         from paradigms.scoring import kernels
 

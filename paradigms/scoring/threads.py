@@ -17,12 +17,12 @@ _busy = threading.local()
 
 
 def worth(tokens: int) -> int:
-    """How many threads to use for so many tokens; 1 within `shared` work."""
+    """Number of threads that pay off for this many tokens; 1 within `shared` work."""
     return 1 if getattr(_busy, "sharing", False) else min(torch.get_num_threads(), 1 + tokens // WORTH)
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """Map `function`, which releases the interpreter lock, over items in several threads, this one too."""
+    """Map `function` over items in several threads, including this one; it must release the GIL."""
     items = list(items)
     results: list[Result | None] = [None] * len(items)
     places = iter(range(len(items)))  # each thread takes the next one; the interpreter lock makes this safe
@@ -50,5 +50,5 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
 
 @cache
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """The threads of a process, kept for reuse; they do not survive a fork."""
+    """Thread pool of a process, kept for reuse; threads do not survive a fork."""
     return ThreadPoolExecutor(threads, "token-search")

@@ -2,9 +2,9 @@
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
-for a few rows and one, two or three GRAINs of query tokens at once. The sums stay in registers, so their
-shape depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not.
-Intrinsics take addresses and counts as integers, and check nothing.
+A tile is a few rows and one, two or three GRAINs of query tokens. The sums stay in registers, so the shape
+of tiles depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not
+depend on it. Intrinsics take addresses and counts as integers, without any checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -29,7 +29,7 @@ class Registers(NamedTuple):
 
 
 def registers(architecture: str, features: str, name: str | None = None) -> Registers:
-    """The registers that code for these features may use.
+    """Return the vector registers available to code compiled for these features.
 
     features: in LLVM's notation, "+avx2,-avx512f,…"; if empty, `name` decides.
     """
@@ -76,7 +76,7 @@ class Packed(NamedTuple):
 
 
 def pack(queries: np.ndarray) -> Packed:
-    """Pack query tokens [j, h], zero-padded to whole grains, as tiles of two and a last of one to three."""
+    """Pack query tokens [j, h], zero-padded to whole grains, in tiles of two grains (last: one to three)."""
     count, width = queries.shape
     grains = max(1, -(-count // GRAIN))
     full = np.zeros((grains * GRAIN, width), np.float32)
@@ -254,7 +254,7 @@ def widen(typing, source, target, count):
 @no_type_check
 @intrinsic
 def unpack(typing, source, target, count, bits):
-    """Write the codes in `count` bytes as float32: those in the lowest bits of all bytes, then the next, …"""
+    """Write the codes in `count` bytes as float32: first the lowest bits of all bytes, then the next, …"""
 
     def generate(context, builder, signature, arguments):
         source, target, count, bits = arguments

@@ -2,7 +2,7 @@
 
 A training folder's checkpoints/step-N holds the paradigm (`Trainable.write`), optimizer.safetensors (AdamW's
 moments by parameter name), random.safetensors (generator states of each process), progress.json, and
-manifest.json with the size and SHA-256 of every other file, which reveal a damaged checkpoint.
+manifest.json with the size and SHA-256 of every other file, so that damage is detected.
 """
 
 import json
@@ -29,18 +29,18 @@ TRAINED = contents(*SAVED, "*.jsonl", "checkpoint/", "training/", f"{FOLDER}/", 
 
 
 def place(run: Path, step: int) -> Path:
-    """The checkpoint after `step` steps of the run in the folder `run`."""
+    """Path of the checkpoint after `step` steps of the run in the folder `run`."""
     return run / FOLDER / f"{PREFIX}{step}"
 
 
 def steps(run: Path) -> list[int]:
-    """Steps of the checkpoints of the run in the folder `run`, ascending; some may be damaged."""
+    """List the steps with a checkpoint in the folder `run`, ascending; some checkpoints may be damaged."""
     numbers = (entry.name.removeprefix(PREFIX) for entry in (run / FOLDER).glob(f"{PREFIX}*"))
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def newest(run: Path) -> int | None:
-    """Step of the newest intact checkpoint, or None; warns about each damaged one after it."""
+    """Return the newest intact checkpoint's step, or None; warn about each newer, damaged checkpoint."""
     for step in reversed(steps(run)):
         wrong = damage(place(run, step))
         if wrong is None:
@@ -50,9 +50,9 @@ def newest(run: Path) -> int | None:
 
 
 def remove(run: Path, keep: int, last: int) -> None:
-    """Remove all checkpoints but the newest `keep` up to step `last`, oldest first.
+    """Remove all checkpoints except the newest `keep` up to step `last`, oldest first.
 
-    A checkpoint with foreign files is kept, with a warning that names one of them.
+    A checkpoint that contains foreign files is kept, with a warning that names one such file.
     """
     newest_steps = [step for step in steps(run) if step <= last][-keep:]
     check_locks(run / FOLDER)
@@ -77,7 +77,7 @@ def append_history(file: Path, values: dict[str, Any]) -> None:
 
 
 def cut_history(file: Path, step: int) -> None:
-    """Remove log lines after `step`, because those steps are taken again."""
+    """Remove the log lines after `step`, because those steps will run again."""
     lines = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
         try:
@@ -90,7 +90,7 @@ def cut_history(file: Path, step: int) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """The optimizer's full tensors on the CPU, by PARAMETER/KEY; keep=False: gather, but return none."""
+    """Gather the optimizer's full tensors on the CPU, by PARAMETER/KEY; if not `keep`, return none."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -101,7 +101,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = Tr
 
 
 def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Load `optimizer_tensors` into an optimizer, with each parameter's device and sharding."""
+    """Load `optimizer_tensors` into an optimizer, on each parameter's device and with its sharding."""
     parameters = dict(model.named_parameters())
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     places = {parameter: n for n, parameter in enumerate(ordered)}

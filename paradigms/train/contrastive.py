@@ -23,12 +23,12 @@ class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents separately.
 
     The loss also has γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
-    (`SpladeSettings`). distillation: combined with the first term, over each query's positive and hard
+    (`SpladeSettings`). distillation: a loss combined with the first term, over each query's positive and hard
     negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
     whether documents of other queries are negatives; if not, only the query's hard negatives, as in ColBERTv1
     (Khattab and Zaharia 2020, §3.4). steps: length of the training; SPLADE's term rises over its first third,
-    with 0 it has full weight from the start. Only encoders use mixed precision: rel, softmax and loss are
-    float32.
+    or has full weight from the start if `steps` is 0. Only encoders use mixed precision: rel, softmax and
+    loss are float32.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Contrastive(Objective):
 
 
 class Listwise(Objective):
-    """The objective of rerankers: Luan et al. 2021, §4.2; localised contrastive estimation (Gao et al. 2021).
+    """Objective of rerankers (Luan et al. 2021, §4.2): localised contrastive estimation (Gao et al. 2021).
 
     Documents of other queries are not negatives, because each would cost another pass of the encoder. Raises
-    ValueError unless all examples have equally many negatives, at least one.
+    ValueError unless all examples have the same number of negatives, at least one.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Listwise(Objective):
         self.temperature = temperature or 1.0
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
-        """Tokenise b · (1 + k) pairs, each query's positive first; with t if there is a teacher."""
+        """Tokenise b · (1 + k) pairs, each query's positive first; add t if there is a teacher."""
         queries = [example.query for example in examples for _ in range(self.candidates)]
         documents = [p for example in examples for p in (example.positive, *example.negatives)]
         return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)
@@ -127,8 +127,8 @@ class Listwise(Objective):
 def mean_salience(tokens: Tokens) -> Tensor:
     """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3); 0 without salience.
 
-    rel with Z = Σ A does not change when all saliences of a text are scaled. The term can therefore shrink
-    without sparsity; it makes saliences sparse only while scores fall below 0 faster than they shrink.
+    With Z = Σ A, scaling all saliences of a text does not change rel. The term can therefore shrink without
+    any sparsity; it makes saliences sparse only while scores fall below 0 faster than they shrink.
     """
     if tokens.salience is None:
         return tokens.vectors.new_zeros(())

@@ -38,10 +38,10 @@ def build_examples(
 ) -> list[Example]:
     """Build one example per (query, relevant document) pair, with `negatives` hard negatives from `run`.
 
-    Negatives are drawn without replacement from the first `depth` ranks, without relevant documents, then
+    Negatives are drawn without replacement from the non-relevant documents in the first `depth` ranks, then
     from the corpus; the same arguments give the same result. suspects: detects false negatives by their
-    scores; these are neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores each
-    example's documents. Raises ValueError if a pair has no score.
+    scores; these become neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores
+    each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
@@ -92,7 +92,7 @@ def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.R
 
 
 def _taught(pairs: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
-    """Add the teacher's scores to examples, which come with their queries' ids."""
+    """Add the teacher's scores to examples. pairs: (query id, example)."""
     documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in pairs]
     wanted: dict[str, list[str]] = {}
     for (query, _), ids in zip(pairs, documents, strict=True):
@@ -128,7 +128,7 @@ class TrainingBatch(NamedTuple):
 
 
 def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
-    """t of each example's documents, positive first; None without a teacher."""
+    """The teacher's scores of each example's documents, positive first; None without a teacher."""
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
@@ -151,7 +151,7 @@ def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
 def step_batches(
     examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
 ) -> Iterator[list[int]]:
-    """Batches of one process from step `start`, a pure function of (seed, step), so that resuming is exact.
+    """Yield one process's batches from step `start`; each depends only on (seed, step), for exact resuming.
 
     Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
     process w of W takes the block's w-th part. Each permutation's incomplete last block is left out.

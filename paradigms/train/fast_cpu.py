@@ -1,11 +1,11 @@
 """Faster CPU training: dropout, attention with dropout, matrix products.
 
-Dropout: torch draws one number per element from a serial generator and stores a float32 mask; here 64 random
-bits decide on four elements, and the mask is stored in bits. Attention: torch's fused attention on CPUs has
-no dropout, so torch stores four l × l matrices per head; here they exist for a few texts at a time and are
-computed again for the gradient, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1). Products:
-MKL uses half of the vector width of AMD processors with AVX-512 (95 GFLOP/s per core, oneDNN 200; torch 2.13,
-Zen 5).
+Dropout: torch draws one number per element from a serial generator and stores a float32 mask. Here, 64 random
+bits decide four elements, and the mask is stored in bits. Attention: torch's fused attention on CPUs has no
+dropout, so torch stores four l × l matrices per head. Here, these matrices exist for a few texts at a time
+and are recomputed for the gradient, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1). Products:
+MKL uses half of the vector width of AMD processors with AVX-512 and reaches 95 GFLOP/s per core; oneDNN
+reaches 200 (torch 2.13, Zen 5).
 """
 
 import math
@@ -32,8 +32,8 @@ LARGEST = 1 - 1 / STEPS  # largest supported p
 def fast_cpu(model: nn.Module) -> Iterator[None]:
     """Let `model` compute with this module's functions on CPUs; its classes and weights stay the same.
 
-    Values and gradients equal torch's up to rounding and the choice of dropped elements. Attention other than
-    transformers' "sdpa", other devices and other dtypes are computed by torch.
+    Values and gradients equal torch's up to rounding and the choice of dropped elements. torch still computes
+    attention other than transformers' "sdpa", and everything on other devices or in other dtypes.
     """
     from transformers import AttentionInterface, PreTrainedModel
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

@@ -68,8 +68,8 @@ def fit_pairs(
 ) -> Generative:
     """Train a model on pairs. On a CPU, a frozen encoder's states of the sources are stored on disk.
 
-    states: folder for these states, as in `fit`; a GPU encodes faster than it reads them. problems: problems
-    of the pairs, printed after the identifiers' problems.
+    states: folder for these states, as in `fit`. On a GPU nothing is stored, because encoding is faster than
+    reading. problems: problems of the pairs, printed after the identifiers' problems.
     """
     for report in (model.identifiers.problems, problems):
         if report:
@@ -109,7 +109,7 @@ def training_pairs(
 ) -> list[Pair]:
     """Build training pairs from the split's queries and from every document.
 
-    If text is the identifier (SEAL), targets are spans of the query's relevant documents, or of the document.
+    If identifiers are text (SEAL), targets are spans of the query's relevant documents, or of the document.
     Otherwise they are identifiers, with queries and `PASSAGES` passages of each document as sources.
     """
     ids, length = model.identifiers, model.settings.document_length

@@ -1,4 +1,4 @@
-"""The parts of training scripts around the loop: settings, data, splits, fitting, environment."""
+"""Training scripts around the loop: settings, data, splits, fitting, environment."""
 
 import hashlib
 import platform
@@ -67,9 +67,10 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 
 
 class DevMeasure:
-    """paradigm → nDCG@10 of each dev query.
+    """Dev measure: paradigm → nDCG@10 of each dev query.
 
-    Candidates are the first DEV_DEPTH documents of `run` and the relevant ones; queries are drawn by hash.
+    Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
+    hash.
     """
 
     def __init__(self, corpus: Corpus, split: Split, run: Run, queries: int, precision: str) -> None:
@@ -90,8 +91,8 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
 
     settings: with output, precision and optionally tracker. Precision "auto" is bf16 if the hardware
     multiplies it natively. Only the main process's console prints. Raises SystemExit while another run holds
-    the folder, for fp16 on a CPU, for a launch on missing GPUs, and, before the folder is created, for a
-    collection or backbone that does not exist.
+    the folder, for fp16 on a CPU, and for a launch on missing GPUs. Before the folder is created, raises
+    SystemExit if the collection or backbone does not exist.
     """
     tracking.check_launch()
     check_names(settings)
@@ -115,7 +116,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
 
 
 def check_names(settings: Any) -> None:
-    """Check that the collection and backbones of a script's settings exist; SystemExit if one does not."""
+    """Raise SystemExit if the collection or a backbone in a script's settings does not exist."""
     systems = getattr(settings, "chosen", {}).values()
     names = [getattr(settings, name, "") for name in ("backbone", "second")]
     try:
@@ -129,7 +130,7 @@ def check_names(settings: Any) -> None:
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json. Raises SystemExit if the folder has results of other settings than `free` ones."""
+    """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`."""
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
@@ -155,7 +156,7 @@ def checksum(path: Path) -> str:
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """Open a collection and print its size and problems. Raises SystemExit if that fails.
 
-    documents: size of a fixed subset, for pydocs only. All ids are checked to be valid in TREC runs.
+    documents: size of a fixed subset, for pydocs only. Checks that all ids are valid in TREC runs.
     """
     try:
         collection = load_collection(name, documents=documents)
@@ -199,12 +200,12 @@ def fit(
 ) -> Encoded:
     """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
 
-    runs: first rankings of both splits' queries, for hard negatives and for reranking. With
-    `training.own_negatives`, the model itself ranks the training queries, once, before it is trained
-    (`own_run`). Without dev queries, the last state is the result. Cross-attention needs negatives. teacher:
-    gives the scores that `training.distillation` learns. suspects: detects hard negatives to leave out.
-    states: folder for states of frozen layers (`keep_states`), which trainings share and the caller deletes;
-    by default a temporary one in `folder`.
+    runs: first-stage rankings of both splits' queries, for hard negatives and for reranking. With
+    `training.own_negatives`, the model itself ranks the training queries once before training (`own_run`).
+    Without dev queries, the last state is the result. Cross-attention needs negatives. teacher: provides the
+    scores for `training.distillation`. suspects: detects hard negatives to leave out. states: folder for
+    states of frozen layers (`keep_states`), which trainings share and the caller deletes; by default a
+    temporary folder in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
     if negatives and training.own_negatives:
@@ -248,8 +249,8 @@ def own_run(
 ) -> Run:
     """The first NEGATIVES_DEPTH documents that a model finds for a split's queries, kept in folder/mined.run.
 
-    One process opens the model and searches. Raises ValueError for a model that cannot search, and for a
-    damaged file.
+    One process opens the model and searches. Raises ValueError if the model cannot search or the file is
+    damaged.
     """
     file = folder / "mined.run"
 
@@ -270,7 +271,7 @@ def own_run(
 def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
     """Create and lock a folder for states of frozen layers, and delete it when the run ends or fails.
 
-    States that a killed or `Paused` run left there are used. Raises BlockingIOError while another run uses
+    States left there by a killed or `Paused` run are reused. Raises BlockingIOError while another run uses
     the folder.
     """
     with ExitStack() as stack:
@@ -296,7 +297,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
 def sweep_states(output: Path) -> list[Path]:
     """Delete the states that killed runs left in results folders beside `output`; return their folders.
 
-    States of `Paused` runs are kept, and those in `output` itself, which the repeated command reads.
+    States of `Paused` runs are kept, as are the states in `output`, which the repeated command reads.
     """
     beside = output.resolve().parent
     places = [*beside.glob(f"*/{STATES}"), *beside.glob(f"*/*/{STATES}")]
@@ -321,7 +322,7 @@ def keep_states(
 ) -> None:
     """`freeze` the paradigm, and store its frozen layers' states of each side's texts in `folder`.
 
-    States that other paradigms or runs stored there are used. Every process calls this and sees the same
+    States that other paradigms or runs stored there are reused. Every process calls this and sees the same
     folder.
     """
     freeze(paradigm, trained_layers)
@@ -343,7 +344,7 @@ def add_states(
     accelerator: Accelerator,
     layout: str = "",
 ) -> None:
-    """Store states of the texts, each process its share, unless they are `too_large`; then open all."""
+    """Store each process's share of the texts' states, unless they are `too_large`; then open all."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
     if texts and not store.folder.is_dir():
         accelerator.print(
@@ -365,7 +366,7 @@ def _texts(
     training: TrainingSettings,
     accelerator: Accelerator,
 ) -> dict[Side, list[str]]:
-    """Texts that a training encodes: dev texts, and the examples that its steps draw."""
+    """Texts that a training run encodes: the dev texts, and the texts of the examples it draws."""
     together = training.batch_size * accelerator.num_processes
     count = training.steps * training.accumulation
     batches = step_batches(len(examples), together, count, seed=training.seed)
@@ -379,7 +380,7 @@ def _texts(
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Checksums of those files and folders that exist."""
+    """Checksums of the given files and folders, skipping any that do not exist."""
     return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
 
 

@@ -1,4 +1,4 @@
-"""min_θ of a loss over rel: the training loop, on one or several processes, with accelerate."""
+"""Minimise a loss over rel: the training loop, on one or more processes, with accelerate."""
 
 import json
 import math
@@ -86,7 +86,7 @@ class TrainingSettings:
 
 
 class Paused(Exception):
-    """A training has used its minutes; the same call resumes it from the checkpoint that it left."""
+    """Raised when a training run has used up its minutes; the same call resumes from its checkpoint."""
 
 
 def train(
@@ -101,12 +101,12 @@ def train(
 ) -> Trained:
     """Minimise the objective; return the paradigm's last state, or an earlier one that is better by `dev`.
 
-    dev: measures each dev query. The last state is returned unless an earlier state, the untrained one
-    included, had a mean that was higher by more than the standard error.
+    dev: measures each dev query. The last state is returned unless the mean of an earlier state, including
+    the untrained one, was higher by more than the standard error.
 
     folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
-    folder/best holds the paradigm to return, folder/history.jsonl the loss curve and the dev values. A loss
-    that is not finite, a full disk or a dead process ends the run and leaves the checkpoints as they are.
+    folder/best holds the paradigm to return, and folder/history.jsonl the loss curve and the dev values. A
+    non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints unchanged.
     Every process calls this with the same arguments and sees the same folder. Raises BlockingIOError while
     another training writes there. On CPUs, a resumed run of one or two processes gives the same losses and
     weights bit for bit; more processes, and GPUs, may round sums in another order.
@@ -180,9 +180,9 @@ def training_seconds(folder: Path) -> float:
 
 
 def kept_step(folder: Path) -> int | None:
-    """Number of steps after which the paradigm had the state that `train` returned; 0: untrained.
+    """Number of steps taken to reach the state that `train` returned; 0: untrained.
 
-    Without dev queries, the newest checkpoint's step. None if `folder` holds no run.
+    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` holds no run.
     """
     progress = read_progress(folder)
     if progress is None:
@@ -191,7 +191,7 @@ def kept_step(folder: Path) -> int | None:
 
 
 def dev_values(folder: Path) -> dict[int, Dev]:
-    """Number of steps → the values of the dev queries then, of the run in `folder`; 0: untrained."""
+    """Read the dev queries' values of the run in `folder`, by number of steps; 0: untrained."""
     file = folder / "history.jsonl"
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else [])
     return {line["step"]: np.array(line["dev_values"]) for line in lines if "dev_values" in line}
@@ -208,7 +208,7 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
 
 
 class _Run:
-    """A training run: optimizer steps, dev measures and the state that a checkpoint holds."""
+    """A training run: optimizer steps, dev measures and the state for checkpoints."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class _Run:
     def _next(batches: Any) -> Any:
         """Return the next batch. Raises RuntimeError if its worker has died.
 
-        torch reports most deaths, except one that leaves half a batch behind.
+        torch itself reports a worker's death, unless the worker leaves half a batch behind.
         """
         try:
             return next(batches)
@@ -304,7 +304,7 @@ class _Run:
             )
 
     def late(self, began: float) -> bool:
-        """Whether the run has used its minutes; all processes agree."""
+        """Whether the run has used up its minutes; all processes agree."""
         minutes = self.settings.minutes
         return minutes > 0 and by_main(lambda: time.monotonic() - began > 60 * minutes, self.accelerator)
 
@@ -325,7 +325,7 @@ class _Run:
         by_main(measured, self.accelerator)
 
     def _log(self, step: int, values: dict[str, float], **more: list[float]) -> None:
-        """Log numbers, and write them to the history with `more`."""
+        """Log `values`, and write them to the history together with `more`."""
         name = self.paradigm.name
         # A tracker's steps only rise, but several paradigms train in one run, each from step 0.
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})

@@ -57,8 +57,8 @@ def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tenso
 def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
     """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms only.
 
-    Porco et al. 2025 (arXiv:2505.15070). They measure f on the dev documents every 100 steps; here f is
-    measured on the batch.
+    Porco et al. 2025 (arXiv:2505.15070) measure f on the dev documents every 100 steps; here, f is measured
+    on the batch.
     """
     omega = 1 / (1 + (frequency ** (math.log(2) / math.log(0.1)) - 1) ** 10)
     return (omega * mean).square().sum()
@@ -69,7 +69,7 @@ REGULARISERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"flops": flops, "
 
 
 def sparsity(texts: Tokens, kind: str) -> Float[Tensor, ""]:
-    """R of `REGULARISERS` over texts, whose tokens [1, x, l, 1] are weights of the terms `ids`."""
+    """A regulariser of `REGULARISERS`, for texts whose tokens [1, x, l, 1] are weights of the terms `ids`."""
     assert texts.ids is not None
     ids = texts.ids.where(texts.mask, 0).flatten()
     weights = texts.vectors.squeeze(-1).where(texts.mask, 0).flatten()
@@ -86,8 +86,8 @@ DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margi
 class Distillation:
     """(1 − w) · L + w · ℓ(rel/τ, t/τ_t): the loss L on labels and the loss ℓ on a teacher's scores t.
 
-    Both take scores divided by the student's τ. The paper on `margin_mse` uses inner products with τ = 1;
-    cosines with τ = 0.02 can reach margins of up to 100.
+    Both losses take scores divided by the student's τ. The paper on `margin_mse` uses inner products with
+    τ = 1; cosines with τ = 0.02 can reach margins of up to 100.
     """
 
     loss: Literal["kl", "margin_mse"] = "kl"  # ℓ: a key of DISTILLATIONS
@@ -104,13 +104,13 @@ class Distillation:
     def joined(
         self, supervised: Float[Tensor, ""], student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]
     ) -> Float[Tensor, ""]:
-        """Combine L with ℓ over rel/τ and t of each query's candidates, positive first."""
+        """Combine L with ℓ over each query's candidates, positive first. student: rel/τ; teacher: t."""
         teacher = teacher.to(student.dtype) / self.temperature
         return torch.lerp(supervised, DISTILLATIONS[self.loss](student, teacher), self.weight)
 
 
 class Objective(ABC):
-    """The mean of a loss over examples: the examples, how they become batches, and a batch's loss."""
+    """The mean of a loss over examples: holds the examples, makes batches, computes a batch's loss."""
 
     examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
     chunk: int = 0  # texts per part with cached gradients; 0 = no caching

@@ -1,10 +1,10 @@
-"""Hard negatives: documents that a model ranks high and that are not judged relevant.
+"""Mine hard negatives: documents that a model ranks high but that are not judged relevant.
 
     run = mine(trained, corpus, split, depth=100)
     examples = build_examples(corpus, split, run, negatives=7, depth=100, seed=0)
 
-Relevant documents without a judgement become negatives, too, and a better model finds more of them:
-`teacher.FalseNegatives` leaves out documents that another model scores high.
+Relevant documents without a judgement become negatives, too, and a better model finds more of them.
+`teacher.FalseNegatives` therefore leaves out documents that another model scores high.
 """
 
 import random
@@ -25,7 +25,7 @@ def mine(
 ) -> Run:
     """Search exactly for the first `depth` documents of each query with a relevant document.
 
-    precision: of encoding, as in `encoder.precision`. Raises ValueError for a model that cannot search.
+    precision: precision of encoding, as in `encoder.precision`. Raises ValueError if the model cannot search.
     """
     relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     queries = {query: split.queries[query] for query in relevant}
@@ -36,7 +36,7 @@ def mine(
 def with_random(run: Run, corpus: Corpus, count: int, seed: int = 0) -> Run:
     """Append `count` random documents of the corpus to each query's ranking.
 
-    The candidates of Luan et al. 2021, §4.2 and §5, are 100 documents of BM25 and 100 random ones.
+    Luan et al. 2021 (§4.2, §5) use 100 documents from BM25 and 100 random documents as candidates.
     """
     joined: Run = {}
     for query, scores in run.items():

@@ -1,8 +1,8 @@
-"""∇ of the loss over all processes, each with the whole model (DDP) or a shard of it (FSDP2).
+"""Gradients over all processes, each with the whole model (DDP) or a shard of it (FSDP2).
 
-Both average the processes' gradients, so that the steps are equal up to rounding. `distributed_type: FSDP` in
-accelerate's configuration selects shards. accelerate supports FSDP on GPUs only; this module calls torch's
-FSDP2, which also runs on CPUs.
+DDP and FSDP2 average the processes' gradients, so their steps are equal up to rounding.
+`distributed_type: FSDP` in accelerate's configuration selects shards. accelerate supports FSDP on GPUs
+only; this module calls torch's FSDP2, which also runs on CPUs.
 """
 
 import copy
@@ -30,9 +30,9 @@ Model = TypeVar("Model", bound=Trainable)
 def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
     """Prepare a paradigm for this launch: (module to call in training, paradigm to save and measure).
 
-    The second is the paradigm itself; if the launch shards it, it is a copy on the main process's CPU, which
+    The second is the paradigm itself or, if the launch shards it, a copy on the main process's CPU, which
     `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only their
-    inputs, and compute activations again in the backward pass.
+    inputs and recompute activations in the backward pass.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
@@ -53,7 +53,7 @@ def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = Fals
 
 
 def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
-    """Undo `Accelerator.prepare`, whose precision belongs to one training."""
+    """Undo `Accelerator.prepare`, because its precision applies to one training run only."""
     accelerator.unwrap_model(paradigm, keep_fp32_wrapper=False)
     # accelerate keeps this mark, and would skip a model that has it.
     paradigm._is_accelerate_prepared = False  # type: ignore[assignment]

@@ -30,7 +30,7 @@ def signature(
 ) -> dict[str, Any]:
     """Settings that must match to resume from a checkpoint, as JSON.
 
-    Raises ValueError if processes differ in it: they would train different models.
+    Raises ValueError if processes have different settings, because they would train different models.
     """
     values = {
         "settings": dict(settings),
@@ -165,7 +165,7 @@ class RunState:
 def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
     """Run `action` on the main process while the others wait; all return its result or raise its error.
 
-    The action must not call anything in which processes wait for each other.
+    The action must not call functions in which processes wait for each other.
     """
     failed: BaseException | None = None
     outcome: list[Any] = [None]
@@ -186,9 +186,10 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
 
 @contextmanager
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """Convert an error of one process among several into a RuntimeError, on which the launcher ends all.
+    """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
 
-    The other processes would wait forever. FloatingPointError is not converted: every process raises it.
+    Otherwise the other processes would wait forever. FloatingPointError is not converted: every process
+    raises it.
     """
     try:
         yield

@@ -38,8 +38,8 @@ def score_of(scores: Run, query: str, document: str, whose: str) -> float:
 class FalseNegatives:
     """d is presumed relevant if t(q, d) ≥ t(q, d⁺) − margin, or if t(q, d) ≥ share · t(q, d⁺).
 
-    Moreira et al. 2024 (arXiv:2407.15831), NV-Retriever: TopK-MarginPos and TopK-PercPos. If t(q, d⁺) < 0, as
-    logits may be, the rule with `share` is t(q, d) ≥ (2 − share) · t(q, d⁺).
+    These rules are TopK-MarginPos and TopK-PercPos of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831).
+    If t(q, d⁺) < 0, as is possible for logits, the rule with `share` is t(q, d) ≥ (2 − share) · t(q, d⁺).
     """
 
     scores: ScorePairs
@@ -56,7 +56,7 @@ class FalseNegatives:
             raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
 
     def of(self, query: str, positive: str, candidates: Sequence[str], scores: Run) -> set[str]:
-        """Candidates that are presumed relevant. Raises ValueError if one has no score."""
+        """Return the candidates that are presumed relevant. Raises ValueError if a candidate has no score."""
         name = "false-negative filter"
         bound = score_of(scores, query, positive, name)
         if self.share is not None:
@@ -68,10 +68,10 @@ class FalseNegatives:
 def pair_scores(
     source: str, file: Path, queries: dict[str, str], corpus: Corpus, accelerator: Accelerator
 ) -> ScorePairs:
-    """t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
+    """Get t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
 
-    A model is a Hugging Face reranker, or one that `registry.load` reads, by folder or hub name. Raises
-    FileNotFoundError if the source is neither a run nor a model.
+    A model is a folder or hub name of a Hugging Face reranker or of a model that `registry.load` reads.
+    Raises FileNotFoundError if the source is neither a run nor a model.
     """
     path, precision = Path(source), accelerator.mixed_precision
     if path.is_file():
@@ -99,7 +99,8 @@ def scored_once(
 
     load: creates the reranker; called only by processes with pairs to score. All processes call the returned
     function and share the work, in turns of complete queries with about `pairs` pairs (None: one turn). Each
-    turn is a file beside `file` until all are done, so that an interrupted run resumes after the last turn.
+    turn's scores are in a file beside `file` until all turns are done, so that an interrupted run resumes
+    after the last complete turn.
     """
     parts = file.with_suffix(".parts")
 

@@ -19,15 +19,15 @@ PATIENCE = timedelta(days=2)
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
-    """Lock the results folder on the main process. All raise SystemExit while another run holds it."""
+    """Lock the results folder. All processes raise SystemExit while another run holds the lock."""
     by_main(lambda: held(folder), accelerator)
 
 
 def check_launch() -> None:
     """Raise SystemExit if `accelerate launch` started processes for GPUs and this machine has none.
 
-    Otherwise a single process would train on the CPU, and each of several would run as if it were alone. A
-    launch of one process without a configuration has no LOCAL_RANK; it takes a GPU or the CPU.
+    Otherwise a single process would train on the CPU, and each of several processes would run as if it were
+    alone. A launch of one process without a configuration sets no LOCAL_RANK; it uses a GPU or the CPU.
     """
     cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
     if cpu or torch.accelerator.is_available() or "LOCAL_RANK" not in os.environ:
