@@ -1,14 +1,14 @@
 """BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the terms t that d and q share.
 
 w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), with N documents,
-f_t of them holding t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al. 1994,
+f_t of which contain t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al. 1994,
 as Lucene computes it (Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
 weights come from bm25s.
 
 Words: lower case, runs of letters with their marks, digits and underscores, without Lucene's 33 English stop
-words and without stemming; of scripts written without spaces every two neighbouring characters, as in
-Lucene's CJKAnalyzer. Or terms are the pieces of a tokenizer, as in Luan et al. (TACL 2021, §4.1): BM25-uni
-has `ngrams` = 1 and BM25-bi 2.
+words and without stemming; scripts written without spaces are divided into all pairs of neighbouring
+characters, as in Lucene's CJKAnalyzer. Alternatively, terms are the pieces of a tokenizer, as in Luan et al.
+(TACL 2021, §4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
 """
 
 import importlib
@@ -164,7 +164,7 @@ class BM25:
         return reranked
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Align each query term with its first equal term in the document, of id `document`: S is w(d, t)."""
+        """Align each query term with its first equal term in the document; S is w(d, t). document: its id."""
         row, scores = self.corpus.position(document), self._index.scores
         terms, weights = self.terms(self.corpus[row]), {}
         for term in set(terms).intersection(self.terms(query)):
@@ -187,7 +187,7 @@ class BM25:
         return Explanation("bm25", "the words", query_terms, terms, links, 1.0, rel)
 
     def _weights(self, terms: list[str]) -> dict[str, float]:
-        """w(d, t) of each term t of a document d, by the formula of Lucene's BM25 (`method="lucene"`)."""
+        """w(d, t) of each term t of a document d, by Lucene's formula (`method="lucene"`)."""
         k1, b, n = self._index.k1, self._index.b, len(self.corpus)
         norm = 1 - b + b * len(terms) / self._mean_length
         weights = {}
@@ -206,7 +206,7 @@ class BM25:
         return np.diff(self._index.scores["indptr"])
 
     def save(self, folder: str | Path) -> None:
-        """Write the index and its tokenizer as .npy and .json files, in place of an older index at most."""
+        """Write the index and its tokenizer as .npy and .json files; only an older index is replaced."""
         written = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
         with atomic_folder(folder, written) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
@@ -218,7 +218,7 @@ class BM25:
 
     @classmethod
     def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
-        """Open the texts' index that `save` wrote.
+        """Open an index of `texts` that `save` wrote.
 
         Raises FileNotFoundError if `folder` holds no index, ValueError if it indexes other documents.
         """

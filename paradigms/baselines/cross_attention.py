@@ -1,8 +1,8 @@
 """s(q, d) = wᵀ BERT([CLS] q [SEP] d [SEP])₀: full attention between query and document, for reranking.
 
-Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. It is no rel: D does
-not exist without q, A and Z are not defined, and nothing can be indexed. It is the upper baseline, at the
-price of the encoder for every pair. `SequenceClassifier` is a published one of transformers.
+Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score is not
+a rel: D depends on q, A and Z are undefined, and nothing can be indexed. It is the upper baseline, and runs
+the encoder once per pair. `SequenceClassifier` wraps published rerankers of transformers.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ QUERY = 64  # of them that are taken for a query's, where documents are cut into
 
 
 class CrossAttention(Trainable):
-    """s(q, d) of pairs of texts: a text encoder over both, joined, and a linear head on its pooled state."""
+    """s(q, d) of text pairs: an encoder over both texts, joined, and a linear head on its pooled state."""
 
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads of which text a token is
@@ -75,7 +75,7 @@ class CrossAttention(Trainable):
 
     @property
     def _room(self) -> dict[Side, int]:
-        """Tokens of each side at most, without special tokens: as many as when texts are encoded alone."""
+        """Token limit of each side, without special tokens: the same as for texts encoded alone."""
         settings, special = self.encoder.settings, self.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
@@ -129,7 +129,7 @@ class CrossAttention(Trainable):
         return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
-        """Tokenise and cut texts before they are joined, so that neither takes the other's room."""
+        """Tokenise and cut texts before they are joined, so that neither side takes the other's tokens."""
         room = self._room[side]
         texts = beginnings(self.tokenizer, texts, room)
         cut = {"truncation": True, "max_length": room}
@@ -228,7 +228,7 @@ def cross_attention(
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
-    """Build a reranker over `backbone`. Both texts are cut as paradigms with these lengths cut them.
+    """Build a reranker over `backbone`. Texts are cut as in paradigms with the same lengths.
 
     pooling: "mean" suits encoders without [CLS], such as T5's.
     """

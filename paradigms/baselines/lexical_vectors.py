@@ -44,9 +44,9 @@ class Counts:
 
 
 def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
-    """Count the terms of the corpus and of `queries` random texts that hold a term of the corpus.
+    """Count the terms of the corpus and of `queries` random texts that share a term with it.
 
-    Raises ValueError if no text holds one.
+    Raises ValueError if no text shares one.
     """
     bm25 = BM25(corpus)
     answerable = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
@@ -78,7 +78,7 @@ def weigh(
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
     """Weight (documents [n, v], queries [m, v]) so that their inner products are the scores.
 
-    placement: where the idf goes; without effect on "boolean", which has no idf.
+    placement: the side that gets the idf; no effect on "boolean", which has no idf.
     """
     if weighting == "boolean":
         return counts.documents.sign(), counts.queries.sign()

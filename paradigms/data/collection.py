@@ -49,7 +49,7 @@ class Corpus(Sequence[str]):
 
     @classmethod
     def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
-        """Make a corpus of document id → text; a corpus is returned as it is."""
+        """Make a corpus from document id → text; a `Corpus` is returned unchanged."""
         return texts if isinstance(texts, Corpus) else cls(list(texts), list(texts.values()))
 
     def __len__(self) -> int:
@@ -133,9 +133,9 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    measures: those that its paper reports; systems are tested on the first. fingerprint: sha256 of documents
-    in their order, queries, judgements and answers, but not of where titles end. Results by document position
-    stay valid while it is the same.
+    measures: the measures that its paper reports; systems are compared by the first. fingerprint: sha256 of
+    documents in order, queries, judgements and answers, but not of where titles end. Results by document
+    position stay valid as long as the fingerprint is the same.
     """
 
     name: str
@@ -168,7 +168,7 @@ def all_queries(collection: Collection) -> tuple[dict[str, str], Judgements]:
 
 
 def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
-    """Rank documents by falling score, equal scores by id: the first `count`, or all.
+    """Rank documents by descending score, then by id; return the first `count`, or all.
 
     >>> best_first({"b": 1.0, "a": 1.0, "c": 2.0}, 2)
     {'c': 2.0, 'a': 1.0}
@@ -378,7 +378,7 @@ def checked(
 
 
 def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
-    """Make a corpus of (position, id, title, text). stored: as in `assemble`. Raises ValueError if empty."""
+    """Make a corpus of (position, id, title, text). stored: see `assemble`. Raises ValueError if empty."""
     ids, titles, texts, places = [], [], [], []
     for place, id, title, text in rows:
         ids.append(id)

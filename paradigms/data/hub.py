@@ -75,7 +75,7 @@ def read_irds(identifier: str) -> Collection:
     """Read an `ir_datasets` identifier, such as "beir/scifact/test", or all splits of "beir/scifact".
 
     Answers of queries (dpr-w100) and the measures of known papers are kept. Documents are held in memory.
-    Raises ImportError, with the command to install it, without the library.
+    Raises ImportError, with the install command, if the library is missing.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")

@@ -1,6 +1,6 @@
 """Queries that are documents: on ArguAna and Quora, a query's own document would rank first.
 
-BEIR's figures leave it out (`ignore_identical_ids`): a document with the query's id is not a result.
+As in BEIR's figures (`ignore_identical_ids`), a document with the query's id is left out of the results.
 """
 
 from collections.abc import Set

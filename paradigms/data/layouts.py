@@ -67,7 +67,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Names of a folder's files, .gz before plain, as the last of two with the same stem is used."""
+    """Names of a folder's files, .gz before plain: of two with the same stem, callers use the last."""
     return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
 
 
@@ -121,13 +121,13 @@ def is_msmarco(folder: Path) -> bool:
 def read_msmarco(folder: Path) -> Collection:
     """Read collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
-    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. In this layout,
-    ColBERT's, the code of Wu et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS MARCO's
-    documents, as processed by Sun et al. (arXiv:2304.04171).
+    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout
+    is ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS
+    MARCO's documents in it, as processed by Sun et al. (arXiv:2304.04171).
 
     queries.all.tsv replaces all other files of queries. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
     (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); anything may
-    follow the split, as in queries.dev.small.tsv. Without a split `test`, `dev`, on which papers report,
+    follow the split, as in queries.dev.small.tsv. If there is no split `test`, `dev`, which papers report,
     becomes `test`. Raises ValueError for a bad line, or if a split judges no query that has a text, and
     FileNotFoundError if a file is missing.
     """

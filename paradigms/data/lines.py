@@ -1,4 +1,4 @@
-"""Documents in the lines of files: streamed once, and afterwards read from disk on demand.
+"""Documents in lines of files: streamed once, then read from disk on demand.
 
 For a plain file only the offsets of its lines are kept (8 bytes per document); a .gz is read into memory.
 """

@@ -18,11 +18,12 @@ def phrase(text: str) -> str:
 
 
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
-    """For each text x, whether J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not a copy.
+    """Whether each text x has J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is not a copy.
 
-    x and y are sets of word triples. originals: the first `originals` texts are no copies, and the others are
-    compared with these alone. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): with elements in the
-    same order, rarest first, sets with J ≥ t share one of the first |x| − ⌈t·|x|⌉ + 1 elements of each.
+    x and y are sets of word triples. originals: the first `originals` texts never count as copies, and the
+    others are compared only with these. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): with
+    elements in the same order, rarest first, sets with J ≥ t share one of the first |x| − ⌈t·|x|⌉ + 1
+    elements of each.
     """
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])
@@ -51,7 +52,7 @@ def jaccard(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _word_triples(texts: list[str]) -> list[np.ndarray]:
-    """For each text, its distinct triples of consecutive words, each as one integer."""
+    """Distinct triples of consecutive words of each text, each triple as one integer."""
     numbers: dict[str, int] = {}
     triples = []
     for text in texts:

@@ -29,9 +29,9 @@ UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids hold as in UR
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
     """Yield passages of at most `words` words from a text file, or from all those in and below a folder.
 
-    The id of a passage is "path:line", where it begins, with white space as in URLs (%20); the second one of
-    a line is "path:line.2". Its title is the path. Hidden files are left out; files that are empty or not
-    UTF-8 text, and links that lead out of the folder, are left out and counted.
+    The id of a passage is "path:line", the line where it begins, with white space escaped as in URLs (%20);
+    the second passage of a line is "path:line.2". Its title is the path. Hidden files are left out; files
+    that are empty or not UTF-8 text, and links that lead out of the folder, are left out and counted.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name

@@ -54,7 +54,7 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
 
 def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Change falling scores by the fewest steps of float32 so that they fall strictly in float32."""
+    """Make descending scores strictly descending in float32, by the fewest float32 steps."""
     with np.errstate(over="ignore"):
         bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the order of the numbers, 1 apart

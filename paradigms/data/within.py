@@ -1,7 +1,7 @@
 """Divide queries within documents: every relevant document of a test query also has training queries.
 
-Generative retrieval's regime: NQ320K has 307,373 training pairs for 109,739 documents, and its test queries
-ask for these documents (Wu et al. 2024, §6.1); other collections divide by article or module.
+This is the regime of generative retrieval: NQ320K has 307,373 training pairs for 109,739 documents, and its
+test queries ask for these documents (Wu et al. 2024, §6.1); other collections divide by article or module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEAR = 0.5  # least Jaccard similarity of word triples of near copies
 
 
 def within_documents(collection: Collection) -> Collection:
-    """Divide a collection's queries anew into train, dev and test, over the same documents.
+    """Divide a collection's queries into new train, dev and test splits over the same documents.
 
     Dev and test queries are drawn by a hash of their ids. Each of their relevant documents keeps a query in
     train and does not contain them word for word; near copies of training queries are left out and counted in

@@ -25,10 +25,10 @@ Vectors = Float[np.ndarray, "_ h"]
 
 
 class Engine(ABC):
-    """Stores documents of one or more vectors of `dim` numbers and ranks them by Σⱼ maxᵢ dᵢᵀqⱼ.
+    """A store of documents, each with one or more `dim`-dimensional vectors, ranked by Σⱼ maxᵢ dᵢᵀqⱼ.
 
-    single: documents and queries have one vector each. place: named in errors, such as a folder. Subclasses
-    define `_add` and `_top`, whose arguments `add` and `top` have checked.
+    single: documents and queries have one vector each. place: the name in errors, such as a folder.
+    Subclasses define `_add` and `_top`, whose arguments `add` and `top` have checked.
     """
 
     dim: int
@@ -55,7 +55,7 @@ class Engine(ABC):
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
         """Rank the k best documents for one query, with their scores; none for a query without vectors.
 
-        among: ids, to score these documents alone, exactly. Raises ValueError if the vectors do not fit.
+        among: ids of documents; only these are scored, exactly. Raises ValueError if the vectors do not fit.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -141,7 +141,7 @@ class EngineRetriever:
         among: Mapping[str, Collection[str]],
         progress: bool,
     ) -> Run:
-        """Rank counts[query] documents for each query, among[query] or all."""
+        """Rank counts[query] documents for each query: those in among[query] if given, else all."""
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):

@@ -18,8 +18,8 @@ class LanceEngine(Engine):
     """Documents in a LanceDB table.
 
     place: a folder, or an address such as s3://bucket/path. single: one vector per document. storage_options:
-    LanceDB's for an object store, such as endpoint and region; it also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID
-    and the like from the environment.
+    LanceDB's options for an object store, such as endpoint and region; LanceDB also reads AWS_ENDPOINT,
+    AWS_ACCESS_KEY_ID and similar variables from the environment.
 
     Search is exact until `approximate` makes an index; then it reads `nprobes` of the index's lists. LanceDB
     indexes many vectors per document by cosine alone, so these must have length 1. Raises ValueError if
@@ -86,8 +86,8 @@ class LanceEngine(Engine):
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
         """Index the vectors with LanceDB.
 
-        index_type: such as IVF_FLAT. settings: of its class in lancedb.index. Raises ValueError if documents
-        have many vectors that are not of length 1.
+        index_type: such as IVF_FLAT. settings: arguments of the index type's class in lancedb.index. Raises
+        ValueError if documents have many vectors that are not of length 1.
         """
         from lancedb import index
 

@@ -1,4 +1,4 @@
-"""Our models in MTEB: an object that `mteb.evaluate` takes for retrieval and reranking tasks.
+"""Evaluate models with MTEB: a wrapper that `mteb.evaluate` accepts for retrieval and reranking tasks.
 
     import mteb
     from paradigms.engines.mteb import MTEBModel
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class MTEBModel:
     """A model that searches and reranks in MTEB; a cross-attention model only reranks.
 
-    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: of encoding, as in
-    `encoder.precision`.
+    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: used for encoding, as
+    in `encoder.precision`.
     """
 
     def __init__(self, model: Model, name: str = "", *, kind: str = "exact", precision: str = AUTO) -> None:

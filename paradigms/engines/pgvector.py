@@ -16,8 +16,8 @@ class PgvectorEngine(Engine):
     address: postgresql://user@host/database, as psycopg takes it; no error repeats the password, which may
     also come from PGPASSWORD or ~/.pgpass. single: one vector per document. nearest: 0 scores every document;
     otherwise each query vector finds this many rows, up to 1,000, by the index that `approximate` makes, and
-    their documents are scored in full. schema: the table's, created if missing. Raises ValueError if the
-    schema has a table with other columns.
+    their documents are scored in full. schema: the schema of the table, created if missing. Raises ValueError
+    if the schema has a table with other columns.
     """
 
     def __init__(

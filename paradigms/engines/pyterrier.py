@@ -44,7 +44,7 @@ class Retriever(pt.Transformer):
 class Reranker(pt.Transformer):
     """qid, query, docno, text → the same rows with a model's score and rank; ids become texts.
 
-    model: of any kind; a generative model knows documents by their docno.
+    model: any kind of model; a generative model identifies documents by docno.
     """
 
     def __init__(self, model: retrieve.Model, precision: str = AUTO) -> None:

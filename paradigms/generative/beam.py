@@ -105,7 +105,7 @@ def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
 def _next(
     model: Generative, memory: Memory, prefixes: Hypotheses, step: int, count: int
 ) -> tuple[Int[np.ndarray, " x"], Float[Tensor, "x v"]]:
-    """Run one decoder step: the prefixes' slots, and log p of each next token."""
+    """Run one decoder step; return the prefixes' slots and log p of each next token."""
     slots = _slots(prefixes)
     begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
     last = np.full((count, slots.max() + 1), model.start)
@@ -117,7 +117,7 @@ def _next(
 
 
 def _keep_parents(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
-    """Reorder the decoder's memory: each prefix continues the one at its parent's slot."""
+    """Reorder the decoder's memory so that each prefix continues its parent's slot."""
     new_slots = _slots(prefixes)
     rows = np.zeros((count, new_slots.max() + 1), dtype=np.int64)
     rows[prefixes.queries, new_slots] = slots
@@ -132,7 +132,7 @@ def _continue(
     entry: Int[np.ndarray, " x"],
     k: int,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
-    """The k best valid one-token continuations per query, and the row of the prefix that each extends."""
+    """Find the k best valid one-token continuations per query, and the row of the prefix each extends."""
     if table is None:
         rows, tokens = _largest(log_p, k)
     else:
@@ -153,7 +153,7 @@ def _continue(
 def _largest_of_each(
     queries: Int[np.ndarray, " c"], scores: Float[np.ndarray, " c"], k: int
 ) -> Int[np.ndarray, " y"]:
-    """Places of the k largest scores of every query, with all ties of the k-th; queries ascend."""
+    """Indices of each query's k largest scores, including all ties of the k-th; `queries` ascend."""
     different, first, counts = np.unique(queries, return_index=True, return_counts=True)
     padded = torch.full((len(different), int(counts.max(initial=0))), -torch.inf, dtype=torch.float64)
     rows = np.repeat(np.arange(len(different)), counts)
@@ -164,7 +164,7 @@ def _largest_of_each(
 
 
 def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"], Int[np.ndarray, " y"]]:
-    """Rows and columns of every row's k largest finite scores, with all ties of the k-th."""
+    """Rows and columns of each row's k largest finite scores, including all ties of the k-th."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width))
     if width > k and bool(((values[:, k - 1] == values[:, k]) & (values[:, k] > -torch.inf)).any()):
@@ -177,7 +177,7 @@ def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"
 
 
 def _best_first(hypotheses: Hypotheses, k: int) -> Int[np.ndarray, " y"]:
-    """Indices of the k best hypotheses of every query, in order; equal scores are ordered by tokens."""
+    """Indices of each query's k best hypotheses, in order; equal scores are ordered by tokens."""
     columns = hypotheses.tokens.T[::-1]
     order = np.lexsort((*columns, -hypotheses.scores, hypotheses.queries))
     queries = hypotheses.queries[order]

@@ -9,7 +9,7 @@ from numba import njit
 @no_type_check
 @njit(nogil=True, cache=True)
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
-    """W of each document.
+    """SEAL's score W of each document.
 
     Document d has the occurrences [key, position] in occurrences[bounds[d]:bounds[d + 1]] and the tokens
     text[starts[d]:ends[d]], all below `size`.

@@ -116,7 +116,7 @@ class Memory:
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
-    """Memory of queries with the given encoder states: keys and values of every cross-attention."""
+    """Build the memory of queries from their encoder states: every cross-attention's keys and values."""
     crossing = [layer.cross_attention for layer in layers_of(decoder)]
     return Memory(mask, [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing], [])
 
@@ -124,10 +124,10 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
 def decode(
     decoder: Any, inputs: Float[Tensor, "b n m h"], memory: Memory, trace: Trace | None = None
 ) -> Float[Tensor, "b n m h"]:
-    """Decoder states of positions t … t + m − 1, where `memory` holds the t positions before.
+    """Compute the decoder states of positions t … t + m − 1; `memory` holds the t positions before.
 
-    The new positions are added to `memory`. With a `trace`, the pass is the linear one and stores its
-    intermediate values there; the states are the same.
+    The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
+    values there; the states are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     dropout = partial(nn.functional.dropout, training=decoder.training)
@@ -245,6 +245,6 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:
-    """x[b, rows[b]] by one index_select of whole rows."""
+    """x[b, rows[b]], computed by one index_select of whole rows."""
     first = x.shape[1] * torch.arange(len(rows), device=rows.device)[:, None]
     return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)

@@ -24,9 +24,8 @@ def grouped_kmeans(
 
     Lloyd's algorithm (FAISS), started from the means of the labels `warm`. Empty clusters start from vectors
     drawn as in k-means++ (Arthur & Vassilvitskii, SODA 2007); a cluster for which no distinct vector is left
-    gets the group's mean and no member. vectors: group g has the rows offsets[g] to offsets[g + 1], for
-    example of a memory map; each is read twice. A group's draws depend only on the seed and the group's
-    number.
+    gets the group's mean and no member. vectors: group g has the rows offsets[g] to offsets[g + 1], which are
+    read twice, for example from a memory map. A group's draws depend only on the seed and the group's number.
     """
     centroids = np.zeros((len(wanted), int(wanted.max()), vectors.shape[1]), np.float32)
     labels = np.empty(len(vectors), np.int64)
@@ -58,7 +57,7 @@ def grouped_kmeans(
 def _fit(
     X: Float[np.ndarray, "n h"], warm: Int[np.ndarray, " n"] | None, k: int, random: np.random.Generator
 ) -> tuple[Float[np.ndarray, "c h"], Int[np.ndarray, " c"]]:
-    """Centroids of vectors with mean 0, and their numbers, below k; fewer than k if fewer vectors differ."""
+    """Cluster vectors of mean 0; return at most k centroids and their numbers, which are below k."""
     seeds = {} if warm is None else {int(c): X[warm == c].mean(0) for c in np.unique(warm)}
     distance, norms = np.full(len(X), np.inf), np.square(X).sum(1)
 

@@ -150,7 +150,7 @@ class Identifiers:
 
     @classmethod
     def load(cls, folder: Path) -> "Identifiers":
-        """Read what `save` wrote.
+        """Load identifiers from a folder that `save` wrote.
 
         Raises FileNotFoundError or ValueError with the name of the missing or damaged file.
         """
@@ -300,7 +300,7 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text in which at least one token ends, and each word's first token."""
+    """Words of a text in which at least one token ends, and the first token of each."""
 
     def __init__(self, tokenized: Tokenized) -> None:
         self.text, self.tokens, ends, _ = tokenized

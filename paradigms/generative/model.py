@@ -48,7 +48,7 @@ class Generative(Trainable):
         identifiers: Identifiers,
         clusters: Clusters | None = None,
     ) -> None:
-        """clusters: clusters of the identifiers' tokens, if settings.tokens = "clusters"; see `build`."""
+        """Build the modules. `clusters` is required if settings.tokens = "clusters"; see `build`."""
         super().__init__()
         check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
@@ -101,7 +101,7 @@ class Generative(Trainable):
         identifiers: Identifiers,
         corpus: Corpus,
     ) -> "Generative":
-        """A model to be trained. For NP-decoding the backbone's encoder reads the corpus first."""
+        """Build a model to train. For NP-decoding, the backbone's encoder reads the corpus first."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder has written nothing yet
             settings = replace(settings, softmax="identifiers")
@@ -115,7 +115,7 @@ class Generative(Trainable):
         return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus) -> None:
-        """Cluster the identifiers' tokens again with the current encoder; uses no global random generator."""
+        """Cluster the identifiers' tokens again with the current encoder, without global random state."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         reading = self.encoder, self.clusters.vectors, self.tokenizer
@@ -141,7 +141,7 @@ class Generative(Trainable):
             )
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
-        """Tokenize queries, or passages in their place; every token counts, including </s>."""
+        """Tokenize queries or passages for the encoder; every token counts, including </s>."""
         settings = {"padding": True, "truncation": True, "max_length": self.settings.query_length}
         texts = beginnings(self.tokenizer, texts, self.settings.query_length)
         rows = self.tokenizer(texts, return_tensors="pt", **settings)
@@ -186,14 +186,14 @@ class Generative(Trainable):
         return states, remember(self.decoder, states, sources.attention_mask.bool())
 
     def encode(self, sources: Batch) -> Float[Tensor, "b j h"]:
-        """Q, without gradients where the encoder is frozen."""
+        """Q, the queries' encoder states; without gradients if the encoder is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.frozen):
             return self.encoder(**sources.to(self.device).inputs()).last_hidden_state
 
     def keep_states(self, folder: Path) -> LowerStates:
-        """Keep what a frozen encoder gives of sources, in float16, in `folder`, for all models of it.
+        """Cache a frozen encoder's states in float16 in `folder`; models with equal encoders share them.
 
-        Raises ValueError for an encoder that is trained.
+        Raises ValueError if the encoder is trained.
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder: what it gives changes")
@@ -204,7 +204,7 @@ class Generative(Trainable):
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
-        """The decoder's input vectors of tokens."""
+        """Look up the decoder's input vectors of tokens."""
         return nn.functional.embedding(ids, self._input_table)
 
     def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
@@ -249,7 +249,7 @@ class Generative(Trainable):
     def sequence_scores(
         self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
     ) -> list[Float[np.ndarray, "s n"]]:
-        """rel of each query's non-empty sequences, sequences[b][n], by each scorer, with teacher forcing.
+        """Score each query's non-empty sequences, sequences[b][n], by each scorer, with teacher forcing.
 
         A query is encoded once, and its sequences share its keys and values. Memory does not grow with the
         number of sequences.
@@ -289,7 +289,7 @@ class Generative(Trainable):
         return full.index_copy(-1, alphabet, scores)
 
     def _softmax_tokens(self) -> list[Tensor] | None:
-        """Tokens of the softmax, for each position or once for all; None: the vocabulary."""
+        """Tokens in the softmax: one set per position, or one for all; None: the whole vocabulary."""
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"
@@ -299,7 +299,7 @@ class Generative(Trainable):
         return [torch.from_numpy(tokens) for tokens in places]
 
     def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
-        """Tokens of the softmax at a position; None: the vocabulary."""
+        """Tokens in the softmax at a position; None: the whole vocabulary."""
         if self._places is None:
             return None
         if self._places[0].device != self.device:  # move once, not for every batch
@@ -312,10 +312,10 @@ class Generative(Trainable):
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
     def written(self, document: int, target: Sequence[int]) -> list[int]:
-        """Target tokens in the decoder's vocabulary for a target of `pairs` that names this document.
+        """Convert a target of `pairs` that names this document to the decoder's vocabulary.
 
-        With clusters, those of its first occurrence in the document's identifiers. Raises ValueError if it
-        does not occur there.
+        With clusters, the first occurrence of the target in the document's identifiers decides. Raises
+        ValueError if the target does not occur there.
         """
         if self.clusters is None:
             return list(target)
@@ -331,7 +331,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} does not occur in the identifiers of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """The non-empty token sequences that reranking scores: identifiers, or windows of `span` tokens.
+        """Non-empty token sequences that reranking scores: identifiers, or windows of `span` tokens.
 
         whole: use identifiers even if they are whole texts.
         """

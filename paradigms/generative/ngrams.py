@@ -21,7 +21,7 @@ SEPARATOR = -1  # closes every document; no n-gram contains it, so n-grams stay 
 
 
 class Branches(NamedTuple):
-    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; the sets may be empty."""
+    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; sets may be empty."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
     tokens: Int[np.ndarray, " t"]  # ascending within a prefix
@@ -132,7 +132,7 @@ class NGramIndex:
         return states[:, 1] - states[:, 0]
 
     def locate(self, states: Int[np.ndarray, "x 3"]) -> Occurrences:
-        """Occurrences of each n-gram: one entry each, so memory grows with `counts`."""
+        """Find all occurrences of each n-gram, one entry each; memory grows with `counts`."""
         offsets, places = ranges(states[:, 0], states[:, 1])
         grams = np.repeat(np.arange(len(states)), np.diff(offsets))
         begins = self.rows[places].astype(np.int64)
@@ -141,7 +141,7 @@ class NGramIndex:
         return Occurrences(offsets, documents, begins - self.starts[documents])
 
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
-        """States of the n-grams; lo = hi for an absent n-gram."""
+        """Look up the states of n-grams; lo = hi for an absent n-gram."""
 
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:

@@ -87,8 +87,8 @@ def cluster_tokens(
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖²: a local minimum, with at most k clusters per surface token.
 
-    encoder: computes x. embeddings: the decoder's input vectors; with `old`, its centroids. k is
-    `settings.clusters`. The encoder reads `document_length` tokens at a time, including special tokens: a
+    encoder: computes x. embeddings: the decoder's input vectors; with `old`, the old centroids. k
+    is `settings.clusters`. The encoder reads `document_length` tokens at a time, including special tokens: a
     title followed by its document's text, or a text in windows.
 
     Without `old` (BASE), k-means++ seeds Lloyd's algorithm, and a surface token with at most k distinct

@@ -99,7 +99,7 @@ class Outputs:
         return chosen.masked_fill(candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
-        """w of each token: the embedding from which D is computed."""
+        """Output vector w of each token, from which D is computed."""
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The documents of a corpus by what a decoder writes for a query: generative retrieval's index."""
+"""Search and rerank a corpus by the identifiers that a decoder generates for a query."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -17,15 +17,16 @@ from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import first_step, query_grams, seal_scores
 from paradigms.io.progress import progress_bar
 
-HYPOTHESES = {"cpu": 640}  # of all queries that are decoded at once, so many; each has a vocabulary of logits
+HYPOTHESES = {"cpu": 640}  # decoded at once, over all queries; each takes logits of the whole vocabulary
 MANY_HYPOTHESES = 1 << 13
-QUERIES = 64  # at most
+QUERIES = 64  # most queries per batch
 
 
 class GenerativeRetriever:
-    """Search by constrained decoding, and reranking by the model's own rel, over the model's corpus.
+    """Search the model's corpus by constrained decoding, and rerank it by the model's rel.
 
-    A search ranks documents by the identifiers that it finishes or, where these are text, by n-grams (SEAL).
+    A search ranks documents by the identifiers that it completes or, if identifiers are whole texts, by
+    n-grams (SEAL).
     """
 
     def __init__(self, model: Generative) -> None:
@@ -33,12 +34,12 @@ class GenerativeRetriever:
 
     @cached_property
     def valid(self) -> NGramIndex:
-        """The token sequences that a search may write; built on first use."""
+        """Index of the token sequences that a search may generate; built on first use."""
         identifiers = self.model.identifiers
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
     def size_in_bytes(self) -> int:
-        """Bytes of weights (without a frozen encoder's), identifiers and `valid`."""
+        """Bytes of the weights (without a frozen encoder), the identifiers and `valid`."""
         model = self.model
         parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:
@@ -50,10 +51,10 @@ class GenerativeRetriever:
         return sum(part.nbytes for part in parts)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """At most k documents of every query, best first; of equal scores the smaller id.
+        """Find at most k documents per query, best first; equal scores are ordered by id.
 
-        Only documents that the beams reach, often fewer than k. A document has the score of its best
-        identifier.
+        Only documents that the beams reach are found, often fewer than k. A document's score is the score of
+        its best identifier.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -68,10 +69,10 @@ class GenerativeRetriever:
         return {query: ranked[query] for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """rel of the run's queries and documents under `settings.score`, best first.
+        """Score the run's documents by rel under `settings.score`, best first.
 
-        A document's rel is that of its best name (`Generative.names`), −∞ without one. Raises KeyError for an
-        unknown query or document.
+        A document's rel is the largest rel of its names (`Generative.names`), or −∞ if it has none. Raises
+        KeyError for an unknown query or document.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -84,9 +85,9 @@ class GenerativeRetriever:
         whole: bool = False,
         progress: bool = False,
     ) -> list[Run]:
-        """`rerank` by each of the scorers, with each name decoded once.
+        """`rerank` by each scorer, decoding each name only once.
 
-        whole: a document's names are its identifiers; if these are texts, only the whole text.
+        whole: score a document by its identifiers even if they are whole texts, instead of by windows.
         """
         model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)
@@ -118,7 +119,8 @@ class GenerativeRetriever:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; [] without a name.
 
-        The L·H document tokens of one place are one: A is their mean attention, and S·A the sum of theirs.
+        The L·H document tokens of one position share a row: A is their mean attention, S·A the sum of their
+        products.
         """
         model = self.model
         names = model.names(model.identifiers.positions[document])
@@ -150,7 +152,7 @@ class GenerativeRetriever:
         return [explanation]
 
     def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
-        """For each query identifiers, by number, and their scores."""
+        """Yield (number of an identifier, score) pairs for each query."""
         model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
         sources, by_grams = model.tokenize(texts), identifiers.end is None
         length = settings.span if by_grams else identifiers.longest
@@ -169,7 +171,7 @@ class GenerativeRetriever:
             yield seal_scores(self.valid, *keys, first).items()
 
     def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
-        """The k best documents of those with these identifiers, each with its best."""
+        """Rank the k best documents, each by its best-scoring identifier. scores: (identifier, score)."""
         identifiers = self.model.identifiers
         best: dict[str, float] = {}
         for number, score in scores:
@@ -179,6 +181,6 @@ class GenerativeRetriever:
 
 
 def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
-    """At most `size` of the queries at once, those of like length together."""
+    """Batches of at most `size` queries of similar length."""
     order = sorted(some, key=lambda query: len(queries[query]))
     return [order[start : start + size] for start in range(0, len(order), size)]

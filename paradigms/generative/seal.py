@@ -1,4 +1,4 @@
-"""W(d, q): SEAL's document score from the n-grams that a decoder generated for a query.
+"""W(d, q): SEAL's document score, from the n-grams that a decoder generates for a query.
 
 `seal_scores` is the score of SEAL (Bevilacqua et al. 2022, NeurIPS, arXiv:2204.10628, §3.2) as its public
 code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et al. 2024 (arXiv:2404.00684, §6.2) rank
@@ -76,7 +76,7 @@ def query_grams(
 
 
 def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
-    """log p(v | q) of every token as the first one; with clusters, the maximum over a token's clusters."""
+    """log p(v | q) of every token at position 1; with clusters, the maximum over the token's clusters."""
     sources = sources.to(model.device)
     start = torch.full((len(sources.input_ids), 1, 1), model.start, device=model.device)
     with model.evaluating(), torch.inference_mode():
@@ -113,10 +113,10 @@ def seal_scores(
     different tokens, and C holds the tokens of the keys counted so far. Candidates are documents with a key
     of at most `FREQUENT` occurrences.
 
-    unigrams: log p(v | q) of every token as the first one. Among the `LIKELY` most likely tokens, those that
-    are not keys get weights without the exponent. The best of them, as many as there are keys, become keys;
-    every other one adds its weight once, at a position that is still free. The public code scores only the
-    1,500 best candidates; this function scores all.
+    unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, those
+    that are not keys get weights without the exponent. The best of them, as many as there are keys, become
+    keys; every other one adds its weight once, at a position that is still free. The public code scores only
+    the 1,500 best candidates; this function scores all.
     """
     states, numbers = np.unique(states, axis=0, return_inverse=True)  # each key once, with its largest log p
     best_log_p = np.full(len(states), -np.inf)

@@ -1,4 +1,4 @@
-"""Settings of a generative paradigm, beside its backbone and identifiers: plain data, saved with them."""
+"""Settings of a generative paradigm: plain data, saved with its backbone and identifiers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

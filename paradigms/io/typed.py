@@ -21,7 +21,7 @@ HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 class Range(NamedTuple):
     """Bounds of a number, in `Annotated[int, Range(1, 64)]`; None has no bounds.
 
-    A file may hold any number: the upper bound exceeds what a model needs, and bounds time and memory.
+    A file may hold any number, so the upper bound limits time and memory; it exceeds what models need.
     """
 
     least: float | int
@@ -57,7 +57,7 @@ def check_types(settings: Any) -> None:
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Check a value's type: a class, choices (Literal), a mapping, a union, or one of these Annotated.
+    """Check a value's type: a class, choices (Literal), a mapping, a union, or an Annotated one of these.
 
     The `Range` or `OneLine` of an Annotated type is checked, too. Raises ValueError.
     """
@@ -75,7 +75,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The classes of a union; a class by itself. list[str] counts as list."""
+    """Classes of a union, or the class itself; list[str] counts as list."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return tuple(get_origin(part) or part for part in kinds)
 

@@ -1,8 +1,8 @@
-"""Checkpoints of other libraries: read as paradigms of equal scores, and written where they can hold one.
+"""Checkpoints of other libraries, read as paradigms with equal scores and written if the format allows.
 
-Each format recognises a folder by its files and reads it whole: a part that no paradigm here has is named,
-never left out. Pickled weights are read on request alone, by `torch.load` with weights_only, which runs no
-code.
+Each format recognises a folder by its files and reads all of its parts; a part that no paradigm supports is
+an error that names it. Pickled weights are read only on request, by `torch.load` with weights_only, which
+runs no code.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from paradigms.saving.weights import described, safe_weights
 
 
 class Format(NamedTuple):
-    """A layout of checkpoints that is read."""
+    """A checkpoint layout that can be read."""
 
     title: str
     recognises: Callable[[Path], bool]

@@ -1,4 +1,4 @@
-"""Checkpoints as their papers' authors save them: DPR, COIL, Stanford ColBERT (colbertv2.0) and XTR."""
+"""Read checkpoints in their authors' layouts: DPR, COIL, Stanford ColBERT (colbertv2.0) and XTR."""
 
 import string
 import tempfile
@@ -26,12 +26,12 @@ from paradigms.saving.weights import read_weights
 from paradigms.xtr import xtr
 
 TOWERS = {"DPRQuestionEncoder": "question_encoder", "DPRContextEncoder": "ctx_encoder"}
-DPR_LENGTH = 256  # of a text, as the paper cuts passages
+DPR_LENGTH = 256  # tokens per text, as the paper cuts passages
 HEADS = "heads.safetensors"  # what COIL's model.pt becomes
 COIL_HEADS = {f"{name}.{part}" for name in ("tok_proj", "cls_proj") for part in ("weight", "bias")}
 METADATA = "artifact.metadata"
 DENSE = "2_Dense"
-DIM = 128  # of the published XTRs; models of one vector a text over a T5 have 768
+DIM = 128  # width of published XTRs; T5 models with one vector per text have 768
 
 
 def is_dpr(folder: Path) -> bool:
@@ -41,7 +41,7 @@ def is_dpr(folder: Path) -> bool:
 def read_dpr(folder: Path) -> Paradigm:
     """Read one of DPR's two encoders and use it for both sides; `registry.load` joins two into a pair.
 
-    The vector is [CLS], or its projection if there is one.
+    The vector is the state of [CLS], or its projection if the checkpoint has one.
     """
     import transformers
 
@@ -63,7 +63,7 @@ def read_dpr(folder: Path) -> Paradigm:
 
 
 def _bert(model: Any) -> Any:
-    """The same weights as a `BertModel`."""
+    """Copy the weights into a `BertModel`."""
     from transformers import BertConfig, BertModel
 
     known = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
@@ -79,10 +79,10 @@ def is_coil(folder: Path) -> bool:
 
 
 def read_coil(folder: Path) -> Paradigm:
-    """COIL-full without layer normalisation: an encoder, and its two projections in model.pt.
+    """Read COIL-full without layer normalisation: an encoder, and two projections in model.pt.
 
-    Gao et al. 2021. Their settings are in a pickle of objects (args.pt), which is not read: the model is
-    taken to be COIL-full as they trained and published it, with [SEP] left out and the lengths of MS MARCO.
+    Gao et al. 2021. The settings are in a pickle of objects (args.pt), which is not read: the model is
+    assumed to be COIL-full as its authors published it, without [SEP] and with the lengths of MS MARCO.
     Raises ValueError for other projections.
     """
     with naming(folder / HEADS):
@@ -105,11 +105,11 @@ def is_stanford(folder: Path) -> bool:
 
 
 def read_stanford(folder: Path) -> Paradigm:
-    """Stanford ColBERT: one state dict of BERT and a linear layer; settings in artifact.metadata.
+    """Read Stanford ColBERT: one state dict of BERT and a linear layer; settings in artifact.metadata.
 
-    Khattab & Zaharia 2020; Santhanam et al. 2022. What their metadata does not say is as their code has it:
-    markers [unused0] and [unused1], queries filled up with [MASK], punctuation skipped, a sum of maxima.
-    Raises ValueError if the linear layer is missing, or similarities are no cosines.
+    Khattab & Zaharia 2020; Santhanam et al. 2022. Settings missing from the metadata follow the authors'
+    code: markers [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of maxima.
+    Raises ValueError if the linear layer is missing or similarities are not cosines.
     """
     weights = read_weights(folder, "linear.weight")
     if not weights:
@@ -135,15 +135,15 @@ def read_stanford(folder: Path) -> Paradigm:
 
 
 def is_xtr(folder: Path) -> bool:
-    """Whether the folder has a T5 and its 2_Dense, which without modules.json nothing else has."""
+    """Whether the folder holds a T5 and 2_Dense but no modules.json, which identifies XTR."""
     return _t5_with_dense(folder) and not (folder / MODULES).is_file()
 
 
 def may_be_xtr(folder: Path) -> bool:
-    """Whether modules.json, without a type of model, stands beside an encoder and a layer such as XTR's.
+    """Whether modules.json names no model type, beside a T5 and a linear layer such as XTR's.
 
-    Nothing in such a folder says that its vectors are those of tokens: a model of one vector a text may look
-    the same.
+    Such a folder does not record whether the model has token vectors: a model with one vector per text may
+    look the same.
     """
     if not (_t5_with_dense(folder) and (folder / MODULES).is_file()):
         return False
@@ -160,9 +160,10 @@ def _t5_with_dense(folder: Path) -> bool:
 
 
 def read_xtr(folder: Path) -> Paradigm:
-    """XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer. ValueError without it.
+    """Read XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer.
 
-    It was trained with punctuation, which is kept, and with k_train of up to 320 tokens.
+    XTR was trained with punctuation, which is kept, and with k_train of up to 320 tokens. Raises ValueError
+    if the linear layer is missing.
     """
     head = dense(folder / DENSE)
     own: dict[str, Any] = {"skip": "", "k_train": 320} | head.settings()

@@ -1,4 +1,4 @@
-"""README.md of a checkpoint: what it is, what it learned from, with which settings, and what was measured."""
+"""README.md of a checkpoint: the model, its training data and settings, and its measures."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from paradigms.io.typed import json_or_empty, read_json
 from paradigms.model import Trainable
 
-UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that say nothing of the model
+UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that do not describe the model
 
 BAR = "\\|"  # in a cell of a table
 
@@ -15,9 +15,10 @@ BAR = "\\|"  # in a cell of a table
 def model_card(
     model: Trainable, results: str | Path | None = None, layout: str = "sentence-transformers"
 ) -> str:
-    """The card of a model. results: folder of the script that trained it, with config.json and table.md.
+    """Write the text of a model's card.
 
-    layout: in which the model is saved. Raises FileNotFoundError if the results have no config.json.
+    results: results folder of the training script, with config.json and table.md. layout: the layout in which
+    the model is saved. Raises FileNotFoundError if the results have no config.json.
     """
     settings, environment, measured = {}, {}, "None recorded.\n"
     if results is not None:
@@ -58,7 +59,7 @@ def model_card(
 
 
 def results_of(checkpoint: str | Path) -> Path | None:
-    """The nearest folder above a checkpoint whose config.json has a collection; None for a hub name."""
+    """Find the nearest folder above a checkpoint whose config.json has a collection; None for a hub name."""
     if not Path(checkpoint).is_dir():
         return None
     above = Path(checkpoint).resolve().parents[:2]
@@ -72,12 +73,12 @@ def _table(title: str, values: dict[str, Any]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """A text that neither ends the line nor, in a table, the cell."""
+    """Replace characters that would end the line or the table cell."""
     return "".join(c if c.isprintable() else " " for c in text).replace("|", BAR)
 
 
 def _told(value: Any) -> Any:
-    """The value, with the last part alone of each path that begins at the root or in a home."""
+    """Shorten each absolute or home path in a value to its last part."""
     if isinstance(value, dict):
         return {name: _told(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""A paradigm as a folder that sentence-transformers 6 opens, with equal scores.
+"""Write a paradigm as a folder that sentence-transformers 6 opens, with equal scores.
 
-One vector a side becomes its SentenceTransformer, token vectors under ColBERT's alignment its
-MultiVectorEncoder, SPLADE its SparseEncoder. What its modules cannot express is refused.
+One vector per text becomes a SentenceTransformer, token vectors under ColBERT's alignment a
+MultiVectorEncoder, and SPLADE a SparseEncoder. Other models are refused.
 """
 
 import shutil
@@ -33,9 +33,9 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 
 
 def write_sentence_transformers(model: Any, folder: Path) -> None:
-    """Write a model into an empty folder: a layout of `saving.SAVE_LAYOUTS`.
+    """Write a model into an empty folder; one of the layouts in `saving.SAVE_LAYOUTS`.
 
-    Raises ValueError for a setting, or a kind of model, that sentence-transformers has no module for.
+    Raises ValueError for a setting or a kind of model for which sentence-transformers has no module.
     """
     if not isinstance(model, Paradigm):
         raise ValueError(f"{model.name} is no encoder of single texts, as sentence-transformers needs")
@@ -79,7 +79,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
 
 
 def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
-    """Raise ValueError for what no module of sentence-transformers does."""
+    """Raise ValueError if the model needs something that no module of sentence-transformers does."""
     s: Any = model.encoder.settings
     recipe = model.recipe
     if sparse:
@@ -128,7 +128,7 @@ def dense_config(encoder: TextEncoder) -> dict[str, Any]:
 
 
 def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any]:
-    """Lengths and augmentation, as its Transformer module keeps them."""
+    """Configuration of the Transformer module: lengths and query augmentation."""
     augmented: dict[str, Any] = {"query_length": settings.query_length}
     if settings.query_augmentation:
         strategy = {"strategy": "fixed", "attend": settings.attend_augmentation, "token": None}
@@ -144,7 +144,7 @@ def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any
 
 
 def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
-    """Prompts, which are our markers, and the similarity."""
+    """Configuration of the model: prompts, from the markers, and the similarity."""
     s = model.encoder.settings
     single = "cosine" if s.normalize else "dot"
     if isinstance(s, SpladeSettings):
@@ -160,7 +160,7 @@ def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
 
 
 def register_markers(encoder: TextEncoder, folder: Path) -> None:
-    """Markers that are one token stay one where they stand before a text."""
+    """Save markers that are tokens as special tokens, so that they stay whole before a text."""
     vocabulary = encoder.tokenizer.get_vocab()
     markers = [encoder.settings.query_marker, encoder.settings.document_marker]
     tokens = [marker for marker in markers if marker in vocabulary]

@@ -1,4 +1,4 @@
-"""The linear maps after an encoder, W x + b one after the other, as the one projection of a paradigm."""
+"""Merge the linear maps W x + b after an encoder into the single projection of a paradigm."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class Head:
     activation: str = "identity"
 
     def then(self, other: "Head") -> "Head":
-        """The other map after this one. Raises ValueError if the two are not one."""
+        """Compose: this map, then the other. Raises ValueError if an activation lies between."""
         if self.activation != "identity":
             raise ValueError(f"a linear layer after another with {self.activation} is not one projection")
         bias = None if self.bias is None else other.weight @ self.bias
@@ -41,7 +41,7 @@ class Head:
         return Head(other.weight @ self.weight, bias, other.activation)
 
     def settings(self) -> dict[str, Any]:
-        """Fields of `EncoderSettings`."""
+        """Fields of `EncoderSettings` for this projection."""
         return {
             "dim": len(self.weight),
             "projection_bias": self.bias is not None,
@@ -57,7 +57,7 @@ class Head:
 
 
 def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncoder:
-    """The backbone in a folder under a head; without one, vectors have the backbone's own width."""
+    """Load the backbone in a folder, with a head; without a head, vectors have the backbone's width."""
     more = {"dim": None} if head is None else head.settings()
     encoder = TextEncoder(folder, EncoderSettings(**settings | more))
     if head is not None:
@@ -66,7 +66,7 @@ def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncode
 
 
 def dense(folder: Path) -> Head:
-    """A Dense module of sentence-transformers or PyLate: linear, activation, and perhaps a residual."""
+    """Read a Dense module of sentence-transformers or PyLate: linear, activation, and perhaps a residual."""
     config = read_json(folder / "config.json")
     activation = ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if activation is None:
@@ -83,12 +83,12 @@ def dense(folder: Path) -> Head:
 
 
 def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:
-    """ColBERT with the sum over query tokens of the best similarities, or their mean."""
+    """ColBERT over the encoder: the sum, or mean, over query tokens of the best similarities."""
     normalise, temperature = ("query_tokens", 0.02) if mean else ("one", 1.0)
     return Paradigm(Recipe("colbert", QueryToDocument(), normalise, temperature=temperature), encoder)
 
 
 def one_vector(encoder: TextEncoder) -> Paradigm:
-    """DPR: the cosine or inner product of two vectors."""
+    """DPR over the encoder: the cosine or inner product of two vectors."""
     temperature = 0.05 if encoder.settings.normalize else 1.0
     return Paradigm(Recipe("dpr", AllPairs(), "one", temperature=temperature), encoder)

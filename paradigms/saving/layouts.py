@@ -24,12 +24,12 @@ SAVED = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md", *SAVED_FOLDERS)
 class Layout(NamedTuple):
     """A way to store a model in a folder."""
 
-    write: Callable[[Any, Path], None]  # every file, into a folder that exists; ValueError: it cannot hold it
-    marks: Collection[str]  # files that only such folders have, each one of them
-    card: Callable[[Any], str] = lambda model: ""  # README.md where none is given
+    write: Callable[[Any, Path], None]  # writes all files into an existing folder, or raises ValueError
+    marks: Collection[str]  # files, each of which identifies the layout
+    card: Callable[[Any], str] = lambda model: ""  # default text of README.md
 
 
-# File -> the kind of model whose own folders have it.
+# File -> the kind of model that it identifies.
 KINDS: dict[str, type[Trainable]] = {
     "paradigm.json": Paradigm,
     GENERATIVE_SETTINGS: Generative,
@@ -48,9 +48,9 @@ def save_pretrained(
 ) -> None:
     """Write the whole model, adapters merged; the folder appears complete or not at all.
 
-    layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's own. Raises
-    FileExistsError where anything but a model of this layout would be replaced, and ValueError for what the
-    layout cannot hold.
+    layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's card. Raises
+    FileExistsError if anything but a model in this layout would be replaced, and ValueError if the layout
+    cannot hold the model.
     """
     if layout not in SAVE_LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(SAVE_LAYOUTS)}")
@@ -67,7 +67,7 @@ def push_to_hub(
 ) -> None:
     """Upload a model, as `save_pretrained` writes it, to the repository `name`, created if missing.
 
-    Settings and weights that it held before are taken out, and stay in its history. Raises the hub's own
+    Earlier settings and weights are removed from the repository, but stay in its history. Raises the hub's
     errors.
     """
     from huggingface_hub import HfApi

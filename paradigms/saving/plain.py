@@ -1,8 +1,8 @@
-"""Folders of transformers, by the head that `architectures` in config.json names.
+"""Read folders of transformers, by the head that `architectures` in config.json names.
 
-A sequence classifier with one output is a reranker, a masked language model SPLADE, and an encoder without a
-head, or the encoder half of a T5, cosines of mean vectors, as most published single-vector models are trained
-with. What has another head, or is no encoder, is refused.
+A sequence classifier with one output is read as a reranker and a masked language model as SPLADE. An encoder
+without a head, or the encoder of a T5, is read as a model that compares mean vectors by their cosine, as most
+published single-vector models are trained. Other heads, and models that are not encoders, are refused.
 """
 
 import logging
@@ -16,7 +16,7 @@ from paradigms.model import Paradigm
 from paradigms.saving.heads import POOLED, encoder_with, one_vector
 from paradigms.splade import splade
 
-LENGTH = 512  # of a text, where the encoder has no limit of its own or a larger one
+LENGTH = 512  # longest text in tokens, if the encoder allows as many
 HEADLESS = ("Model", "ForPreTraining", "ForMaskedLM", "ForConditionalGeneration")  # heads that may be dropped
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """Raise ValueError if weights or tokenizer are missing, or if the model is not an encoder."""
+    """Read an encoder with mean pooling. Raises ValueError for missing files or if it is no encoder."""
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
@@ -37,12 +37,12 @@ def read_plain(folder: Path) -> Paradigm:
 
 
 def longest(folder: Path) -> int:
-    """The number of positions that the encoder has; `LENGTH` if it is unlimited."""
+    """Number of positions of the encoder; `LENGTH` if it is unlimited."""
     return int(positions(folder) or LENGTH)
 
 
 def check_encoder(folder: Path) -> None:
-    """Raise ValueError for a model that generates, or whose head shows that it has another task."""
+    """Raise ValueError for a generative model, or one whose head was trained for another task."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -76,7 +76,7 @@ def is_reranker(folder: Path) -> bool:
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """Read a reranker. Raises ValueError for several outputs, or modules after the classifier."""
+    """Read a reranker. Raises ValueError if it has several outputs or modules after the classifier."""
     more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if more:
         raise ValueError(f"{', '.join(more)} after a sequence classifier")

@@ -1,7 +1,8 @@
-"""Folders of sentence-transformers (one vector, many, or sparse) and of PyLate: a chain of modules.
+"""Read folders of sentence-transformers (one vector, many, or sparse) and PyLate: a chain of modules.
 
-Read are Transformer, Pooling, Dense, Normalize, Dropout, MultiVectorMask and SpladePooling. Prompts become
-markers, PyLate's prefixes too. Up to version 3 PyLate wrote Transformer and Dense alone, and normalised.
+Supported modules are Transformer, Pooling, Dense, Normalize, Dropout, MultiVectorMask and SpladePooling.
+Prompts and PyLate's prefixes become markers. Up to version 3, PyLate wrote only Transformer and Dense, and
+normalised without a module for it.
 """
 
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ from paradigms.saving.plain import longest
 from paradigms.splade import splade
 
 MULTI = ("ColBERT", "MultiVectorEncoder")  # model_type of token vectors: PyLate's, and its own
-COMMUTES = ("cls", "mean", "last")  # pooling with a linear map
-AUGMENTED = 32  # tokens of a query, where a PyLate folder does not say
+COMMUTES = ("cls", "mean", "last")  # pooling that commutes with a linear map
+AUGMENTED = 32  # tokens per query, if a PyLate folder does not set it
 
 
 @dataclass
 class Chain:
-    """The settings that the modules of a folder amount to."""
+    """Settings collected from a folder's modules."""
 
     backbone: Path
     pooling: str = ""  # "" = token vectors
@@ -39,7 +40,7 @@ def is_sentence_transformers(folder: Path) -> bool:
 
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
-    """Raise ValueError for a module, or a setting of one, that no paradigm here has."""
+    """Read a folder. Raises ValueError for a module, or a module's setting, that no paradigm supports."""
     config = json_or_empty(folder / MODEL)
     parts = chain(folder)
     multi = config.get("model_type") in MULTI
@@ -70,7 +71,7 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
 
 
 def read_sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
-    """SPLADE. Raises ValueError for another similarity than the inner product, and for modules beside it."""
+    """Read SPLADE. Raises ValueError for other modules or a similarity other than the inner product."""
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
@@ -109,7 +110,7 @@ def chain(folder: Path) -> Chain:
 
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:
-    """Tokens of a text at most: of the module, of the tokenizer, or of the encoder."""
+    """Longest text in tokens: the smallest limit of the module, the tokenizer and the encoder."""
     limit = longest(backbone)
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     limits = [settings.get("max_seq_length"), of_tokenizer]
@@ -145,7 +146,7 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
 
 
 def skipped(mask: dict[str, Any]) -> dict[str, Any]:
-    """The skip list, of documents."""
+    """Encoder settings of the document skip list. Raises ValueError if it is not supported."""
     words = mask.get("skiplist_words") or []
     characters = {word: word if len(word) == 1 else bare(word) for word in words}
     longer = next((word for word, character in characters.items() if len(character) != 1), None)
@@ -160,7 +161,7 @@ def skipped(mask: dict[str, Any]) -> dict[str, Any]:
 
 
 def lowers(settings: dict[str, Any], backbone: Path) -> None:
-    """Raise ValueError if texts are put in lower case and the tokenizer does not do it anyway."""
+    """Raise ValueError if the module lower-cases texts and the tokenizer distinguishes case."""
     if settings.get("do_lower_case"):
         tokenizer = load_tokenizer(backbone)
         if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:

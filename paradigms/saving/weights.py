@@ -1,4 +1,4 @@
-"""The files of a foreign checkpoint: JSON, and weights that are safetensors or are converted to them."""
+"""Files of another library's checkpoint: JSON, and weights, read as or converted to safetensors."""
 
 import os
 import re
@@ -15,17 +15,17 @@ from torch import Tensor
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.typed import naming
 
-# What of a repository on the hub is settings or weights: the rest, as its card, is neither read nor replaced.
+# Settings and weights in a hub repository; other files, such as its card, are neither read nor replaced.
 SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
 PICKLED = ("*.bin", "*.pt")
-# Pickled weights, and what they are called as safetensors. COIL keeps its heads in model.pt.
+# Names of pickled weights -> their names as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
-MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # the folder of one
-MANY = 12  # files that an error names
+MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # a module's folder
+MANY = 12  # most files listed in an error
 
 
 def described(folder: Path) -> str:
-    """The names of a folder's files, for an error."""
+    """List the names of a folder's files, for an error message."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
     return ", ".join(names[:MANY]) + more if names else "nothing"
@@ -43,9 +43,9 @@ def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
 def pickles(
     there: Collection[PurePath], modules: Collection[PurePath] = ()
 ) -> dict[PurePath, list[PurePath]]:
-    """Map each missing safetensors file to the pickled files that are there in its place.
+    """Map each missing safetensors file to the pickled files found instead of it.
 
-    A file that is there in parts is not missing. Only the folder itself, its backbones and its
+    A file stored in parts is not missing. Only the folder itself, its backbones and its
     modules, such as 2_Dense, are considered; other subfolders, such as those of training steps, are not.
     """
     unsafe: dict[PurePath, list[PurePath]] = {}
@@ -72,7 +72,7 @@ def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoRetur
 def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
     """The folder, or a temporary copy in which pickled weights are converted to safetensors.
 
-    Raises ValueError if weights are pickled and the caller has not said that they may be read.
+    Raises ValueError if weights are pickled and `pickled` is false.
     """
     there = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     named = modules(folder) if (folder / MODULES).is_file() else []
@@ -99,7 +99,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict, without shared memory."""
+    """Load the tensors of a pickled state dict, without shared memory."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -112,10 +112,10 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def download(name: str, pickled: bool) -> Path:
-    """The repository's folder in the cache; files that are not there yet are downloaded.
+    """Download a repository's missing files; return its folder in the cache.
 
     Raises FileNotFoundError if a path has no folder or a repository is not on the hub, and ValueError if some
-    weights exist only as pickles, unless the caller allows reading these.
+    weights exist only as pickles and `pickled` is false.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -138,6 +138,6 @@ def listed(name: str) -> list[PurePosixPath]:
     """List the files of a repository; none if the hub does not answer, which the download then reports."""
     from huggingface_hub import HfApi
 
-    with suppress(Exception):  # of what kind depends on the version of its HTTP library
+    with suppress(Exception):  # the class depends on the hub's HTTP library
         return [PurePosixPath(file.rfilename) for file in HfApi().model_info(name).siblings or []]
     return []
