@@ -4,9 +4,9 @@
     index = open_index("folder")                            # of any kind
     index.search_tokens(model.recipe, model.encode_queries(["a query"]), 10)
 
-`kinds` has every kind of index: a codec of the store, files made from its rows, and a finder. The finders are
-in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings` (MUVERA);
-`ranking` is what they share, `index` the object that searches.
+`kinds` defines every kind of index: a codec of the store, files made from its rows, and a finder. The finders
+are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings` (MUVERA);
+`ranking` has their shared functions. `index` defines the object that searches.
 """
 
 from paradigms.find import kinds

@@ -1,9 +1,9 @@
 """Candidates by one inner product of fixed-dimensional encodings, then rel exactly: MUVERA.
 
-Dhulipala et al. 2024 (arXiv:2405.19504). Beside the token vectors lies a FAISS index of one vector a document
-(`fixed.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest inner
-products with the query's are scored on all of their tokens: by `core.rel`, or for an imputing paradigm as in
-a rerank of them.
+Dhulipala et al. 2024 (arXiv:2405.19504). The token vectors are stored with a FAISS index of one vector per
+document (`fixed.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest
+inner products with the query's vector are scored on all of their tokens: by `core.rel`, or for an imputing
+paradigm as in reranking.
 """
 
 from collections.abc import Sequence
@@ -38,10 +38,10 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Encodings(FixedEncoding):
-    """A FAISS file of one vector a document. factory, seed: as of `nearest.Factory`.
+    """A FAISS file of one vector per document.
 
-    centre: whether the mean of all tokens is subtracted, which changes no order by MaxSim and separates
-    vectors that have much in common.
+    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens, which keeps the
+    order by MaxSim and separates vectors that have much in common.
     """
 
     factory: str = ""
@@ -83,7 +83,7 @@ class NearDocuments:
     candidates: int = 0
 
     def nearest(self, store: Store, queries: Tokens, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k documents with the largest inner products for each query [b, 1, j, h]: products and rows.
+        """Find the k documents with the largest inner products for each query [b, 1, j, h]: products, rows.
 
         Rows are −1 if FAISS finds fewer.
         """

@@ -6,9 +6,9 @@ Two ways to score (`Recipe.search`):
 - impute: a token search gives the k' best document tokens of each query token, and documents are scored from
   those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), if the token search is exact.
 
-Documents without tokens are never returned: their rel of 0 would lie above negative cosines, and a rerank
-gives them −∞. Queries without tokens return nothing. The number of threads is the one that
-the caller set (`torch.set_num_threads`).
+Documents without tokens are never returned, since their rel of 0 would rank above negative cosines; reranking
+gives them −∞. Queries without tokens return nothing. The caller sets the number of threads
+(`torch.set_num_threads`).
 """
 
 import math
@@ -34,7 +34,7 @@ class Finder(Protocol):
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
-        """The k best documents of every query of all parts, best first.
+        """Find the k best documents of each query, best first.
 
         parts: queries [b, 1, j, h] in float32. store: has at least one token. advance: called with the number
         of queries just done.
@@ -57,10 +57,10 @@ class Index:
         return Index(self.store, replace(finder, **settings))
 
     def only(self, ids: Iterable[str]) -> "Index":
-        """The index, restricted to these documents: exact searches equal those of an index that was built
-        from them. Nothing is written.
+        """Restrict the index to these documents; nothing is written.
 
-        Raises KeyError, naming the document, if one is unknown.
+        Exact searches return the same results as an index built from these documents alone. Raises KeyError,
+        naming the document, if one is unknown.
         """
         return Index(self.store.only(ids), self.finder)
 
@@ -72,9 +72,9 @@ class Index:
         *,
         advance: Advance = lambda n: None,
     ) -> Ranked:
-        """The k best documents of every query [b, 1, j, h], best first, or fewer if fewer match.
+        """Find the k best documents of each query [b, 1, j, h], best first, or fewer if fewer match.
 
-        queries: several are searched part by part. advance: called with the number of queries just done.
+        queries: a sequence is searched part by part. advance: called with the number of queries just done.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -95,9 +95,9 @@ class Index:
     def rerank_tokens(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[Ranked]:
-        """New scores of each query's candidates with each recipe, best first, from one S if kernels can.
+        """Rescore each query's candidates with each recipe, best first; kernels share one S if they can.
 
-        queries: [b, 1, j, h]. An imputing recipe takes the query's candidates as its pool. Raises
+        queries: [b, 1, j, h]. For an imputing recipe, the query's candidates are the pool. Raises
         KeyError, naming the document, if one is unknown.
         """
         for recipe in recipes:
@@ -115,11 +115,11 @@ class Index:
         return ranked
 
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
-        """Each query's k best documents, and whether they are certainly the k best of these documents in the
-        store that `Store.certify` compared with.
+        """Find each query's k best documents, and whether these are proved to be the k best.
 
-        A score errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError for a store
-        without errors, or a recipe whose rel is no sum of maxima with a Z that the query sets.
+        The proof concerns the same documents in the store that `Store.certify` compared with. A score errs by
+        at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError if the store has no errors, or
+        the recipe's rel is not a sum of maxima whose Z depends on the query alone.
         """
         store = self.store
         fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")
@@ -144,7 +144,7 @@ class Index:
         return ranked
 
     def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
-        """Queries in float32. Raises ValueError if they cannot be scored here."""
+        """Convert queries to float32. Raises ValueError if this store cannot score them."""
         store = self.store
         if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != store.dim:
             raise ValueError(

@@ -23,8 +23,8 @@ def exact() -> Kind:
 def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
     """float16 vectors, and any index of FAISS's factory: documents whose tokens FAISS finds are scored.
 
-    factory: what `faiss.index_factory` takes; empty: all tokens in float16 if they are few, else inverted
-    lists. probes: lists that are read for each query token. seed: of the training sample.
+    factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, else inverted
+    lists. probes: lists read per query token. seed: draws the training sample.
     """
     return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
 
@@ -32,11 +32,11 @@ def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
 def compressed(
     bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 8, candidates: int = 0
 ) -> Kind:
-    """A centroid and 1, 2, 4 or 8 bits per dimension of each token; a few lists of tokens are scored.
+    """A centroid and 1, 2, 4 or 8 bits per dimension for each token; a few lists of tokens are scored.
 
-    lists: centroids; 0: the power of two nearest to 4√tokens. rounds, seed: of k-means. probes: lists that
-    each query token looks into. candidates: documents that are scored in full; 0: 64, or 4 for each document
-    that is wanted.
+    lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
+    k-means. probes: lists read per query token. candidates: documents to score in full; 0 means 64, or 4 per
+    wanted document.
     """
     codec = Residuals(bits, lists, rounds, seed)
     return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
@@ -62,11 +62,11 @@ def fixed(
     probes: int = 16,
     candidates: int = 0,
 ) -> Kind:
-    """float16 vectors, and one long vector a document: those with the largest inner products are scored.
+    """float16 vectors, and one long vector per document, whose inner products select the documents to score.
 
-    planes, repetitions, inner, final, fill, seed: as of `fixed.FixedEncoding`. factory, probes: FAISS's index
-    of these vectors, and lists that are read for each query. centre: whether the mean of all tokens is
-    subtracted. candidates: documents that are scored in full; 0: 64, or 4 for each document that is wanted.
+    planes, repetitions, inner, final, fill, seed: see `fixed.FixedEncoding`. factory, probes: FAISS's index
+    of the long vectors, and the lists read per query. centre: whether to subtract the mean of all tokens.
+    candidates: documents to score in full; 0 means 64, or 4 per wanted document.
     """
     derived = Encodings(planes, repetitions, inner, final, fill, seed, factory, centre)
     return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)
@@ -82,5 +82,5 @@ INDEXES: dict[str, Callable[..., Kind]] = {
 
 
 def open_index(folder: str | Path, *, verify: bool = True) -> Index:
-    """The index in a folder, of any kind; arguments and errors as of `store.open_store`."""
+    """Open an index of any kind in a folder; arguments and errors as in `store.open_store`."""
     return Index(open_store(folder, INDEXES, verify=verify))

@@ -10,9 +10,9 @@ with x̂ the decoded vectors and mⱼ the k'-th best similarity of query token j
 (`loops.select`). The two ways to score (`Recipe.search`):
 
 - impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4), without candidates. Up to k' = `SMALL`
-  the score is Eq. 4 itself, of the k' best tokens that each query token finds in the lists it probes, some
-  five times slower: of the first 10 documents of an exact search (400 of pydocs, 1,024 lists, 8 probed) that
-  finds .82, .85 and .85 at k' = 1, 10 and 100, the estimate .66, .64 and .81;
+  the score is Eq. 4 itself, on the k' best tokens that each query token finds in its probed lists, which is
+  some five times slower. With 400 queries of pydocs, 1,024 lists and 8 probes, it finds .82, .85 and .85 of
+  the first 10 documents of an exact search at k' = 1, 10 and 100; the estimate f finds .66, .64 and .81.
 - gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
 
 Both miss tokens outside the probed lists.
@@ -133,7 +133,7 @@ class Probing:
         return _each(parts, advance, search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar stored tokens of each query token [t, h], in the lists that it probes."""
+        """Find the k most similar stored tokens of each query token [t, h], in its probed lists."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
@@ -153,7 +153,7 @@ class Probing:
         return values, tokens
 
     def _near(self, store: Store, packed: Packed, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The documents with a probed token, and N f of each, weighted by the query's salience if any."""
+        """Find documents with a probed token, and N · f of each, weighted by the query's salience if any."""
         from paradigms.find import loops
         from paradigms.scoring import kernels
 
@@ -209,7 +209,7 @@ def _read(store: Store) -> Scanned:
 
 
 def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
-    """`search` each query, without its padding: one after the other in all threads, or side by side."""
+    """Call `search` for each query without padding: one query in all threads, or several in parallel."""
 
     def one(query: Tokens) -> dict[str, float]:
         there = query.mask[0, 0]
@@ -226,9 +226,9 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
 
 
 def wrong_lists(begins: np.ndarray, entries: np.ndarray, lists: int, tokens: int) -> dict[str, str]:
-    """File → why the files are not `lists` lists of ascending tokens; {} if they are.
+    """Check that the files are `lists` lists of ascending tokens: file → problem, or {} if they are.
 
-    The compiled search relies on it without looking again.
+    The compiled search relies on this check.
     """
     if len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] != tokens:
         return {BEGINS: f"not the places of {lists} lists of {tokens} tokens"}

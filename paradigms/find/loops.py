@@ -12,11 +12,12 @@ BINS = 1024  # of the histograms that stand for sorting the centroids' similarit
 @no_type_check
 @njit(nogil=True, cache=True)
 def select(similarities, sizes, probes, wanted, chosen, missing):
-    """Which lists some query token probes, and each token's estimated `wanted`-th best similarity.
+    """Select the lists to probe, and estimate each query token's `wanted`-th best similarity.
 
-    similarities [K, lanes], of `missing.shape[0]` query tokens; sizes [K]. chosen[c] = True for the `probes`
-    most similar lists of each token, to a bin of a histogram. missing[j]: where Σ sizes over centroids of
-    larger similarity reaches `wanted`, every document token standing where its centroid is.
+    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. chosen[c] is set to True for the
+    `probes` most similar lists of each token, to the precision of a histogram's bin. missing[j] is set to the
+    similarity at which Σ sizes over more similar centroids reaches `wanted`, as if every document token were
+    its centroid.
     """
     lists, counts = np.empty(BINS, np.int64), np.empty(BINS, np.int64)
     for j in range(missing.shape[0]):

@@ -24,7 +24,7 @@ from paradigms.store.store import Store
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A FAISS file of all token vectors; factory, seed: as of `Factory`."""
+    """A FAISS file of all token vectors. factory, seed: see `Factory`."""
 
     factory: str = ""
     seed: int = 0
@@ -43,7 +43,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class NearTokens:
-    """Search among near tokens. probes: inverted lists that are read for each query token."""
+    """Search among near tokens. probes: inverted lists read per query token."""
 
     probes: int = 16
 

@@ -29,20 +29,20 @@ Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], floa
 
 @dataclass(frozen=True)
 class Factory:
-    """name: what `faiss.index_factory` takes; empty: all vectors in float16 if they are few, else inverted
-    lists of them. seed: of the training sample."""
+    """A FAISS index of vectors. name: a string for `faiss.index_factory`; "" means a flat float16 index if
+    vectors are few, else inverted lists. seed: draws the training sample."""
 
     name: str = ""
     seed: int = 0
 
     def check(self, dim: int) -> None:
-        """Raises ValueError if FAISS makes no such index of vectors with `dim` numbers."""
+        """Raise ValueError if FAISS cannot make this index for vectors of `dim` dimensions."""
         if self.name:
             _empty(self.name, dim)
 
     def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write the FAISS file of `count` vectors, trained by the first. anew: all vectors may have changed;
-        else some came last."""
+        """Write the FAISS file of `count` vectors. Its first build trains the index. anew: True if all vectors
+        may have changed, False if some were only appended."""
         if not count:
             writer.remove(FILE)
             return
@@ -83,7 +83,7 @@ class Factory:
 
 
 class Nearest:
-    """The vectors of a FAISS file. shape: how many there must be, and their dimensions."""
+    """The vectors of a FAISS file. shape: their required number and dimensions."""
 
     def __init__(self, files: Files, shape: tuple[int, int]) -> None:
         self.files, self.shape = files, shape
@@ -105,9 +105,9 @@ class Nearest:
     def __call__(
         self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inner products and numbers of `wanted` vectors that are not dead, as FAISS finds them.
+        """Find `wanted` vectors that are not dead with FAISS: their inner products and numbers.
 
-        probes: inverted lists that are read, if the index has any.
+        probes: inverted lists to read, if the index has any.
         """
         if not wanted or not len(queries):
             return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
@@ -132,8 +132,8 @@ class Nearest:
 
 
 def default_factory(tokens: int, sample: int = SAMPLE) -> str:
-    """A flat float16 index of few tokens; else 4√tokens inverted lists, as a power of 2, of which the sample
-    trains each with 39 vectors, FAISS's own least number."""
+    """A flat float16 index for few tokens; else about 4√tokens inverted lists, a power of 2, limited so that
+    the sample has 39 vectors to train each list, FAISS's minimum."""
     if tokens <= SMALL:
         return "SQfp16"
     trained = 1 << max(0, (sample // 39).bit_length() - 1)
@@ -160,7 +160,7 @@ def _parsed(content: np.ndarray) -> Any:
 
 
 def _nested(faiss: Any, index: Any) -> Iterator[Any]:
-    """An index and those that it consists of."""
+    """Yield an index and the indexes that it contains."""
     index = faiss.downcast_index(index)
     yield index
     for name in ("index", "base_index"):

@@ -1,9 +1,9 @@
-"""Postings and their search, compiled by numba: for each term the documents that have it, in blocks.
+"""Postings and their search, compiled by numba: each term's documents, in blocks.
 
-A block is `BLOCK` documents that lie beside each other. Of each term and block there is one cell: where its
-postings begin, and the largest weight among them. A query needs no block whose largest weights cannot reach
-the k-th score: block-max pruning (Mallia et al. 2024, arXiv:2405.01117), exact here. Of a term that many
-documents have the weights of all documents lie side by side, zeros too, which is read faster than postings.
+A block is `BLOCK` consecutive documents. Each pair of term and block has one cell: where its postings begin,
+and their largest weight. A search skips blocks whose largest weights cannot reach the k-th score: block-max
+pruning (Mallia et al. 2024, arXiv:2405.01117), exact here. For a term in many documents, the weights of all
+documents, including zeros, are stored as an array, which is faster to read than postings.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -35,10 +35,11 @@ class Postings(NamedTuple):
 def inverted(
     ids: np.ndarray, codes: np.ndarray, table: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> Postings:
-    """Postings of tokens [t] with ids, of documents that begin at offsets [n + 1], of those that live.
+    """Make the postings of all documents that are not deleted.
 
-    table: the weight of each code, which rises with it. Of an id that a document has more than once the
-    largest code counts, and none that is 0.
+    ids, codes: [t], of each token. offsets: [n + 1], where each document's tokens begin. living: which
+    documents count. table: the weight of each code, ascending. If a document has an id more than once, its
+    largest code counts; codes of weight 0 are left out.
     """
     starts, by_term, weights = _by_term(ids, codes, offsets, living)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
@@ -58,7 +59,7 @@ def inverted(
 def _by_term(
     ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first posting of each term [v + 1], and documents and codes, sorted by term, then by document."""
+    """Each term's first posting [v + 1], with documents and codes sorted by term, then by document."""
     starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
     counting = codes * np.repeat(living, np.diff(offsets))
     matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
@@ -69,7 +70,7 @@ def _by_term(
 @no_type_check
 @njit(nogil=True, cache=True)
 def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first, packed, dense):
-    """The cells, and postings: how many there are, those of a document that had a term twice joined."""
+    """Fill the cells and postings, merging a document's repeated terms; return the number of postings."""
     cell, used = -1, 0
     for v in range(starts.shape[0] - 1):
         block, before = -1, -1
@@ -99,7 +100,7 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 def best(postings, table, terms, weights, k, rows, scores):
     """Write rows and scores of all documents that entered the k best during the search; return their number.
 
-    terms [m], weights [m] > 0: of the query. Documents without any of the terms are left out. Bounds and
+    terms [m], weights [m] > 0: the query. Documents without any of its terms are left out. Bounds and
     scores are summed over terms in the same order, so rounding cannot put a score above its bound. The block
     with the largest bound is searched first, then the others in memory order.
     """

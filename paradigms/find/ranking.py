@@ -1,6 +1,6 @@
-"""Scores of a store's documents, and the best of them: what finders share.
+"""Score and rank a store's documents: functions that finders share.
 
-Of equal scores the smaller document id ranks first.
+Ties go to the smaller document id.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +58,7 @@ def imputed(
 def _retrieved(
     store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
-    """Each query, and what its real tokens retrieve; some queries at a time."""
+    """Yield each query with the similarities and rows that its real tokens retrieve."""
     most = RETRIEVED // min(k, store.living_tokens)
     for queries in parts:
         step = max(1, most // max(1, queries.mask.shape[-1]))
@@ -76,8 +76,8 @@ def scores(
 ) -> Float[Tensor, "s n"]:
     """`stored.score` of one query with each recipe, for documents by row.
 
-    The kernels score all recipes from one S; otherwise tokens are read once. packed: the query as the kernels
-    read it, if it is packed already.
+    The kernels score all recipes from one S; otherwise tokens are read once. packed: the query, if it is
+    already packed for the kernels.
     """
     values = torch.empty((len(recipes), len(rows)), device=query.mask.device)
     if not len(rows):
@@ -127,7 +127,7 @@ def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
 
 
 def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
-    """The k best of the documents at `rows`, at most, best first."""
+    """At most k best documents among `rows`, best first."""
     return decoded(store, keys(store, scores[None], rows)[0].topk(min(k, len(rows))).values)
 
 
@@ -139,7 +139,7 @@ def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _trimmed(tokens: Tokens) -> Tokens:
-    """Without places that no text of `tokens` uses: changes no rel."""
+    """Remove positions that are padding in every text; rel does not change."""
     places = tokens.mask.flatten(0, 1).any(0).nonzero()
     length = int(places.max()) + 1 if len(places) else 1
     return tokens.map(lambda t: t[:, :, :length])

@@ -1,4 +1,4 @@
-"""top-k_d rel(d, q) over a whole corpus, exactly: every document, or every token, is looked at.
+"""top-k_d rel(d, q) over a whole corpus, exactly: every document, or every token, is read.
 
 gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
 """
@@ -57,7 +57,7 @@ class Exact:
 
 
 def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
-    """`core.rel` of all documents, block by block: the scores of one part of the queries are held."""
+    """`core.rel` of all documents, block by block; memory holds the scores of one part of the queries."""
     device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(some) for queries in parts for some in slices(queries)] if read else []
@@ -94,7 +94,7 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
 
 
 def _in_place(store: Store) -> list[np.ndarray]:
-    """Documents that a search may return, in blocks of some IN_PLACE tokens."""
+    """The documents that a search may return, in blocks of about IN_PLACE tokens."""
     rows = store.with_tokens()
     cuts = np.searchsorted(store.offsets[rows], range(IN_PLACE, int(store.offsets[-1]), IN_PLACE))
     return [block for block in np.split(rows, cuts) if len(block)]

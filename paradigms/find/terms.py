@@ -1,7 +1,7 @@
-"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight a token (SPLADE, uniCOIL, BM25).
+"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight per token (SPLADE, uniCOIL, BM25).
 
-The store has ids and weights of each document's tokens (`store.codecs.Weights`). Postings are made from them
-at the first search, a second for some 10⁸ weights, and held in memory: `postings`. Scores equal `core.rel` on
+The store has ids and weights of each document's tokens (`store.codecs.Weights`). The first search makes
+`postings` from them, about 1 s per 10⁸ weights, and keeps them in memory. Scores equal `core.rel` on
 the stored weights. Documents that share no term with the query are not returned.
 """
 
@@ -71,7 +71,7 @@ class BlockMax:
 
 
 def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
-    """Raises ValueError for queries that postings cannot score."""
+    """Raise ValueError if postings cannot score the queries."""
     if recipe.search == "impute":
         raise ValueError(f"{store} finds tokens by their ids: it imputes nothing")
     if "ids" not in recipe.align.reads or recipe.normalise != "one":

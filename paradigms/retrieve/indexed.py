@@ -29,9 +29,9 @@ QUERIES = 64  # encoded at once
 class Indexed:
     """Search and rerank by rel over an index (`paradigms.find`).
 
-    model: made the index; its alignment may differ since. corpus: the documents' texts, for `explain`. keep:
-    β^q, the share of each query's tokens that are searched with, the most salient ones. precision: for
-    encoding queries, as in `encoder.precision`.
+    model: made the index, perhaps under another alignment. corpus: the documents' texts, for `explain`. keep:
+    β^q, the share of each query's tokens, the most salient ones, used for searching. precision: for encoding
+    queries, as in `encoder.precision`.
     """
 
     index: Index
@@ -53,9 +53,9 @@ class Indexed:
     ) -> Indexed:
         """Encode texts into an index.
 
-        texts: a corpus, or document id → text. folder: holds the index; None keeps it in memory. kind: such
-        as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: for encoding documents and
-        queries. settings: of `Store.build`, such as progress.
+        texts: a corpus, or document id → text. folder: where to store the index; None keeps it in memory.
+        kind: such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: for encoding
+        documents and queries. settings: arguments of `Store.build`, such as progress.
         """
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
@@ -111,7 +111,7 @@ class Indexed:
         return [{query: new.get(query, {}) for query in run} for new in runs]
 
     def _encoded(self, queries: Mapping[str, str], keep: float = 1.0) -> Iterator[tuple[list[str], Tokens]]:
-        """Yield ids and Q of QUERIES queries of similar length. keep: share of tokens, as in `Indexed`."""
+        """Yield ids and Q of at most QUERIES queries of similar length. keep: see `Indexed`."""
         names = list(queries)
         for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
             some = [names[n] for n in places]
@@ -126,7 +126,7 @@ class Indexed:
         return [self.model.explain(query, text, pool)]
 
     def part(self, n: int, count: int) -> Indexed | None:
-        """The n-th of `count` parts of the documents; None if the parts cannot be searched apart."""
+        """The n-th of `count` parts of the documents; None if parts cannot be searched separately."""
         if not isinstance(self.index.finder, Exact) or self.model.recipe.search != "gather":
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]

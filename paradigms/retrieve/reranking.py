@@ -32,10 +32,9 @@ def retriever_of(
 ) -> Retriever:
     """Make a retriever from a model of any kind.
 
-    A paradigm encodes the texts (`Indexed.build`, whose folder, progress and settings these are). A
-    generative model ranks the corpus that it was built for, under the caller's autocast. A cross-attention
-    model reranks what `first` retrieves, and cannot search without it. precision: as in
-    `encoder.precision`.
+    A paradigm encodes the texts with `Indexed.build`, which takes folder, progress and settings. A generative
+    model ranks the corpus that it was built for, under the caller's autocast. A cross-attention model reranks
+    the documents that `first` retrieves, and cannot search without it. precision: as in `encoder.precision`.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model)
@@ -47,7 +46,7 @@ def retriever_of(
 
 @dataclass(frozen=True, eq=False)
 class Reranking:
-    """Rerank with a model of any kind; encodes only the candidates, and keeps nothing.
+    """Rerank with a model of any kind, which encodes only the candidates and stores nothing.
 
     first: retrieves the candidates of `search`, k for each query. precision: as in `retriever_of`.
     """
@@ -79,7 +78,7 @@ class Reranking:
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """Rerank with a model that reads query and document together; it has no A to explain."""
+    """Rerank with a model that reads query and document together, and so has no A to explain."""
 
     model: CrossAttention
     corpus: Corpus

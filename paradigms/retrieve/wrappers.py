@@ -78,7 +78,7 @@ class Passages(Wrapper):
         return self.retriever.explain(query, next(iter(passages)), list(self._of(others)))
 
     def _of(self, documents: Iterable[str]) -> dict[str, float]:
-        """All passages of some documents, with score 0."""
+        """Return all passages of some documents, with score 0."""
         return dict.fromkeys((passage for id in documents for passage in self.pieces.of(id)), 0.0)
 
 
@@ -86,7 +86,7 @@ class Passages(Wrapper):
 class WithoutOwn(Wrapper):
     """Leave out each query's own document, which has the query's id.
 
-    ids: of the queries that are documents (`data.identical.own_documents`).
+    ids: ids of the queries that are also documents (`data.identical.own_documents`).
     """
 
     ids: Set[str]

@@ -1,4 +1,4 @@
-"""What a request may ask: one dataclass for each POST, checked field by field, and described as OpenAPI."""
+"""Requests of the service: one dataclass per POST, checked field by field, and described as OpenAPI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Asked = TypeVar("Asked", bound="Request")
 
 @dataclass(frozen=True)
 class Request:
-    """The body of a request, a JSON object. Raises ValueError, with one sentence, if it is not valid."""
+    """The body of a request, a JSON object. Raises ValueError, with one sentence, if it is invalid."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Viewed(Request):
-    """The systems to show, and their A, Z and salience if these differ from the systems' own."""
+    """The systems to show, and A, Z and salience to use in place of the systems' settings."""
 
     systems: list[str] | None = None
     align: str | None = None
@@ -66,9 +66,9 @@ class Viewed(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Viewed):
-    """The k best documents for each query: {id: text}. If the request sets A, Z or salience, each system
-    reranks the first 100 documents that it finds. characters: how many of each document's characters to
-    return beside its title."""
+    """Find the k best documents for each query. queries: {id: text}. If the request sets A, Z or salience,
+    each system reranks the first 100 documents that it finds. characters: number of characters of each
+    document to return after its title."""
 
     queries: dict[str, str]
     k: Annotated[int, Range(1, 1000)] = 10
@@ -77,7 +77,7 @@ class Search(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Rerank(Viewed):
-    """Scores of each query's documents. run: {query id: [document id, …]}."""
+    """Score each query's documents. run: {query id: [document id, …]}."""
 
     queries: dict[str, str]
     run: dict[str, list[str]]
@@ -92,7 +92,7 @@ class Rerank(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Viewed):
-    """S, A and Z of one document, by token, and its rank. text: replaces the document's own text."""
+    """Explain one document's score: S, A and Z by token, and its rank. text: replaces the document's text."""
 
     query: str
     document: str
@@ -101,7 +101,7 @@ class Explain(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(Request):
-    """Token vectors of texts by one system."""
+    """Encode texts as token vectors with one system."""
 
     system: str
     texts: list[str]
@@ -110,13 +110,13 @@ class Encode(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Differences(Request):
-    """Judged queries, ordered by the difference in nDCG@10 between two systems, largest first."""
+    """List judged queries by the difference in nDCG@10 between two systems, largest first."""
 
     systems: list[str]
 
 
 def check_texts(name: str, texts: Iterable[Any]) -> None:
-    """Raise ValueError for anything but texts of at most `MOST_CHARACTERS`."""
+    """Raise ValueError unless all values are texts of at most `MOST_CHARACTERS`."""
     for text in texts:
         try:
             check_text(text, name)
@@ -127,7 +127,7 @@ def check_texts(name: str, texts: Iterable[Any]) -> None:
 
 
 def schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type of these fields.
+    """The JSON schema of a field's type.
 
     >>> schema(list[str])
     {'type': 'array', 'items': {'type': 'string'}}

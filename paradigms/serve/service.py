@@ -1,4 +1,4 @@
-"""The JSON service over any retrievers, and the page that asks it.
+"""The JSON service over any retrievers, and the page that uses it.
 
     serve({"colbert": index, "bm25": BM25(corpus)}, corpus)   # on http://127.0.0.1:8765, until interrupted
 
@@ -45,7 +45,7 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Service:
-    """What each path answers. judged: queries with their relevant documents, to walk through."""
+    """The answers to each path. judged: queries with relevant documents, for the page to browse."""
 
     def __init__(
         self, retrievers: Mapping[str, Retriever], corpus: Corpus, judged: Split | None = None
@@ -135,7 +135,7 @@ class Service:
         return {"systems": await self._of_each(asked.systems, ask)}
 
     async def save(self, asked: requests.Explain) -> dict[str, Any]:
-        """The cards of `explain` as a page of its own, which needs no service."""
+        """The cards of `explain` as a self-contained page, which works without the service."""
         answers = (await self.explain(asked))["systems"].values()
         cards = [card for answer in answers for card in answer.get("cards", ())]
         text = self.corpus[self.corpus.position(asked.document)] if asked.text is None else asked.text
@@ -176,7 +176,7 @@ class Service:
         return {"measure": MEASURE, "queries": self._differences[key]}
 
     async def _measured(self, system: System, judged: Split) -> dict[str, float]:
-        """nDCG@10 of each judged query. Other searches run between those of `QUERIES` queries."""
+        """nDCG@10 of each judged query. Other requests' searches can run after every `QUERIES` queries."""
         run: Run = {}
         ids = list(judged.queries)
         for start in range(0, len(ids), QUERIES):
@@ -199,7 +199,7 @@ class Service:
     async def _of_each(
         self, names: list[str] | None, ask: Callable[[System], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """The answer of each system; a system that cannot answer has its sentence there."""
+        """The answer of each system, or an error sentence if it cannot answer."""
         answers: dict[str, Any] = {}
         for system in self._chosen(names):
             try:
@@ -223,7 +223,7 @@ PATHS: dict[str, tuple[str, type[requests.Request] | None, str]] = {
 
 
 def openapi() -> dict[str, Any]:
-    """The service as OpenAPI describes it."""
+    """The OpenAPI description of the service."""
     paths: dict[str, Any] = {}
     for path, (_, kind, what) in PATHS.items():
         answers = {"200": {"description": what}, "400": {"description": "One sentence says what is wrong"}}
@@ -240,7 +240,7 @@ def openapi() -> dict[str, Any]:
 
 
 def application(service: Service, *, names: frozenset[str] = frozenset(), token: str = "") -> Starlette:
-    """The service and its page as an ASGI application. names, token: as in `Guard`."""
+    """Make an ASGI application of the service and its page. names, token: as in `Guard`."""
 
     def answering(name: str, kind: type[requests.Request] | None) -> Callable[[Http], Awaitable[Response]]:
         async def answer(http: Http) -> Response:
@@ -291,7 +291,7 @@ register_url_convertor("name", Name())
 
 
 class Answer(JSONResponse):
-    """JSON; a number that is not finite is null."""
+    """A JSON response in which numbers that are not finite become null."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -301,7 +301,7 @@ class Answer(JSONResponse):
 
 
 def finite(value: Any) -> Any:
-    """The same JSON with null in place of numbers that are not finite."""
+    """Replace numbers that are not finite with null (None)."""
     if isinstance(value, dict):
         return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -333,7 +333,7 @@ def check_not_blank(queries: Mapping[str, str]) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """What went wrong; str() of a KeyError would have quotes around it."""
+    """The error's message; for a KeyError, without the quotes that str() puts around it."""
     return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
@@ -366,8 +366,8 @@ def serve(
 ) -> None:
     """Serve retrievers of a corpus, and the page that shows them, until interrupted.
 
-    port: 0 takes a free one. ready: called with the page's address once requests are accepted. Raises
-    ValueError for a host beyond this machine without a token, OSError if the port is taken.
+    port: 0 selects a free port. ready: called with the page's address once requests are accepted. Raises
+    ValueError if other machines can reach the host and no token is set, and OSError if the port is in use.
     """
     check_host(host, token)
     service = Service(retrievers, corpus, judged)
@@ -385,7 +385,7 @@ def serve(
 
 
 def check_host(host: str, token: str) -> None:
-    """Raise ValueError for a host that others can reach, if no token keeps them out."""
+    """Raise ValueError if other machines can reach the host and no token is set."""
     try:
         local = host == "localhost" or ip_address(host).is_loopback
     except ValueError:

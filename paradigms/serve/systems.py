@@ -1,4 +1,4 @@
-"""What is served: a retriever under its name, and its ranks and links under another A, Z or salience."""
+"""Served systems: named retrievers, with their rankings and links under another A, Z or salience."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEMBERED = 32  # texts whose tokens, and queries whose candidates, are kept fo
 
 @dataclass(frozen=True)
 class View:
-    """Another A, Z or salience for the vectors of a system; None and True: as the system has them."""
+    """A, Z or salience to use with a system's vectors; None and True keep the system's settings."""
 
     align: Alignment | None = None
     normalise: str | None = None
@@ -91,10 +91,10 @@ class System:
     def explain(
         self, query: str, document: str, text: str | None, view: View
     ) -> tuple[list[Explanation], int | None]:
-        """The explanations of a document, and its rank among the candidates of the query.
+        """Explain a document's score, and give its rank among the candidates of the query.
 
-        text: an edited text in place of the document's. The rank is None for a document that is no candidate
-        of a system without a `model`. Raises ValueError for an edited text if the system explains none.
+        text: an edited text that replaces the document's. The rank is None if the system has no `model` and
+        the document is not a candidate. Raises ValueError for an edited text unless the system is `editable`.
         """
         if text is not None and not self.editable:
             raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes of the text")
@@ -124,7 +124,7 @@ class System:
         return self.retriever.search({"": query}, CANDIDATES)[""]
 
     def _encoded_candidates(self, ids: tuple[str, ...]) -> Indexed:
-        """What a reranker scores: its candidates, encoded."""
+        """Encode the candidates that a reranker scores."""
         assert self.model is not None
         return Indexed.build(self.model, self.corpus.only(ids), precision=self.inner.precision)
 
@@ -157,7 +157,7 @@ class System:
     def _explained(
         self, query: str, document: str, text: str | None, others: Sequence[str], view: View
     ) -> Explanation:
-        """Of a document in passages, the best one."""
+        """Explain the document's score, or that of its best passage."""
         assert self.model is not None
         recipe, queries, pool = self._recipe(view), self._query(query, view), None
         model = self.model.with_alignment(recipe.align, recipe.normalise)

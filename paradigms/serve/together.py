@@ -1,4 +1,4 @@
-"""One thread computes; searches of one system that wait at the same time are one search."""
+"""One thread for all computation, which merges waiting searches of the same system into one."""
 
 import asyncio
 import time
@@ -22,8 +22,8 @@ class Busy(Exception):
 class Together:
     """The thread in which everything is computed, and the searches that wait for it.
 
-    A search begins when the thread is free, with all queries that have come for the same system and k until
-    then, so nothing waits for company. With many clients the queries of each search are encoded together.
+    A search begins as soon as the thread is free, with all queries that wait for the same system and k. No
+    query waits for others to arrive, yet with many clients the queries of a search are encoded together.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class Together:
         self._waiting = 0
 
     async def run(self, compute: Callable[[], T]) -> tuple[T, float]:
-        """The result of a function that runs in the thread, and the seconds that it took."""
+        """Run a function in the thread; return its result and its seconds."""
         with self._one_more():
             return await self._run(compute)
 
     async def search(self, system: System, query: str, k: int) -> tuple[dict[str, float], float]:
-        """The k best documents of a query, and the seconds of the search in which it took part."""
+        """Find a query's k best documents; return them and the seconds of the search that it shared."""
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
             self._queries.setdefault((system, k), []).append((query, future))
@@ -48,7 +48,7 @@ class Together:
         return ranked
 
     def close(self) -> None:
-        """End the thread after what it computes."""
+        """End the thread once its current computation is done."""
         self._thread.shutdown(cancel_futures=True)
 
     @contextmanager

@@ -1,8 +1,8 @@
-"""The tokens of a corpus under one paradigm, in memory or in a folder: built, changed, never searched.
+"""The stored tokens of a corpus under one paradigm, in memory or in a folder. Stores are never searched here.
 
-`store` is the Store; `build` and `building` fill a new one from `shards` of documents, with all of their
-tokens or, by `pruning`, fewer. `columns` keeps files that change by whole commits. `kind` says what a kind of
-store consists of, `codecs` and `residuals` how its tokens become columns.
+`store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, with all of their
+tokens or, after `pruning`, fewer. `columns` manages files that change by whole commits. `kind` defines the
+parts of a store; `codecs` and `residuals` convert tokens to columns.
 """
 
 from paradigms.store.kind import Codec, Derived, Kind, Quantiser

@@ -1,7 +1,7 @@
-"""From shards of documents to the columns of a new store, in a hidden folder or in memory.
+"""Convert shards of documents to the columns of a new store, in a hidden folder or in memory.
 
 Every change is one commit, so a process that is killed leaves the old state. A build makes many commits to a
-hidden folder, and resumes from the last.
+hidden folder, and resumes from the last one.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ Advance = Callable[[float], object]  # called with the number of documents, or q
 
 
 def store_files(folder: Path) -> Collection[str] | None:
-    """`io.files.Contents` of a store: files that its manifest names, and those of an interrupted change.
+    """`io.files.Contents` of a store: the files in its manifest, and files left by an interrupted change.
 
-    A damaged manifest marks a store only beside the lengths of documents.
+    A damaged manifest marks a store only if the file of document lengths is also there.
     """
     try:
         manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"), MANIFEST)
@@ -47,7 +47,7 @@ def store_files(folder: Path) -> Collection[str] | None:
 
 
 def entries(kind: Kind, fewer: Fewer, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an empty store. Raises ValueError if the kind of store rejects its entries."""
+    """Make the manifest of an empty store. Raises ValueError if the kind of store rejects its entries."""
     made = {"kind": kind.name, "settings": kind.settings} | asdict(fewer) | dict(manifest)
     kind.check(made)
     return made
@@ -93,8 +93,8 @@ def build_folder(
 ) -> None:
     """Fill a hidden folder beside `folder`, with all processes of the launch, then move it there.
 
-    derive: writes the kind's derived files. source: what tokens depend on, besides the manifest's entries and
-    what shards are made from.
+    derive: writes the kind's derived files. source: everything that tokens depend on besides the manifest's
+    entries and the sources of the shards.
     """
     made = entries(kind, fewer, manifest)
     launch = launch or Alone()
@@ -132,7 +132,7 @@ def build_folder(
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
-    """The rows that a shard appends to each file, in the order of its documents. place: what errors name."""
+    """Encode a shard as the rows to append to each file, in document order. place: named in errors."""
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
     for places, tokens in shard.encode():
@@ -150,12 +150,12 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
 
 
 def lines(ids: Iterable[str]) -> bytes:
-    """Ids as JSON lines."""
+    """Write ids as JSON lines."""
     return "".join(json.dumps(id) + "\n" for id in ids).encode()
 
 
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
-    """The manifest's fields of the real tokens of documents `ids`, in DTYPES.
+    """Extract the manifest's fields from the real tokens of the documents `ids`, in DTYPES.
 
     Raises ValueError, naming the document, if a value does not fit its dtype.
     """

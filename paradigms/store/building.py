@@ -1,8 +1,8 @@
-"""The build of an index in a hidden folder beside its place, by one process or by all processes of a launch.
+"""Build an index in a hidden folder beside its final place, with one process or all processes of a launch.
 
-Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in the order of shards; a shard
-that is not next waits as a file. The number of processes and interruptions change no byte. A process that
-fails ends its launch, and the next start resumes from the stored shards.
+Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in shard order; a shard that is
+not next waits as a file. The bytes do not depend on the number of processes or on interruptions. If a process
+fails, its launch ends, and the next start resumes from the stored shards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ class Alone:
 
 
 class Building:
-    """The shards in the folder of a build. writer: of its columns; None in every process but the first."""
+    """The shards in a build's folder. writer: writes its columns; None in every process but the first."""
 
     def __init__(self, table: ColumnFolder, writer: FolderWriter | None) -> None:
         self.table, self._writer = table, writer
@@ -65,7 +65,7 @@ class Building:
         return n in self._sources
 
     def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
-        """Store shard n: what it appends to every file of the folder."""
+        """Store shard n: the rows that it appends to each file of the folder."""
         whole = {**columns, SOURCES: np.frombuffer(source, np.uint8)}
         if self._writer is not None and n == self._appended:
             self._append(self._writer, whole)
@@ -105,9 +105,9 @@ class Building:
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
     """Start or resume a build in a table's folder, as its only writer.
 
-    entries: of the manifest that say what is built. Raises ValueError if a build with other entries was
-    interrupted there; BlockingIOError while another process builds there. An error removes a folder without
-    documents.
+    entries: manifest entries that identify the build. Raises ValueError if a build with other entries was
+    interrupted there, and BlockingIOError while another process builds there. After an error, a folder
+    without documents is removed.
     """
 
     def begin() -> None:
@@ -137,7 +137,7 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """The manifest's counts, once files have some more documents."""
+    """Update the manifest's counts for documents appended to the files."""
     lengths = columns[LENGTHS]
     return {
         "documents": manifest["documents"] + len(lengths),
@@ -146,7 +146,7 @@ def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dic
 
 
 def interrupted(folder: Path, what: str) -> ValueError:
-    """The error for a folder in which another build was stopped."""
+    """Make the error for a folder in which another build was interrupted."""
     return ValueError(
         f"{folder} holds an interrupted build of other {what}: end that one, or remove the folder"
     )

@@ -1,4 +1,4 @@
-"""Hash of the weights that made an index, as a model with other weights must not search it."""
+"""Hash of the weights that made an index: a model with other weights must not search it."""
 
 import hashlib
 from weakref import WeakKeyDictionary
@@ -15,9 +15,10 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKe
 def weights_checksum(paradigm: Paradigm) -> str:
     """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
 
-    Adapters count as merged, as `save_pretrained` writes them: an index of one serves the other, on
-    processors that round products alike. Kept until a weight is replaced or changed in place; changes of its
-    `.data` go unseen, and steps of a fused optimizer, but for those of `train`.
+    Adapters are hashed as merged into the weights, the way `save_pretrained` writes them. A model with
+    adapters and its merged copy can therefore share an index, on processors that round products alike. The
+    hash is cached until a weight is replaced or changed in place. Changes through `.data` are not noticed,
+    nor are steps of a fused optimizer, except those of `train`.
     """
     state_dict = paradigm.encoder.state_dict()
     weights = list(state_dict.values())

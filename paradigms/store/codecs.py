@@ -19,7 +19,7 @@ TERMS = 1 << 24  # in a vocabulary, at most
 
 @dataclass(frozen=True)
 class Float16:
-    """Tokens as they are: vectors in float16, ids, salience."""
+    """Store tokens uncompressed: vectors in float16, ids, salience."""
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         return {name: (DTYPES[name], (dim,) if name == "vectors" else ()) for name in fields}
@@ -31,7 +31,7 @@ class Float16:
         return columns
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
-        """The vectors where they lie, if their rows are whole VECTORs, and some document has several."""
+        """The vectors, without a copy, if rows are whole VECTORs and some document has several tokens."""
         vectors = np.asarray(columns["vectors"])
         if vectors.shape[1] % VECTOR or len(vectors) == len(offsets) - 1:
             return None  # one vector a document: a matrix product, for which no kernel is loaded
@@ -42,9 +42,9 @@ class Float16:
 
 @dataclass(frozen=True)
 class Weights:
-    """One weight of at least 0 for each token, and its id: SPLADE, uniCOIL, BM25.
+    """An id and a weight ≥ 0 for each token: SPLADE, uniCOIL, BM25.
 
-    bits: of a weight: 16, float16, or 8, rounded by at most 3%. Weights above 248 need 16.
+    bits: 16 stores weights as float16; 8 rounds them by at most 3%. Weights above 248 need 16 bits.
     """
 
     bits: int = 8

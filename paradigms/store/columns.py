@@ -1,11 +1,11 @@
 """Files of rows that change by whole commits, in a folder or in memory: readers never see half a change.
 
-A column is a file of rows of one numpy dtype, a subarray where a row is several numbers.
+A column is a file of rows of one numpy dtype, a subarray dtype if a row is several numbers.
 
 In a folder, columns are only appended to, and `manifest.json` records how many bytes of each file count and
 their crc32. A commit writes beyond these lengths, flushes, then replaces the manifest at once. Bytes beyond
-the recorded lengths, and files that no manifest names, were left by a writer that was stopped; the next
-writer removes them. A file that is started again gets a name with the new generation.
+the recorded lengths, and files that no manifest names, were left by an interrupted writer; the next writer
+removes them. A file that is started again gets a name with the new generation.
 """
 
 import mmap
@@ -34,13 +34,13 @@ DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # raised b
 
 @runtime_checkable
 class Files(Protocol):
-    """Columns and a manifest, as of one commit."""
+    """Columns and a manifest at one commit."""
 
     manifest: dict[str, Any]
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """Each file's name, and how many bytes of it count: {"bytes": n, …}."""
+        """File name → {"bytes": n, …}, with the number of committed bytes."""
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
         """The rows of a column, read-only; none if the file does not exist.
@@ -49,7 +49,7 @@ class Files(Protocol):
         """
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """The error that names a damaged file."""
+        """Make the error that names a damaged file."""
 
     def writing(self) -> "AbstractContextManager[Writer]":
         """The only writer, on the newest commit."""
@@ -57,7 +57,7 @@ class Files(Protocol):
 
 @runtime_checkable
 class Writer(Protocol):
-    """Changes of `Files` that count from the next `commit` on. Arrays have the rows not committed yet."""
+    """Changes to `Files`, visible after the next `commit`. Its own arrays include uncommitted rows."""
 
     @property
     def files(self) -> Files:
@@ -79,7 +79,7 @@ class Writer(Protocol):
 
 
 class _FolderFiles:
-    """Files of a folder by name. entries: each file's name there, and how many bytes count."""
+    """Files of a folder by name. entries: each file's name in the folder and its committed bytes."""
 
     def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
         self.folder, self.entries = folder, entries
@@ -113,7 +113,7 @@ class ColumnFolder(_FolderFiles):
     def read(self) -> dict[str, Any]:
         """Read the manifest, and check that every file it names has its full length.
 
-        Raises FileNotFoundError if there is no manifest, and ValueError, naming the file, if one is
+        Raises FileNotFoundError if there is no manifest, and ValueError, naming the file, if a file is
         damaged or has another format.
         """
         manifest = self._manifest()
@@ -141,7 +141,7 @@ class ColumnFolder(_FolderFiles):
         return manifest if isinstance(manifest, dict) else {}
 
     def identity(self) -> tuple[int, ...]:
-        """Inode of the folder, which a rebuild replaces; times of change of the folder and of its manifest.
+        """The folder's inode, which a rebuild replaces, and when the folder and its manifest last changed.
 
         Empty if there is no manifest.
         """
@@ -249,7 +249,7 @@ class FolderWriter(_FolderFiles):
         self.entries.pop(name, None)
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """A column with the rows that are not committed yet, mapped into memory."""
+        """A column, including uncommitted rows, mapped into memory."""
         if name in self._streams:
             self._streams[name].flush()
         return super().array(name, column)
@@ -290,7 +290,7 @@ def _checksum(file: Path, size: int) -> int:
 
 
 class ColumnMemory:
-    """Columns in memory: `Files`, and the `Writer` of a copy that shares what is not changed."""
+    """Columns in memory: `Files`, and the `Writer` of a copy that shares unchanged columns."""
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
         self.manifest, self._columns = dict(manifest), dict(columns or {})
@@ -301,7 +301,7 @@ class ColumnMemory:
 
     @property
     def files(self) -> "ColumnMemory":
-        """This object: a reader opens it after the last commit."""
+        """This object, which a reader opens after the last commit."""
         return self
 
     @property
@@ -339,7 +339,7 @@ class ColumnMemory:
         self.manifest = {key: value for key, value in manifest.items() if value is not None}
 
     def _joined(self, name: str) -> np.ndarray:
-        """A column's bytes, in memory pages of their own, so that rows are aligned with cache lines."""
+        """A column's bytes, starting on a memory page, so that rows are aligned with cache lines."""
         column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
             whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)

@@ -1,7 +1,7 @@
-"""A kind of store, as small frozen objects: a codec, files derived from the rows, a finder.
+"""A kind of store, composed of small frozen objects: a codec, files derived from the rows, a finder.
 
-A kind is a function with typed keywords that composes them (`find.kinds`), as a paradigm is of an encoder, A
-and Z. All fields of its parts are its settings, which the manifest keeps:
+A function with typed keywords composes each kind (`find.kinds`), as a paradigm is composed of an encoder, A
+and Z. The fields of all parts are the kind's settings, which the manifest records:
 
     Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
 """
@@ -41,10 +41,10 @@ class Codec(Protocol):
         """
 
     def encode(self, tokens: Rows) -> Rows:
-        """Columns from the fields of some tokens."""
+        """Convert the fields of some tokens to columns."""
 
     def decode(self, columns: Rows) -> Rows:
-        """The fields that columns stand for."""
+        """Convert columns back to the fields of tokens."""
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
         """The input of the compiled kernels; None if they cannot read these columns."""
@@ -66,21 +66,22 @@ class Derived(Protocol):
     """Files that depend on all rows, which finders read."""
 
     def check(self, dim: int) -> None:
-        """Raises ValueError, before anything is encoded, for settings that no build could end with."""
+        """Raise ValueError, before anything is encoded, for settings under which every build must fail."""
 
     def write(self, writer: Writer, store: "Store", anew: bool) -> None:
         """Bring the files up to date, before a commit.
 
-        store: the rows as they will be. anew: rows have moved, or are the first; else some came last.
+        store: the rows after the commit. anew: True if rows are new or have moved, False if some were only
+        appended.
         """
 
     def open(self, store: "Store") -> Any:
-        """The data that finders read. Raises ValueError, with its name, for a damaged file."""
+        """Open the data that finders read. Raises ValueError, naming the file, if one is damaged."""
 
 
 @dataclass(frozen=True)
 class NoFiles:
-    """Nothing is derived."""
+    """No derived files."""
 
     def check(self, dim: int) -> None: ...
     def write(self, writer: Writer, store: "Store", anew: bool) -> None: ...
@@ -91,7 +92,7 @@ class NoFiles:
 class Kind:
     """A kind of store: an entry of `find.INDEXES` makes it.
 
-    name: its key there. codec: of a build; quantiser: the codec that takes its place in the end.
+    name: its key in `INDEXES`. codec: used during a build. quantiser: the codec that replaces it at the end.
     finder: searches the store (`find.Finder`).
     """
 
@@ -116,7 +117,7 @@ class Kind:
         return reduce(dict.__or__, map(asdict, self.parts))
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Raises ValueError for entries of a manifest that no store of this kind can have."""
+        """Raise ValueError for manifest entries that no store of this kind can have."""
         names, dim = manifest["fields"], manifest["dim"]
         if type(dim) is not int or not 1 <= dim <= WIDEST:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
@@ -132,7 +133,7 @@ Kinds = Mapping[str, Callable[..., Kind]]
 
 
 def kind_of(manifest: Mapping[str, Any], kinds: Kinds, files: Files) -> Kind:
-    """The kind that a manifest names, with its settings. Raises ValueError that names the manifest."""
+    """The kind that a manifest names, with its settings. Raises ValueError, naming the manifest."""
     name = manifest.get("kind")
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(

@@ -12,8 +12,8 @@ from numba import njit
 def encode(residuals, spread, bits, step, fineness, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 
-    First the step that is best for a normal distribution of the residual's size, rounded to `fineness` per
-    factor of two; then, for its codes, the scale of least squares. A residual of 0 has scale 0.
+    Codes come from the best step for a normal distribution of the residual's size, rounded to `fineness`
+    steps per factor of two. The scale is then the least-squares fit to these codes. A residual of 0 has scale 0.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)

@@ -1,11 +1,11 @@
 """D′ in place of D: fewer tokens of a text, by salience or by pooling, and how far D′ is from D.
 
-Salience prunes documents and queries (Qian et al. 2022, §3.2): β^d of each document's tokens are stored and
-β^q of the query's tokens search; both may be smaller than the α that trained the gate. A pruned text is
-the same `Tokens` with fewer that count, so rel, its alignment and its Z are those of the kept tokens: top-p
-counts what is kept, Z = Σ A sums over it. Saliences stay as the whole text gave them. Pooling stores the mean
-of each cluster of a document's tokens (Clavié et al. 2024, arXiv:2409.14683). Refinement with all vectors is
-a rerank by an index of all tokens.
+Salience prunes documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's tokens is
+stored, and a share β^q of the query's tokens is searched with. Both may be smaller than the α that trained
+the gate. A pruned text is `Tokens` with fewer real tokens, so rel, its alignment and its Z are computed from
+the kept tokens alone: top-p counts them, and Z = Σ A sums over them. Saliences keep the values computed from
+the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et al. 2024,
+arXiv:2409.14683). To refine with all vectors, rerank with an index of all tokens.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from paradigms.relax import token_budget
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
     """Keep the ⌈ratio · length⌉ tokens of each text with the largest salience.
 
-    Of equal saliences the earlier token is kept, so texts without salience are truncated: the baseline for
-    every salience. Kept tokens move together, in the order of the text, which makes them cheaper to score.
+    Ties keep the earlier token, so texts without salience are truncated: the baseline for every salience.
+    Kept tokens move together, in the order of the text, which makes them cheaper to score.
     Raises ValueError for a ratio outside (0, 1].
     """
     if not 0 < ratio <= 1:
@@ -75,11 +75,11 @@ class Fewer:
 
 
 def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
-    """⌈length / pool⌉ tokens of each document [1, n, i, h], the means of as many clusters, saliences alike.
+    """Pool each document [1, n, i, h] to ⌈length / pool⌉ tokens: cluster means of vectors and saliences.
 
-    ward: Ward's hierarchical clustering of the unit vectors, whose squared distances are 2 − 2 cosine, cut at
-    that number of clusters; in the order of their first tokens. sequential: each run of `pool` tokens.
-    Means are not normalised, as published. Ids have no mean, and are left out.
+    pooling: "ward" cuts Ward's hierarchical clustering of the unit vectors, whose squared distances are
+    2 − 2 cosine, at that number of clusters, ordered by their first tokens. "sequential" takes each run of
+    `pool` tokens. Means are not normalised, as published. Ids have no mean, and are left out.
     """
     if pool == 1:
         return tokens
@@ -115,8 +115,8 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
 
 
 def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
-    """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ of documents [1, n, i, h]: the larger is the
-    Hausdorff distance of D and D′; 0 for documents without tokens.
+    """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h]. The larger one is
+    the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
 
     For every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
     """

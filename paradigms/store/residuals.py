@@ -5,8 +5,8 @@ c: centroids of k-means over tokens (ColBERTv2, Santhanam et al. 2022; PLAID), k
 a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them: qᵀx ≈ qᵀc + s ·
 ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
 
-A build keeps tokens as float16 until all are there, then trains the codec on a sample and writes codes in
-their place. Memory is bounded by the sample and a block of tokens.
+A build stores all tokens as float16 first, then trains the codec on a sample and replaces them with codes.
+Memory is bounded by the sample and a block of tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,13 @@ COMMIT = 1 << 21  # coded tokens after which a build commits
 
 
 def centroids_for(tokens: int) -> int:
-    """The power of two nearest to 4√tokens, so that lists grow as their number does; at most 65,536."""
+    """The power of two nearest to 4√tokens, at most 65,536; lists grow in number and in length."""
     return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Codes of residuals: dim · bits / 8 + 6 bytes for a token, 7 from 2^24 tokens on, and dim for each list.
+    """Residual codes: dim · bits / 8 + 6 bytes per token (7 from 2^24 tokens on), and dim bytes per list.
 
     bits: bits per dimension (1, 2, 4 or 8). lists: the number of centroids; 0 means the power of two nearest
     to 4√tokens. rounds: iterations of k-means.
@@ -71,7 +71,7 @@ class Residuals:
         tokens = len(writer.array("vectors.bin", vectors))
 
         def stored(rows: slice | np.ndarray) -> Tensor:
-            """Vectors in float32; the pages that are mapped to read them are released at once."""
+            """Read vectors as float32, and release the mapped pages at once."""
             return torch.from_numpy(np.array(writer.array("vectors.bin", vectors)[rows])).float()
 
         if CODEC not in writer.entries:
@@ -185,7 +185,7 @@ class Codec:
         return {"vectors": self.decode_vectors(*coded).numpy()} | rest
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned:
-        """The codes, which kernels score without decoding."""
+        """The codes as input of the kernels, which score them without decoding."""
         from paradigms.scoring import kernels
 
         codes, scales, centroids = (columns[name] for name in ("codes", "scales", "centroids"))
@@ -193,7 +193,7 @@ class Codec:
         return Scanned(coded, offsets, columns, Codes(self.spread, self.middle, self.centroids.numpy()))
 
     def encode_vectors(self, vectors: Float[Tensor, "t h"]) -> Rows:
-        """Codes, uint8 [t, h·b/8], scales, uint8 [t], and centroids, uint16 [t]."""
+        """Encode vectors as codes, uint8 [t, h·b/8], scales, uint8 [t], and centroids, uint16 [t]."""
         from paradigms.store import loops
 
         vectors = padded(vectors, self.bits)
@@ -213,7 +213,7 @@ class Codec:
     def decode_vectors(
         self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray
     ) -> Float[Tensor, "t h"]:
-        """The vectors that codes stand for."""
+        """Decode vectors from codes, scales and centroids."""
         parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
         centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
         scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
@@ -226,12 +226,12 @@ class Codec:
 
     @property
     def step(self) -> np.float32:
-        """The s of a residual of size σ, in 2^b levels."""
+        """The scale s for a residual of size σ, quantised to 2^b levels."""
         return np.float32(STEPS[self.bits])
 
     @property
     def levels(self) -> np.ndarray:
-        """The s that each byte stands for: float32 [256]."""
+        """The scale s of each byte: float32 [256]."""
         return LEVELS * self.step
 
     @property

@@ -20,7 +20,7 @@ Encoded = Iterator[tuple[list[int], Tokens]]
 
 
 class Shard(NamedTuple):
-    """Consecutive documents that one process encodes: which batches they come in depends on them alone."""
+    """Consecutive documents that one process encodes. Their batches depend on these documents alone."""
 
     ids: list[str]
     source: bytes  # sha256 of the ids and of what their tokens are made from
@@ -36,9 +36,10 @@ def text_shards(
     batch_size: int,
     precision: str,
 ) -> Iterator[Shard]:
-    """SHARD texts each, encoded in batches of like length, longest first.
+    """Make shards of SHARD texts, encoded in batches of similar length, longest first.
 
-    Raises ValueError for other numbers of ids, or batch_size below 1; TypeError for a text that is no string.
+    Raises ValueError if the numbers of ids and texts differ or batch_size is below 1, and TypeError if a text
+    is not a string.
     """
 
     if batch_size < 1:
@@ -62,9 +63,10 @@ def text_shards(
 
 
 def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Iterator[Shard]:
-    """Documents that come as tokens, axes [1, n, i, h]: whole parts, until they are as many as a shard has.
+    """Make shards of documents given as tokens, axes [1, n, i, h], from whole parts.
 
-    Raises ValueError if a part's ids are more or fewer.
+    A shard is full once it has SHARD documents. Raises ValueError if a part's numbers of ids and documents
+    differ.
     """
     held: list[tuple[list[str], Tokens]] = []
     for ids, tokens in parts:
@@ -84,7 +86,7 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Ite
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
-    """The number of documents, if known. Raises ValueError if numbers of ids and texts differ."""
+    """Return the number of documents, if known. Raises ValueError if the numbers of ids and texts differ."""
     check_several(ids, "document ids")
     check_several(texts, "document texts")
     if not (isinstance(ids, Sized) and isinstance(texts, Sized)):

@@ -1,7 +1,7 @@
 """The tokens of a corpus under one paradigm, as columns in a folder or in memory.
 
-A store never searches (`paradigms.find` does). It shows one commit and never changes: `add`, `delete`,
-`compact` and `certify` commit a new state and return the store that shows it.
+`paradigms.find` searches stores. A store shows one commit and never changes: `add`, `delete`, `compact` and
+`certify` commit a new state and return a new store that shows it.
 
     store = Store.build(exact(), model, ids, texts)            # in memory
     store = Store.build(exact(), model, ids, texts, "folder")
@@ -39,14 +39,14 @@ Pooling = Literal["ward", "sequential"]
 
 
 class Store:
-    """Documents by row, and the tokens of each; a row changes only in `compact`, an id never does.
+    """Documents by row, with the tokens of each. `compact` alone changes rows; ids never change.
 
-    ids and offsets run over all rows, deleted documents included until `compact`; `living` says which count,
-    and len() how many. columns: what is stored of every token. errors: of each document (`certify`).
+    ids and offsets cover all rows, including deleted documents until `compact`; `living` marks the others,
+    and len() counts them. columns: the stored fields of all tokens. errors: each document's errors (`certify`).
     """
 
     def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
-        """The rows of some files, unchecked: `open_store` opens a folder."""
+        """Wrap files without checking them; use `open_store` to open a folder."""
         self.files = cast(Files, files)  # of a writer while derived files are written
         self.kind, self.manifest = kind, manifest
         self.codec = kind.quantiser.open(files, self.dim) if kind.quantiser else kind.codec
@@ -87,21 +87,20 @@ class Store:
     ) -> "Store":
         """Encode documents and store their tokens.
 
-        A folder appears complete or not at all. texts may be a stream: only ids and lengths are held, beside
-        a shard. The same call resumes a build that was stopped, from the last shard that was stored; with
-        other weights, settings or documents it is refused.
+        A folder appears complete or not at all. texts may be a stream: memory holds only ids, lengths and one
+        shard. The same call resumes an interrupted build from the last stored shard.
 
-        kind: such as `find.kinds.exact()`. ids: of the documents, which get the rows 0, 1, … in their order.
+        kind: such as `find.kinds.exact()`. ids: the documents' ids, which get the rows 0, 1, … in this order.
         folder: None keeps everything in memory.
         keep, pool, pooling: which tokens of a document are stored (`pruning.Fewer`).
         precision: as in `encoder.precision`; vectors are stored as float16 anyway.
         launch: the processes that share the work (`building`), all of which call this with the same
-        arguments, such as accelerate's `Accelerator` or `PartialState`; each returns the store, whose bytes
-        are those that one process makes with as many threads. None: this process builds alone.
+        arguments, such as accelerate's `Accelerator` or `PartialState`. Each returns the store; its bytes
+        equal those of one process with the same number of threads. None: this process builds alone.
 
-        Raises ValueError if ids repeat, a vector does not fit float16, another build was interrupted there,
-        or several processes build without a folder; BlockingIOError while a process outside the launch builds
-        or writes there.
+        Raises ValueError if ids repeat, a vector does not fit float16, a build with other weights, settings
+        or documents was interrupted there, or several processes build without a folder. Raises
+        BlockingIOError while a process outside the launch builds or writes there.
         """
         count, fewer = check_ids(ids, texts), Fewer(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
@@ -136,9 +135,10 @@ class Store:
         pool: int = 1,
         pooling: Pooling = "ward",
     ) -> "Store":
-        """`build` from encoded documents: ids and Tokens [1, n, i, h], some at a time.
+        """Build from encoded documents.
 
-        paradigm: its name. fields: what is stored of Tokens: vectors, ids, salience.
+        parts: ids and Tokens [1, n, i, h] of some documents at a time. paradigm: its name. fields: the fields
+        of Tokens to store: vectors, ids, salience. Other arguments and errors: see `build`.
         """
         fewer, names = Fewer(keep, pool, pooling), list(fields)
         return cls._build(
@@ -156,7 +156,7 @@ class Store:
     ) -> "Store":
         """Store the same tokens, or fewer of them, as another kind, without encoding again.
 
-        keep, pool, pooling: as in `build`, of the tokens that are stored here.
+        keep, pool, pooling: as in `build`, applied to the tokens of this store.
         """
         fewer, before = Fewer(keep, pool, pooling), Fewer.kept_by(self.manifest)
         parts = ((self.names(rows), self.tokens(rows)) for rows in self._living_blocks())
@@ -179,7 +179,7 @@ class Store:
 
     @classmethod
     def opened(cls, files: Files, kind: Kind) -> "Store":
-        """The store in some files. Raises ValueError that names the file whose content cannot be."""
+        """Open the store in some files. Raises ValueError, naming the file, if its content is invalid."""
         store = cls(files, kind, files.manifest)
         count, total = files.manifest["documents"], files.manifest["tokens"]
         lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
@@ -203,7 +203,7 @@ class Store:
         return store
 
     derived: Any = None
-    """what the kind's derived files hold, for its finder"""
+    """contents of the kind's derived files, for its finder"""
 
     # --- reading ----------------------------------------------------------------------------------------
 
@@ -214,12 +214,12 @@ class Store:
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Dimensions of a token vector."""
         return int(self.manifest["dim"])
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes of everything but the manifest and the ids, per document that is not deleted."""
+        """Bytes per document that is not deleted, without the manifest and the ids."""
         files = self.files.entries.items()
         return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
 
@@ -235,12 +235,12 @@ class Store:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
+        """Number of tokens of the longest document."""
         return int(np.diff(self.offsets).max(initial=0))
 
     @property
     def living_tokens(self) -> int:
-        """Tokens of documents that are not deleted."""
+        """Number of tokens of documents that are not deleted."""
         return int(np.diff(self.offsets)[self.living].sum())
 
     @property
@@ -250,11 +250,11 @@ class Store:
 
     @property
     def whole(self) -> "Store":
-        """The store that this is a part of (`only`), or itself."""
+        """The store that this one restricts (`only`), or itself."""
         return self if self._whole is None else self._whole
 
     def once(self, make: Callable[["Store"], Made]) -> Made:
-        """make(self), computed once for this store."""
+        """Return make(self), computed once for this store."""
         if make not in self._made:
             self._made[make] = make(self)
         made: Made = self._made[make]
@@ -298,13 +298,13 @@ class Store:
         return self.codec.decode({name: np.array(column[tokens]) for name, column in self.columns.items()})
 
     def position(self, id: str) -> int:
-        """The row of a document. Raises KeyError that names an unknown or deleted one."""
+        """The row of a document. Raises KeyError, naming it, if it is unknown or deleted."""
         if id not in self.rows_by_id:
             raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
         return self.rows_by_id[id]
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
-        """The rows of documents, int64. Raises KeyError that names an unknown or deleted one."""
+        """The rows of documents, int64. Raises KeyError, naming it, if a document is unknown or deleted."""
         check_several(ids, "document ids")
         return np.array([self.position(id) for id in ids], dtype=np.int64)
 
@@ -314,14 +314,13 @@ class Store:
         return [ids[n] for n in rows.tolist()]
 
     def owners(self, tokens: np.ndarray) -> np.ndarray:
-        """The rows of the documents that hold tokens; −1 for −1."""
+        """The row of the document that contains each token; −1 for token −1."""
         return np.searchsorted(self.offsets, tokens, side="right") - 1
 
     def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        """The rows in blocks of at most `tokens` padded tokens.
+        """Yield rows in blocks of at most `tokens` padded tokens.
 
-        rows: in their order; None: of all documents with tokens, those of like length together, among LIKE
-        neighbours.
+        rows: kept in their order. None: all documents with tokens, sorted by length among LIKE neighbours.
         """
         if rows is None:
             living = self.with_tokens()
@@ -341,9 +340,9 @@ class Store:
             yield rows[start:]
 
     def only(self, ids: Iterable[str]) -> "Store":
-        """These documents alone, under their rows; nothing is written.
+        """Restrict the store to these documents, which keep their rows; nothing is written.
 
-        Raises KeyError that names an unknown document.
+        Raises KeyError, naming the document, if one is unknown.
         """
         living = np.zeros(len(self.living), dtype=bool)
         living[self.positions(ids)] = True
@@ -352,7 +351,7 @@ class Store:
         return part
 
     def check(self, paradigm: Paradigm) -> None:
-        """Raises ValueError if the paradigm cannot score these tokens, or other weights made them."""
+        """Raise ValueError if the paradigm cannot score these tokens, or other weights made them."""
         name, maker = paradigm.recipe.name, self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
@@ -385,7 +384,7 @@ class Store:
     ) -> "Store":
         """Encode and store more documents, all or none of them, pruned as in the build.
 
-        Raises ValueError for an id that is stored already, until it is deleted.
+        Raises ValueError if an id is already stored and not deleted.
         """
         self.check(paradigm)
         count, fewer = check_ids(ids, texts), Fewer.kept_by(self.manifest)
@@ -395,7 +394,7 @@ class Store:
             return self._add(shards, lambda n: bar.advance(task, n))
 
     def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> "Store":
-        """`add` encoded documents."""
+        """Store more documents, as `add` does, from their ids and tokens."""
         return self._add(token_shards(parts, Fewer.kept_by(self.manifest)))
 
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
@@ -414,7 +413,7 @@ class Store:
     def delete(self, ids: Iterable[str]) -> "Store":
         """Remove documents from all searches, all or none of them; `compact` frees their bytes.
 
-        Raises KeyError that names an unknown document.
+        Raises KeyError, naming the document, if one is unknown.
         """
         with self._writing() as (now, writer):
             writer.append(DELETED, np.unique(now.positions(ids)))
@@ -422,7 +421,7 @@ class Store:
             return self.opened(writer.files, self.kind)
 
     def compact(self) -> "Store":
-        """Rewrite the columns without deleted documents, beside the old ones: rows move, results stay."""
+        """Rewrite the columns without deleted documents. Rows change; search results do not."""
         with self._writing() as (now, writer):
             if now.living.all():
                 return now
@@ -444,10 +443,10 @@ class Store:
             return self.opened(writer.files, self.kind)
 
     def certify(self, whole: "Store") -> "Store":
-        """Store how far each document's tokens are from those in `whole`: `errors`, [documents, 2].
+        """Store how far each document's tokens are from its tokens in `whole`, as `errors` [documents, 2].
 
-        The columns are `pruning.directed_distances`, and the rounding of sums, which bound the error of a sum
-        of maxima. An addition or compaction drops them. Raises KeyError if `whole` lacks a document.
+        The columns are `pruning.directed_distances` plus the rounding of sums; they bound the error of a sum
+        of maxima. `add` and `compact` drop them. Raises KeyError if `whole` lacks a document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
@@ -463,7 +462,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
-        """The store as it is now, whatever others have committed meanwhile, and its only writer."""
+        """The store at the newest commit, which may be another process's, and its only writer."""
         with self.files.writing() as writer:
             yield self.opened(writer.files, self.kind), writer
 
@@ -478,10 +477,10 @@ class Store:
 def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Store:
     """Open the store in a folder.
 
-    kinds: by the names that manifests have (`find.INDEXES`). verify: compare checksums too, about a second
-    for each gigabyte; without it only sizes and numbers of rows.
+    kinds: functions that make kinds, by their names in manifests (`find.INDEXES`). verify: whether to compare
+    checksums, about 1 s per GB; otherwise only sizes and numbers of rows are checked.
 
-    Raises FileNotFoundError if there is none, and ValueError that names a damaged file.
+    Raises FileNotFoundError if there is no store, and ValueError, naming the file, if one is damaged.
     """
     store = _open(folder, lambda files: kind_of(files.manifest, kinds, files), verify)
     if "building" in store.manifest:
@@ -510,7 +509,7 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:
-    """The columns of tokens that are stored, as the paradigm reads them."""
+    """The fields of tokens that must be stored for the paradigm."""
     salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
 

@@ -2,8 +2,8 @@
 
     Path("pair.html").write_text(page([card_data(colbert.explain(query, document))], query, document))
 
-cards.js draws a card for each explanation from `card_data`: its numbers, its matrix, tokens in shades and the
-links between them. Texts reach a page as JSON and the document as text nodes, never as HTML.
+cards.js draws a card for each explanation from `card_data`: its numbers, its matrix, shaded tokens and the
+links between them. Texts enter a page as JSON and are shown as text nodes, never as HTML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEIGHT = 30  # of a notebook's frame, in rem
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Templates of some folders and of this one, where every value is escaped."""
+    """Load templates from some folders and from this one, with every value escaped."""
     import jinja2
 
     made = jinja2.Environment(
@@ -43,9 +43,9 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
-    """An explanation as cards.js takes it: links flattened, numbers to 4 digits.
+    """Convert an explanation to the input of cards.js: links flattened, numbers to 4 digits.
 
-    Raises ValueError, which begins with `where`, for a number that is not finite.
+    Raises ValueError, whose message begins with `where`, if a number is not finite.
     """
 
     def rounded(values: Iterable[float]) -> list[float]:
@@ -74,12 +74,12 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
 
 
 def page(cards: Sequence[dict[str, Any]], query: str = "", document: str = "") -> str:
-    """A self-contained HTML page of cards, each as `card_data` makes it, of a pair of texts."""
+    """A self-contained HTML page for a pair of texts. cards: each made by `card_data`."""
     return environment().get_template("cards.html.j2").render(cards=cards, query=query, document=document)
 
 
 def framed(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
-    """`page` for a notebook's output: in a frame that runs its script and can reach nothing around it."""
+    """`page` for a notebook's output: in a frame whose script cannot access the notebook."""
     html = page([card_data(one) for one in explanations], query, document)
     return (
         f'<iframe sandbox="allow-scripts" title="A between tokens" srcdoc="{escape(html)}" '
@@ -88,7 +88,7 @@ def framed(explanations: Sequence[Explanation], query: str = "", document: str =
 
 
 def explanations_of(interaction: Interaction) -> list[Explanation]:
-    """The first `PAIRS` pairs of an interaction; tokens have numbers in place of names."""
+    """Explain the first `PAIRS` pairs of an interaction, with token numbers in place of names."""
     S, A, Z, rel = (
         t.detach().cpu()
         for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
