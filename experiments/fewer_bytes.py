@@ -195,7 +195,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Measure recall of the exact first ten, bytes and milliseconds: token codes and encodings, equal size."""
+    """Measure recall of the exact first ten, bytes and milliseconds of token codes and encodings."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 

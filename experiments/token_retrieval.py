@@ -1,4 +1,4 @@
-"""Does training with in-batch token retrieval find better tokens, and do they suffice to rank? XTR and ColBERT.
+"""Does training with in-batch token retrieval find better tokens, and do these suffice? XTR and ColBERT.
 
 Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
 with several k_train and batch sizes, and all are measured alike. Seeds, k_train and batch sizes may be added

@@ -14,7 +14,7 @@ BINS = 1024  # of the histograms that stand for sorting the centroids' similarit
 def select(similarities, sizes, probes, wanted, chosen, missing):
     """Select the lists to probe, and estimate each query token's `wanted`-th best similarity.
 
-    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. chosen[c] is set to True for the
+    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. chosen[c] is set for the
     `probes` most similar lists of each token, to the precision of a histogram's bin. missing[j] is set to the
     similarity at which Σ sizes over more similar centroids reaches `wanted`, as if every document token were
     its centroid.

@@ -41,7 +41,7 @@ class Factory:
             _empty(self.name, dim)
 
     def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write the FAISS file of `count` vectors. Its first build trains the index. anew: True if all vectors
+        """Write the FAISS file of `count` vectors. The first build trains the index. anew: if all vectors
         may have changed, False if some were only appended."""
         if not count:
             writer.remove(FILE)

@@ -13,7 +13,7 @@ def encode(residuals, spread, bits, step, fineness, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 
     Codes come from the best step for a normal distribution of the residual's size, rounded to `fineness`
-    steps per factor of two. The scale is then the least-squares fit to these codes. A residual of 0 has scale 0.
+    steps per factor of two. The scale then is the least-squares fit to them. A residual of 0 has scale 0.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)

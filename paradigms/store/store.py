@@ -42,7 +42,7 @@ class Store:
     """Documents by row, with the tokens of each. `compact` alone changes rows; ids never change.
 
     ids and offsets cover all rows, including deleted documents until `compact`; `living` marks the others,
-    and len() counts them. columns: the stored fields of all tokens. errors: each document's errors (`certify`).
+    and len() counts them. columns: the stored fields of all tokens. errors: of each document (`certify`).
     """
 
     def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:

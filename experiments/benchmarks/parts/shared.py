@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks. It needs only the standard library, as workers run in peers' environments."""
+"""Shared code of the benchmarks. It needs only the standard library: workers run in peers' environments."""
 
 import json
 import os

@@ -220,8 +220,7 @@ def _distractors(
     count: int,
     name: str,
 ) -> list[tuple[str, str]]:
-    """(id, text) of `count` distractors per query, none of which contains a query, ordered by host.
-"""
+    """(id, text) of `count` distractors per query, none of which contains a query, ordered by host."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
