@@ -54,7 +54,9 @@ class Settings(Results, EncoderTraining):
     weights); checkpoint, compared as it is, where the options change its alignment: align, as "TopK(k=2)",
     and normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
     fuse: '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}' by fusion, rrf (reciprocal
-    ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none"""
+    ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none. Or
+    teacher: '{"colbert": {}, "dpr": {"teacher": "colbert", "distil": {"loss": "margin_mse"}}}', a system
+    whose scores of the relevant document and the hard negatives are learned beside the labels"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"

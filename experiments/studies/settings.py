@@ -241,6 +241,8 @@ class System:
     fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
     fusion: Literal["rrf", "sum"] = "rrf"
     weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
+    teacher: str = ""  # a system of the comparison, or bm25, whose scores of its examples it learns too
+    distil: dict[str, Any] = field(default_factory=dict)  # fields of `Distillation`
 
 
 def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
@@ -262,12 +264,15 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
             unnamed = "checkpoint" in options or "fuse" in options
             systems[name] = System(**{"paradigm": "" if unnamed else name} | options)
             check_types(systems[name])
-            fused = {of for of, f in named.items() if isinstance(f, dict) and f.get("fuse")}
-            _check(systems[name], options, ["bm25", *(of for of in named if of not in fused | {name})])
+            fields = {of: f for of, f in named.items() if of != name and isinstance(f, dict)}
+            whole = ["bm25", *(of for of, f in fields.items() if not f.get("fuse"))]
+            _check(
+                systems[name], options, whole, [of for of in whole if not fields.get(of, {}).get("teacher")]
+            )
     return systems
 
 
-def _check(system: System, fields: dict[str, Any], others: list[str]) -> None:
+def _check(system: System, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
     """Raise ValueError if fields are incompatible. others: the systems that can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
@@ -288,3 +293,7 @@ def _check(system: System, fields: dict[str, Any], others: list[str]) -> None:
         raise ValueError("training and backbone are not of a checkpoint")
     elif system.index and not system.checkpoint:
         raise ValueError("an index goes with the checkpoint that encoded it")
+    elif (system.distil and not system.teacher) or system.teacher not in ("", *teachers):
+        raise ValueError(f"distil goes with a teacher, one of {', '.join(teachers)}; got {system.teacher!r}")
+    elif system.teacher and (system.checkpoint or system.paradigm in GENERATIVE):
+        raise ValueError("only encoders that are trained here learn from a teacher")

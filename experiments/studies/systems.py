@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -50,6 +51,8 @@ from paradigms.retrieve.wrappers import Wrapper
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.job import STATES, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.losses import Distillation
+from paradigms.train.teacher import ScorePairs, scored_once
 
 STAGES = ("retrieve", "rerank")  # of the queries of `split`
 CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on what encoders read; ending of an untrained system's runs
@@ -88,16 +91,22 @@ def training_settings(system: System, settings: Any, seed: int) -> TrainingSetti
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
         chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | system.training
+        if system.teacher:
+            check_known(Distillation, system.distil)
+            if not settings.negatives:
+                raise ValueError("a teacher scores hard negatives: say how many with --negatives")
+            chosen["distillation"] = Distillation(**system.distil)
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 
 def training_runs(settings: Any) -> dict[str, Training]:
     """Map each folder to its training; a system without training has one seed.
 
-    An encoder that will be trained is first measured untrained. Fused systems come last, after the systems
-    that they fuse.
+    An encoder that will be trained is first measured untrained. Systems with a teacher come after those
+    without, and fused systems last.
     """
-    names = sorted(settings.chosen, key=lambda name: bool(settings.chosen[name].fuse))
+    chosen = settings.chosen
+    names = sorted(chosen, key=lambda name: (bool(chosen[name].fuse), bool(chosen[name].teacher)))
     runs = dict[str, Training]()
     for number, seed in enumerate(settings.seeds):
         for name in names:
@@ -199,11 +208,12 @@ def retriever(
     return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
 
 
-def finished(name: str, data: Data, settings: Any) -> Retriever:
-    """The retriever of a finished system, in this process alone."""
+def finished(name: str, data: Data, settings: Any, seed: int | None = None) -> Retriever:
+    """The retriever of a finished system, in this process alone. seed: of its training; None: the first."""
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
-    folder = Path(settings.output) / name
+    runs = {of.seed: run for run, of in training_runs(settings).items() if of == (name, of.seed, False)}
+    folder = Path(settings.output) / runs.get(seed, name)
     index = Path(settings.chosen[name].index or folder) / "index"
     model: Any = load(folder / "checkpoint")
     if not index.is_dir():
@@ -330,7 +340,13 @@ def trained(of: Training, data: Data, settings: Any, folder: Path, accelerator: 
             keep_frozen(model)
         runs = data.mined if settings.negatives else {}, data.dev_run
         how = (runs, settings.negatives, dev, limited, place, accelerator)
-        return fit(model, *bench, *how, states=shared / STATES)
+        return fit(model, *bench, *how, teacher=teacher(place), states=shared / STATES)
+
+    def teacher(place: Path) -> ScorePairs | None:
+        if not system.teacher:
+            return None
+        opened = partial(finished, system.teacher, data, settings, of.seed)
+        return scored_once(place / "teacher.run", opened, data.train.queries, accelerator, None)
 
     if training is None or of.untrained:
         torch.manual_seed(of.seed)

@@ -1,15 +1,17 @@
 """One comparison with what BEIR's users ask for: identical ids, passages and fused systems."""
 
 import json
+import shutil
 from pathlib import Path
 
 import compare
 import pytest
 
+from paradigms import load
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
-from paradigms.retrieve import fuse
+from paradigms.retrieve import fuse, retriever_of
 from tests.experiments.scripts import run
 from tests.tiny import WORDS as TEXT
 
@@ -78,11 +80,43 @@ def test_fused_systems_are_fusions_of_the_runs(results: Path):
         ({"fuse": ["bm25", "colbert"], "weights": [1]}, "system mixed: 2 runs need as many weights"),
         ({"fuse": ["bm25", "colbert"], "fusion": "max"}, "fusion='max'; there are rrf, sum"),
         ({"fuse": ["bm25", "colbert"], "training": {}}, "training is not of a fused system"),
+        ({"paradigm": "dpr", "distil": {"loss": "kl"}}, "distil goes with a teacher, one of bm25, colbert"),
+        ({"paradigm": "dpr", "teacher": "mixed"}, "one of bm25, colbert; got 'mixed'"),
+        ({"paradigm": "dpr", "teacher": "bm25"}, "a teacher scores hard negatives"),
+        ({"paradigm": "dsi", "teacher": "bm25"}, "only encoders that are trained here"),
     ],
 )
-def test_what_cannot_be_fused_is_told(system: dict, message: str):
+def test_systems_that_cannot_be_are_refused(system: dict, message: str):
     with pytest.raises(SystemExit, match=message):
         compare.Settings(systems={"colbert": {}, "mixed": system})
+
+
+def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_path: Path):
+    copy = shutil.copytree(arguana, tmp_path / "arguana")
+    (copy / "qrels" / "dev.tsv").rename(copy / "qrels" / "train.tsv")
+    flags = {"collection": copy, "backbone": tiny_bert, "steps": 2, "batch_size": 4, "negatives": 2}
+    flags |= {
+        "options": '{"document_length": 12}',
+        "output": tmp_path / "out",
+        "depth": 6,
+        "dev_queries": 0,
+        "tracker": "none",
+    }
+    distil = {"loss": "margin_mse", "weight": 1}
+    taught = {"paradigm": "dpr", "teacher": "colbert", "distil": distil}
+    run("compare", **flags, systems=json.dumps({"taught": taught, "colbert": {}, "dpr": {}}))
+    collection = load_collection(copy)
+    scores = read_run(tmp_path / "out" / "taught" / "training" / "teacher.run")
+    model = load(tmp_path / "out" / "colbert" / "checkpoint")
+    assert scores
+    assert all(len(row) == 3 for row in scores.values())
+    expected = retriever_of(model, collection.corpus).rerank(collection.split("train").queries, scores)
+    for query, row in scores.items():
+        assert row == pytest.approx(expected[query], abs=1e-3)
+    losses = [
+        (tmp_path / "out" / name / "training" / "history.jsonl").read_text() for name in ("taught", "dpr")
+    ]
+    assert losses[0] != losses[1]
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
