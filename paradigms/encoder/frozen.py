@@ -27,6 +27,7 @@ from paradigms.io.progress import progress_bar
 SHARD = 1024  # texts per file
 TOKENS = 1 << 12  # padded tokens per pass of the lower layers
 KEPT = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
+SCALE = 2.0**-6  # of stored states: those of T5's lower layers exceed 65,504, the largest number of float16
 MOST = 64 << 30  # bytes of states that one `LowerStates.add` may store, in at most half of the free space
 
 
@@ -73,7 +74,7 @@ class Split:
         """Return the input of the upper layers, read from the store if there is one, rounded to float16."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
-        return self.store.find(batch, lambda missing: self.compute(missing).half())
+        return self.store.find(batch, self.compute)
 
     def compute(self, batch: Batch) -> Float[Tensor, "x l w"]:
         """Compute the input of the upper layers, without rounding."""
@@ -92,7 +93,7 @@ class Split:
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
         """Name of the states' folder: a hash of the lower layers' weights and precision."""
-        digest = hashlib.sha256(f"{self.trained} {precision(self.backbone.device)}".encode())
+        digest = hashlib.sha256(f"{self.trained} {SCALE} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
             digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -158,7 +159,7 @@ class LowerStates:
 
         layout: description of how `tokenize` cuts and marks texts; texts stored with the same layout are not
         tokenised again. Every process calls this, waits for the others, and then calls `open`. Raises
-        ValueError if a state exceeds the range of float16.
+        ValueError if a state divided by 64 exceeds the range of float16.
         """
         with progress_bar(progress and bool(texts)) as bar:
             starts = range(0, len(texts), SHARD)
@@ -201,7 +202,7 @@ class LowerStates:
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
         if len(missing) == len(rows):
-            return compute(batch).float()
+            return scaled(compute(batch)).float() / SCALE
         states = torch.zeros(len(rows), width, next(r for r in rows if r is not None).shape[-1])
         for n, row in enumerate(rows):
             if row is not None:
@@ -209,8 +210,8 @@ class LowerStates:
         states = states.to(device)
         if missing:
             places = torch.tensor(missing, device=device)
-            states[places] = compute(batch.some(places, width)).float()
-        return states
+            states[places] = scaled(compute(batch.some(places, width))).float()
+        return states / SCALE
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # it does not concatenate float16 on a CPU
@@ -223,12 +224,17 @@ class LowerStates:
         }
         if not tensors["states"].isfinite().all():
             raise ValueError(
-                "the lower layers' states exceed the range of float16, in which they are stored: set "
+                f"the lower layers' states exceed {65504 / SCALE:,.0f}, and are stored in float16: set "
                 "trained_layers to 0"
             )
         with atomic_folder(self.folder / name, KEPT) as place:
             save_file(tensors, place / "states.safetensors")
             write_manifest(place)
+
+
+def scaled(states: Float[Tensor, "*x w"]) -> Float[Tensor, "*x w"]:
+    """The states times SCALE in float16, as they are stored: numbers above .004 keep 11 bits."""
+    return (states.float() * SCALE).half()
 
 
 def keys(batch: Batch) -> list[bytes]:
@@ -240,12 +246,12 @@ def keys(batch: Batch) -> list[bytes]:
 
 
 def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
-    """Compute the float16 states of the texts at `places`, each cut to its length."""
+    """Compute the stored states of the texts at `places`, each cut to its length."""
     lengths = [batch.lengths()[place] for place in places]
     rows: list[Tensor] = [torch.empty(0)] * len(places)
     for part in by_length(lengths, TOKENS):
         texts = batch.some(torch.tensor([places[n] for n in part]), max(1, lengths[part[0]]))
-        for n, states in zip(part, compute(texts).half().cpu(), strict=True):
+        for n, states in zip(part, scaled(compute(texts)).cpu(), strict=True):
             rows[n] = states[: lengths[n]]
     return rows
 

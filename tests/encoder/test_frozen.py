@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS
-from paradigms.encoder.frozen import LowerStates, _find_layers, keys
+from paradigms.encoder.frozen import SCALE, LowerStates, _find_layers, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.io.files import locked
 from paradigms.train.job import add_states, deleted_after, sweep_states
@@ -36,7 +36,7 @@ def vectors(encoder: TextEncoder, texts: list[str], side: Side = "document") -> 
 def round_states(encoder: TextEncoder) -> None:
     """Give the upper layers states as a store keeps them, in float16, whether or not there is a store."""
     lower = encoder.split.lower
-    encoder.split.lower = lambda batch: lower(batch).half().double()
+    encoder.split.lower = lambda batch: scaled(lower(batch)).double() / SCALE
 
 
 def keep(
@@ -252,8 +252,10 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
         encoder.freeze(3)
     encoder.freeze(1)  # what failed in between has left nothing half done
     assert [name for name, p in encoder.named_parameters() if p.requires_grad] == trained
+    large = torch.tensor([193_000.0])  # in flan-t5-small
+    assert float(scaled(large)) / SCALE == pytest.approx(float(large), rel=2**-11)
     store = LowerStates(tmp_path / "x")
-    with pytest.raises(ValueError, match="exceed the range of float16"):
+    with pytest.raises(ValueError, match="exceed 4,192,256, and are stored in float16"):
         store.add(
             TEXTS, lambda t: encoder.tokenize(t, "document"), lambda b: torch.full((len(b), 99, 2), 1e9)
         )
