@@ -88,7 +88,8 @@ class Curves:
                 axes.set_xscale(self.scale, **near_0)
                 axes.set_xticks([], minor=True)
             axes.set_yscale("log" if measure in self.log_y else "linear")
-            axes.set_xticks(places, [x if isinstance(x, str) else f"{x:g}" for x in self.x])
+            labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
+            axes.set_xticks(places, labels, rotation=30 if len("".join(labels)) > 24 else 0)
             axes.set(xlabel=self.name, ylabel=measure)
             axes.grid(color="0.9", linewidth=0.6)
         for system, points in (self.dotted or {}).items():
