@@ -1,4 +1,4 @@
-"""Published settings of a pretrained encoder: pooling, prompts and length from its folder.
+"""Settings of a pretrained encoder that its folder tells: pooling, prompts and length.
 
 sentence-transformers and PyLate store them in modules.json, the modules' configurations and
 config_sentence_transformers.json.
@@ -28,15 +28,18 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     """Replace settings by those that the backbone's folder publishes, and log the changes.
 
     They are the pooling, if a side is pooled; the prompts, used as markers; and the training length, used as
-    an upper bound on both lengths. fixed: names of settings that keep their values. Raises ValueError if the
-    folder names an unknown pooling.
+    an upper bound on both lengths. A T5 that publishes none is pooled by its mean, as Sentence-T5 (Ni et al.
+    2022, arXiv:2108.08877): its texts have no [CLS]. fixed: names of settings that keep their values. Raises
+    ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
-    if folder is None or not (folder / MODULES).is_file():
+    if folder is None:
         return settings
     published: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
     pooled = "pooled" in (settings.query_vectors, settings.document_vectors) or settings.pooled_dim != 0
-    if pooled and "pooling" not in fixed:
+    if pooled and "t5" in str(json_or_empty(folder / "config.json").get("model_type")):
+        published["pooling"] = "mean"
+    if pooled and "pooling" not in fixed and (folder / MODULES).is_file():
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
                 published["pooling"] = pooling(place)
@@ -105,5 +108,9 @@ def _folder(backbone: str | Path) -> Path | None:
     from huggingface_hub import snapshot_download
 
     with suppress(Exception):  # loading the backbone raises the error
-        return Path(snapshot_download(str(backbone), allow_patterns=[MODULES, "*Pooling/*", MODEL, LENGTH]))
+        return Path(
+            snapshot_download(
+                str(backbone), allow_patterns=[MODULES, "*Pooling/*", MODEL, LENGTH, "config.json"]
+            )
+        )
     return None

@@ -275,6 +275,12 @@ def test_offline_encoder_not_installed(monkeypatch):
 
 
 @needs.offline_encoder
+@pytest.mark.parametrize(("family", "pooling"), [("t5", "mean"), ("bert", "cls")])
+def test_a_t5_without_published_pooling_is_pooled_by_mean(checkpoints, family, pooling):
+    assert PARADIGMS["dpr"](checkpoints[family]).encoder.settings.pooling == pooling
+    assert PARADIGMS["dpr"](checkpoints[family], pooling="cls").encoder.settings.pooling == "cls"
+
+
 def test_offline_encoder_pools_as_published():
     """all-MiniLM-L6-v2: the mean of the last hidden states, normalised."""
     texts = ["Zebrafish regenerate their hearts.", "How do stars form?", ""]
