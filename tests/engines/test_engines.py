@@ -12,7 +12,7 @@ from paradigms.engines import Engine, EngineRetriever, LanceEngine, PgvectorEngi
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from tests import needs
-from tests.near import same_run
+from tests.near import SCORES, assert_within_rounding, same_run
 from tests.tiny import WORDS
 
 LENGTHS = {"query_length": 12, "document_length": 20}
@@ -285,7 +285,7 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
         for found in (dict(engine.top(query, 10)), dict(again.top(query, 10))):
             both = wanted.keys() & found.keys()
             assert len(both) >= 8  # of those near its tokens, LanceDB scores some
-            assert {id: found[id] for id in both} == pytest.approx({id: wanted[id] for id in both}, abs=1e-4)
+            assert_within_rounding({id: found[id] for id in both}, {id: wanted[id] for id in both}, **SCORES)
             assert next(iter(found)) == next(iter(wanted))
     with pytest.raises(ValueError, match="the query has a vector of length"):
         again.top(2 * unit[0], 10)
