@@ -130,11 +130,15 @@ def check_names(settings: Any) -> None:
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`."""
+    """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`.
+
+    A setting that config.json does not name, since it was added later, differs only if it is not empty now.
+    """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
-        changed = [k for k in settings if k not in free and old.get(k) != settings[k]]
+        named = (k for k in settings if k not in free and (k in old or settings[k]))
+        changed = [k for k in named if old.get(k) != settings[k]]
         if changed:
             raise SystemExit(
                 f"{folder} holds results with other settings ("

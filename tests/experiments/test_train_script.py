@@ -106,6 +106,14 @@ def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> No
         keep_settings({"backbone": "x"}, tmp_path, free=set())
 
 
+def test_results_from_before_a_setting_existed_are_resumed_while_it_is_empty(tmp_path: Path) -> None:
+    keep_settings({"steps": 1}, tmp_path, free=set())
+    (tmp_path / "training").mkdir()
+    with pytest.raises(SystemExit, match=r"other settings \(teacher: None then, colbert now\)"):
+        keep_settings({"steps": 1, "teacher": "colbert"}, tmp_path, free=set())
+    keep_settings({"steps": 1, "teacher": None, "distil": {}}, tmp_path, free=set())
+
+
 def test_reranking_writes_the_run_and_its_measures(
     trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
