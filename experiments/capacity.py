@@ -105,11 +105,11 @@ from papers.luan2021.capacity_tasks import (
 )
 from papers.luan2021.containing_passage import containing_passages
 from papers.luan2021.passages import articles
-from studies.model_runs import Job, bind, run_jobs, trained_once
+from studies.model_runs import Job, bind, run_jobs, trained_once, training_of
 from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, RERANKERS, Paradigm
-from paradigms.data import Collection, Corpus, Run, Split
+from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.io.files import remove_folder, write_json
@@ -195,8 +195,9 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
         how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, bench))
-        splits, runs = (bench.collection.split("train"), Split({}, {})), (bench.mined, Run())
-        return fit(model, bench.collection, splits, runs, settings.negatives, 0, how, training, accelerator)
+        splits = bench.collection.split("train"), bench.judged(bench.dev_run, "dev")
+        runs, counts = (bench.mined, bench.dev_run), (settings.negatives, settings.dev_queries)
+        return fit(model, bench.collection, splits, runs, *counts, how, training, accelerator)
 
     def prepare() -> Any:
         make = partial(build, name, bench.length, settings)
@@ -211,6 +212,7 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
             "seed": seed,
             "numbers": 0 if name == CROSS else numbers_of(model),
         }
+        measurements |= training_of(folder)  # untrained beside trained on dev queries
         measurements |= measure(model, name, bench, settings, accelerator.mixed_precision)
         if not settings.keep_models:
             remove_folder(folder, TRAINED)

@@ -67,7 +67,18 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from accelerate import Accelerator
 from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridResults, describe, hybrid_name
-from studies.model_runs import Bench, Job, bind, open_bench, run_jobs, some_queries, trained_once, values_of
+from studies.model_runs import (
+    DEV,
+    Bench,
+    Job,
+    bind,
+    open_bench,
+    run_jobs,
+    some_queries,
+    trained_once,
+    training_of,
+    values_of,
+)
 from studies.pages import Measured, publish
 
 from paradigms import PARADIGMS, CrossAttention, load
@@ -164,8 +175,9 @@ def train(
         count = settings.rerank_negatives
     # Another order of the queries than in the round before.
     how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
-    splits, runs = (bench.train, bench.dev), (mined, {})
-    return fit(model, bench.collection, splits, runs, count, 0, how, folder, accelerator)
+    splits, runs = (bench.train, bench.dev), (mined, bench.dev_run)
+    dev_queries = settings.dev_queries or len(bench.dev.queries)
+    return fit(model, bench.collection, splits, runs, count, dev_queries, how, folder, accelerator)
 
 
 def measure(
@@ -204,8 +216,18 @@ def measure(
         system: {round: values_of(run, test, MEASURES) for round, run in each.items()}
         for system, each in runs_of_round.items()
     }
+    measurements["training"] = {
+        DENSE.get(name, name): dev_change(name, chosen.get(DENSE.get(name, name), FIRST), seed, settings)
+        for name in (*DENSE, RERANKER)
+    }
     work = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
     return measurements | {"rerank": rerank(*work)}
+
+
+def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
+    """`training_of` all rounds up to `round`: the dev values before the first and after the last."""
+    first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
+    return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
 
 def rerank(

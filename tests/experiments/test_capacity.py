@@ -12,6 +12,7 @@ import torch
 from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityResults
 from papers.luan2021.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
 from scipy import sparse
+from studies.model_runs import DEV
 
 from paradigms import Paradigm, load
 from paradigms.data import load_collection, write_folder
@@ -67,8 +68,8 @@ def finished(texts: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
-    sections = {"claims", "table_rerank", "table_retrieve", "figure1", "theory"}
-    figures = {f"{name}.png" for name in sections - {"claims", "theory"}}
+    sections = {"claims", "training", "table_rerank", "table_retrieve", "figure1", "theory"}
+    figures = {f"{name}.png" for name in sections - {"claims", "training", "theory"}}
     assert published(finished) == sections | figures
     dense = ["DE-BERT-8", "ME-BERT-4"]
     rerank = json.loads((finished / "table_rerank.json").read_text())
@@ -77,6 +78,10 @@ def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
     retrieve = json.loads((finished / "table_retrieve.json").read_text())
     hybrids = ["HYBRID-ME-BERT-4-uni", "HYBRID-ME-BERT-4-bi"]
     assert [row["system"] for row in retrieve] == [*BM25, *dense, *hybrids, "BERT-INIT"]
+    trained = json.loads((finished / "training.json").read_text())
+    assert [row["model"] for row in trained] == [
+        f"{system}, {n} tokens" for n in (30, 60) for system in (*dense, "CROSS-ATTENTION")
+    ]
     first = json.loads((finished / "figure1.json").read_text())
     assert [row["system"] for row in first] == ["BM25-uni", "DE-BERT-8", "BERT-INIT"]
     files = (finished / f"length-60/seed-0/{name}.json" for name in (*dense, "CROSS-ATTENTION"))
@@ -232,6 +237,21 @@ def test_every_claim_holds_of_the_papers_own_table_but_for_two(task: str) -> Non
         ("BM25-bi, 400 tokens", CONTRADICTED),
     }
     assert against == (expected if task == "containing" else set())
+
+
+def test_a_claim_about_a_system_that_training_did_not_move_is_not_decided() -> None:
+    table, system, length = planted(), "ME-BERT-64", 400
+    more = [
+        {"system": system, "length": length, "kept step": 9, "stages": {}}
+        | {DEV: {"untrained": [0.5, 0.6], "trained": dev}}
+        for dev in ([0.5, 0.6], [0.6, 0.5])
+    ]
+    results = [*table.results, *more]
+    still = CapacityResults("containing", [*PAPER_LENGTHS], results, table.predictions, SIZES)
+    verdicts = [v for v in judge(still.claims()) if "Figure 1" not in v.claim.place]
+    about = [v for v in verdicts if system in v.claim.quantity]
+    assert {v.reason for v in about} == {f"training did not move {system}, {length} tokens on dev queries"}
+    assert REPRODUCED in {v.word for v in verdicts if v not in about}
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:

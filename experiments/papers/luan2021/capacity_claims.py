@@ -1,15 +1,16 @@
 """Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, the paper's claims, and the page of capacity.py."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from papers.luan2021.capacity_tasks import BI, UNI
 from studies.curves import Curves
+from studies.model_runs import training_section, unmoved
 from studies.pages import Rows, Section, cell, printed, verdicts
 
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import TRAINING, Claim
 from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
@@ -38,6 +39,11 @@ class CapacityResults:
     sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
 
     def __post_init__(self) -> None:
+        # (system, length) -> what training changed on dev queries, by seed
+        self.trainings: dict[tuple[str, int], list[Any]] = {}
+        for result in self.results:
+            if result.get("kept step") is not None:
+                self.trainings.setdefault((result["system"], result["length"]), []).append(result)
         # stage -> system -> length -> [seeds, queries]: all seeds have the same queries
         self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
         for result in self.results:
@@ -78,6 +84,11 @@ class CapacityResults:
                 return False
         return True
 
+    def trained(self, systems: Iterable[str]) -> dict[str, list[Any]]:
+        """What training changed of the named systems, and of the hybrids' dense parts, at each length."""
+        names = {parts(name)[0] if name.startswith("HYBRID-") else name for name in systems}
+        return {f"{s}, {n} tokens": seeds for (s, n), seeds in self.trainings.items() if s in names}
+
     def claims(self) -> list[Claim]:
         """The paper's claims about the measured systems, at several lengths if it compares them."""
         made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
@@ -93,7 +104,9 @@ class CapacityResults:
                 known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
                 printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
                 unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
-                contrast, more = sum(w * values[s][n] for w, s, n in terms), {"unlearned": unlearned}
+                contrast = sum(w * values[s][n] for w, s, n in terms)
+                still = unmoved(self.trained(systems))
+                more = {"unlearned": unlearned, "about": TRAINING, "unmoved": still}
                 measured = f"{measure}: {quantity}"
                 made.append(Claim(place, statement, measured, contrast, margin, printed=printed, **more))
         return made
@@ -161,6 +174,8 @@ def describe(results: CapacityResults) -> dict[str, Section]:
             f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
         )
     }
+    if results.trainings:
+        sections["training"] = training_section(results.trained(system for system, _ in results.trainings))
     for stage, name in STAGES.items():
         paper, rows = results.paper(stage), []
         for system, by_length in results.values[stage].items():

@@ -21,7 +21,7 @@ from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
 from paradigms.io.gzipped import numbered_lines
-from paradigms.train.job import NEGATIVES_DEPTH
+from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
 from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
 
@@ -38,6 +38,7 @@ class Bench:
     measure: str
     bm25: dict[str, BM25]
     mined: Run  # candidates for negatives of training queries: half BM25's, half random
+    dev_run: Run  # BM25's first passages of each dev query
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
@@ -61,8 +62,9 @@ def open_bench(
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
     train, test = task.split("train"), task.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
+    dev_run = bm25[first].search(task.split("dev").queries, DEV_DEPTH)
     pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
-    return Bench(length, task, measure, bm25, mined, with_random(pool, corpus, depth - half, 0))
+    return Bench(length, task, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0))
 
 
 def question_passages(

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from studies.curves import Curves, at_path
-from studies.model_runs import LEARNED, same_queries
+from studies.model_runs import LEARNED, same_queries, training_section, unmoved
 from studies.pages import Measured, Rows, Section, printed, shown, verdicts
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate.claims import TRAINING, Claim
 
 MEASURES = ("RR@10", "nDCG@10", "R@10", "Judged@10")
 RR, NDCG, _, JUDGED = MEASURES
@@ -37,6 +37,7 @@ class HybridResults:
         self.sparse = max(SPARSE, key=lambda name: self.values("dev", name).mean())
         hybrids = {DE_HYBRID: hybrid_name(DE, self.sparse), ME_HYBRID: hybrid_name(ME, self.sparse)}
         self.ours = {BM25: self.sparse, DE: DE, ME: ME} | hybrids  # the paper's systems -> ours
+        self.models = {name: [seed["training"][name] for seed in seeds] for name in seeds[0]["training"]}
         self.depths = sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
 
     def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
@@ -58,8 +59,10 @@ def claims(results: HybridResults) -> list[Claim]:
 
     def add(place: str, statement: str, quantity: str, contrast: Any, printed: str = "") -> None:
         unlearned = ", ".join([name for name in weak if name in quantity] + cross * ("reranked" in quantity))
+        still = unmoved({name: seeds for name, seeds in results.models.items() if name in quantity})
+        more = {"unlearned": unlearned, "about": TRAINING, "unmoved": still}
         place = f"Luan et al. 2021, §7, {place}"
-        made.append(Claim(place, statement, quantity, contrast, printed=printed, unlearned=unlearned))
+        made.append(Claim(place, statement, quantity, contrast, printed=printed, **more))
 
     def ordered(said: str, pairs: Sequence[tuple[str, str]]) -> None:
         for a, b in pairs:
@@ -106,6 +109,7 @@ def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
             "what BM25 has found no worse than BM25.",
             PRINTED["undecided hybrids"],
         ),
+        "training": training_section(results.models),
         "retrieve": Section(
             "First stages (Tables 1 and 2)",
             f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
