@@ -45,7 +45,7 @@ DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame
 
 
 class Page:
-    """One tab. Input goes through the browser as a person's does; `errors` has what scripts raised."""
+    """One tab. Input goes through the browser like a person's; `errors` lists what scripts raised."""
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="browser-")

@@ -79,7 +79,7 @@ def threads():
 
 @pytest.fixture(autouse=True, scope="session")
 def arithmetic():
-    """A model computes in the type of its weights; trainings run by `fast_cpu` or not, as FAST_CPU says."""
+    """Models compute in the type of their weights; FAST_CPU decides whether trainings use `fast_cpu`."""
     with pytest.MonkeyPatch.context() as patch:
         compute_throughout_in_float64(patch)
         patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)  # as tests/forks.py does

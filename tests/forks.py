@@ -24,13 +24,13 @@ PRELOADED += ["compare", "paradigms.cli.commands", "paradigms.find", "tests.trai
 
 @dataclass
 class Fork:
-    """A process that runs a function of a test module, and what it writes to its standard streams."""
+    """A process that runs a function of a test module; its standard streams are captured."""
 
     process: ForkServerProcess
     log: Path
 
     def ended(self) -> tuple[int, str]:
-        """Its exit status, −N for signal N, and all that it wrote; AssertionError if it hangs."""
+        """Wait; return the exit status (−N for signal N) and the output; AssertionError if it hangs."""
         self.process.join(PATIENCE)
         hangs = self.process.exitcode is None
         if hangs:
@@ -50,7 +50,7 @@ class Fork:
 
 
 def fork(log: Path, function: Callable[..., None], *arguments: Any, **environment: str) -> Fork:
-    """Start `function(*arguments)` in a process of its own, with these environment variables too."""
+    """Start `function(*arguments)` in a separate process, with additional environment variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     root = Path(__file__).parents[1]

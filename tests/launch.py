@@ -1,4 +1,4 @@
-"""Two processes that run checks of a test file, or a script as `accelerate launch` starts it."""
+"""Run the checks of a test file in two processes, or a script as `accelerate launch` starts it."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ Check = Callable[[Accelerator, Path, Path], None]
 
 
 def on_two_machines(*command: str) -> list[str]:
-    """The outputs of the two processes of nodes_2.yaml on the CPU, each with a launcher of its own."""
+    """Start the two processes of nodes_2.yaml on the CPU, each by its own launcher; return their outputs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -43,7 +43,7 @@ def on_two_machines(*command: str) -> list[str]:
 
 
 def environment(config: str) -> dict[str, str]:
-    """What accelerate gives the processes of a configuration in experiments/configs."""
+    """The environment that accelerate sets for a configuration in experiments/configs."""
     given = ["--config_file", str(CONFIGS / config), "--num_processes", "2"]
     given += ["--main_process_port", "0", "x.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))

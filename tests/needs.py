@@ -1,4 +1,4 @@
-"""What some tests need that is not everywhere: each with the one sentence that says how to have it."""
+"""Conditions of tests that some machines cannot run, each with a reason that says what is missing."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ SHARED = Path(__file__).parents[1].parent / "shared"
 
 
 def module(names: str, title: str, how: str = "make extras") -> pytest.MarkDecorator:
-    """Skips a test where one of the modules cannot be imported."""
+    """Skip a test if one of the modules cannot be imported."""
     missing = any(find_spec(name) is None for name in names.split())
     return pytest.mark.skipif(missing, reason=f"needs {title}: {how}")
 

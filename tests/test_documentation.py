@@ -70,7 +70,7 @@ def test_imports_are_there(page):
 
 
 def test_commands_are_understood(page, tmp_path, monkeypatch):
-    """By the parsers that run them: names, types and choices of all settings, and files of settings."""
+    """The scripts' parsers accept them: names, types and choices of settings, and configuration files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     for part in ("android", "english"):  # of which average.py takes two

@@ -1,4 +1,4 @@
-"""On a GPU everything computes what it computes on the CPU; skipped where no GPU is."""
+"""A GPU computes what the CPU computes. Skipped without a GPU."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ WAYS += [(recipe, True) for recipe in RECIPES if recipe.align.is_maximum()]
 
 
 def on_gpu(tokens: Tokens, dtype: torch.dtype = torch.float32) -> Tokens:
-    """A copy, with gradients of its own."""
+    """Copy tokens to the GPU, with separate gradients."""
 
     def leaf(t: Tensor) -> Tensor:
         t = t.detach().to("cuda", dtype if t.is_floating_point() else t.dtype)

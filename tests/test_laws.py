@@ -48,7 +48,7 @@ B, N, I, J, H = 3, 5, 6, 4, 8
 
 @dataclass(frozen=True)
 class Case:
-    """A paradigm as data: A, Z and the shape of its tokens."""
+    """A paradigm as data: A, Z and the shapes of its tokens."""
 
     A: Alignment
     normalise: str
@@ -124,7 +124,7 @@ def test_the_table_holds_everything():
 
 
 def by_loops(case: Case, documents: Tokens, queries: Tokens) -> Tensor:
-    """rel in plain loops and torch's own max, sort and softmax: an independent reading of each paradigm."""
+    """rel in plain loops with torch's max, sort and softmax: a second implementation of each paradigm."""
     rows = []
     for b in range(queries.mask.shape[0]):
         real_q = queries.mask[b, 0].nonzero()[:, 0]
@@ -353,7 +353,7 @@ def test_an_alignment_knows_what_A_keeps(case):
 
 
 def test_a_share_counts_exactly():
-    """⌊.29 · 100⌋ is 29, whatever binary fractions make of it; a second token needs 400, 200, … tokens."""
+    """⌊.29 · 100⌋ is 29 despite binary fractions; a second token needs 400, 200, … tokens."""
     shares = [int(TopP(p / 100).kept(torch.tensor(100))) for p in range(1, 101)]
     assert shares == list(range(1, 101))
     lengths = torch.arange(1, 601)

@@ -153,7 +153,7 @@ TOLERATED = {
 
 
 def test_tolerances_for_rounding_are_those_of_near():
-    """Two ways to compute are compared in float64 or by the length of a sum: tests/near.py has both."""
+    """Comparisons use float64 or a tolerance from the length of the sum, both from tests/near.py."""
     named = re.compile(r"allclose|assert_close|assert_almost_equal|\b[ar]tol\b|assert_series_equal|isclose")
     files = [file.relative_to(ROOT) for file in modules("tests")]
     own = {Path("tests/near.py"), Path("tests/test_layers.py")}

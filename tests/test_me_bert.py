@@ -16,7 +16,7 @@ TEXTS = ["a quick fox ran in the garden; the dog was old", "stone", "the boat ca
 
 
 def build(name: str, backbone: Path, **settings) -> Paradigm:
-    """Every weight differs from what building gives: a gain of 1 and a bias of 0 would hide themselves."""
+    """Change every weight from its initial value: a gain of 1 or a bias of 0 would go unnoticed."""
     torch.manual_seed(0)
     paradigm = PARADIGMS[name](backbone, **settings).eval()
     generator = torch.Generator().manual_seed(1)

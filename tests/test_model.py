@@ -43,7 +43,7 @@ def tokens(paradigm: Paradigm) -> tuple[Tokens, Tokens]:
 
 
 def written(paradigm, folder):
-    """As `save_pretrained` leaves it, but for adapters, which stay apart."""
+    """The file as `save_pretrained` writes it; adapters stay separate."""
     folder.mkdir()
     paradigm.write(folder)
 
@@ -187,7 +187,7 @@ def test_recipes_with_the_former_names_of_alignments_are_read():
 
 
 def test_settings_are_keywords_that_help_shows(tiny_bert):
-    """All settings of the encoder with the paradigm's own defaults, and the knobs of its recipe."""
+    """help() lists all settings of the encoder with the paradigm's defaults, and the knobs of its recipe."""
     shown = signature(PARADIGMS["xtr"]).parameters
     assert (shown["k_train"].default, shown["dim"].default) == (0.005, None)
     assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"

@@ -1,4 +1,4 @@
-"""What makes the project one to rely on: examples that run, a wheel that works, files that agree."""
+"""Packaging: examples run, the wheel works, and files agree with each other."""
 
 import doctest
 import importlib

@@ -34,7 +34,7 @@ def registered(monkeypatch):
 
 
 def scores(model: Paradigm):
-    """Of a copy, in float64."""
+    """Score with a copy of the model in float64."""
     wide = copy.deepcopy(model).double()
     return wide.score(wide.encode_documents(["the sea", "old snow"]), wide.encode_queries(["sea"]))
 

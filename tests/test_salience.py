@@ -89,7 +89,7 @@ def test_salience_is_the_gated_score(tiny_bert, variant):
 @EVERY
 @pytest.mark.parametrize("sides", ["both", "query", "document"])
 def test_one_side_may_do_without(tiny_bert, variant, sides):
-    """Its tokens then weigh 1, and it has no head, which would never get a gradient."""
+    """Tokens of that side have weight 1; it has no salience head, which would never get a gradient."""
     paradigm = build(tiny_bert, **variant, salience_sides=sides, eps=0.05)
     weighing = [side for side in SIDES if sides in ("both", side)]
     assert list(paradigm.encoder.salience_heads) == weighing

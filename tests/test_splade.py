@@ -131,7 +131,7 @@ def test_splade_is_one_vector_of_the_vocabulary() -> None:
 
 
 def test_a_hybrid_of_dense_and_sparse_is_a_concatenation() -> None:
-    """As one vector; and as tokens, with the dense numbers as tokens of ids that no term has (COIL's way)."""
+    """As one vector, and as tokens whose dense numbers have ids that no term has (as in COIL)."""
     d, q, e, p = weights(5, 40, 0), weights(3, 40, 1), torch.randn(5, 8).double(), torch.randn(3, 8).double()
     both = rel(*sides(d, q), EqualIds(), one) + p @ e.T
     assert_same(one_vector(torch.cat([d, e], 1), torch.cat([q, p], 1)), both)

@@ -1,4 +1,4 @@
-"""What is imported when: help comes before all that takes seconds, `import paradigms` brings torch alone."""
+"""What is imported when: `--help` comes before slow imports, and `import paradigms` imports only torch."""
 
 import importlib
 import json
@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 
 def answers(*commands: tuple[str, ...]) -> list[tuple[str, set[str]]]:
-    """Of each command what it prints, and those of `SLOW` that it imports."""
+    """Map each command to its output and to the modules of `SLOW` that it imports."""
     done = subprocess.run(
         [sys.executable, "-c", f"SLOW = {sorted(SLOW)}\n{SERVER}"],
         input="".join(json.dumps(command) + "\n" for command in commands),

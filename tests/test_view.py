@@ -50,7 +50,7 @@ def test_an_interaction_shows_what_rel_sums():
 
 @browser.needed
 def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
-    """In a page as a notebook's: the script of the frame runs, and a token that looks like one does not."""
+    """In a notebook page, the frame's script runs, and a token that looks like a script does not."""
     hostile = "</script><img src=x onerror=parent.broken=1>\"'&<"
     pair = Explanation(hostile, hostile, [hostile], [hostile], [(0, 0, 1.0, 1.0)], 1.0, 1.0)
     example = AlignmentExample("q", "d", hostile, hostile, True, [pair])

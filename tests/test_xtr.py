@@ -1,4 +1,4 @@
-"""XTR: imputations, scores from retrieved tokens alone, and the values and gradients of its objective."""
+"""XTR: imputations, scores from retrieved tokens alone, and its objective's values and gradients."""
 
 import math
 
@@ -43,7 +43,7 @@ def corpora(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
 
 
 def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int]]:
-    """By sorting, for each query: similarities [j, k'], their documents, and the corpus's tokens."""
+    """Sort the corpus's tokens for each query: similarities [j, k'] and their documents."""
     found = []
     for s, real in zip(S, valid, strict=True):
         rows = real.any(-1).nonzero()
@@ -148,7 +148,7 @@ def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
 
 
 def in_batch_loss(D: Tensor, Q: Tensor, k: int | None, target: Tensor, temperature: float) -> Tensor:
-    """Of ColBERT (k = None) or XTR: documents [n, i, h], queries [b, j, h], every token real."""
+    """Loss of ColBERT (k = None) or XTR for documents [n, i, h] and queries [b, j, h] without padding."""
     documents = Tokens(D[None], torch.ones(1, *D.shape[:2], dtype=torch.bool))
     queries = Tokens(Q[:, None], torch.ones(len(Q), 1, Q.shape[1], dtype=torch.bool))
     align, Z = (QueryToDocument(), "query_tokens") if k is None else (PoolTopK(k), "retrieved")

@@ -16,12 +16,12 @@ VOCABULARY = 310  # of the identifiers; that of the checkpoints is larger
 
 
 def named(rows: Sequences) -> Identifiers:
-    """Of documents d0, d1, …: one each, closed by the end token."""
+    """One identifier for each of the documents d0, d1, …, closed by the end token."""
     return _identifiers("title", rows, END)
 
 
 def texts(rows: Sequences) -> Identifiers:
-    """Of documents d0, d1, …: every substring of theirs."""
+    """Identifiers of the documents d0, d1, …: every substring of their texts."""
     return _identifiers("text", rows, None)
 
 
@@ -31,7 +31,7 @@ def _identifiers(kind: str, rows: Sequences, end: int | None) -> Identifiers:
 
 
 def generative(folder: Path, identifiers: Identifiers, *more: Any, **settings: Any) -> Generative:
-    """Without dropout and in double precision, where rounding does not change an order."""
+    """A model without dropout in float64, where rounding does not change an order."""
     torch.manual_seed(0)
     model = Generative(GenerativeSettings("test", **settings), folder, identifiers, *more)
     return model.double().eval()

@@ -82,7 +82,7 @@ def parts(
 
 
 def as_terms(tokens: Tokens) -> Tokens:
-    """The first number of each vector, as the weight of a term of its own."""
+    """Treat the first number of each vector as the weight of a term that no other vector has."""
     ids = torch.arange(tokens.mask.shape[-1]).expand(tokens.mask.shape)
     return Tokens(tokens.vectors[..., :1].abs(), tokens.mask, ids)
 
@@ -211,13 +211,13 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 
 def limited(most: int) -> None:
-    """No file that this process writes grows beyond some bytes."""
+    """Limit the size of every file that this process writes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
 def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """No file may grow beyond some bytes; then the same again without a limit."""
+    """Run with a limit on file sizes, then again without one."""
     folder = work / "index"
     with Process(lambda: build(folder, kind), lambda: limited(draw.randrange(1, 6000))) as child:
         said = child.error()
@@ -228,7 +228,7 @@ def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 
 def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Two processes build different documents into one folder: one of both, whole."""
+    """Two processes build different documents into one folder, which then holds one of the two, whole."""
     folder = work / "index"
 
     def slow(name: str, pause: float) -> Iterable[Any]:
@@ -258,7 +258,7 @@ def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 
 def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """One thread searches while another adds, deletes and compacts: each search is of one state."""
+    """One thread searches while another adds, deletes and compacts: each search sees a single state."""
     store = opened(copied(sound / "index", work))
     failed: list[BaseException] = []
     done = threading.Event()
@@ -284,7 +284,7 @@ def threads(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 
 def replaced(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """An index is opened again and again while builds replace it: each time one of its kind, whole."""
+    """An index is opened repeatedly while builds replace it: each time it is one of them, whole."""
     folder, done = copied(sound / "index", work), threading.Event()
 
     def replace() -> None:
@@ -397,7 +397,7 @@ MODELS = ("own", "published", "generative", "reranker")
 
 
 def hostile(draw: random.Random, value: Any) -> Any:
-    """A JSON value with one of its parts replaced, dropped or doubled."""
+    """Replace, drop or double one part of a JSON value."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         if draw.random() < 0.15:
@@ -424,7 +424,7 @@ def checkpoints(folder: Path) -> None:
 
 
 def opens(folder: Path, sound: Path) -> None:
-    """The checkpoint opens and finds something: vectors that are not finite are told, and other weights."""
+    """Open the checkpoint and search with it. Non-finite vectors and changed weights must be reported."""
     model: Any = paradigms.load(folder)
     if isinstance(model, Generative):
         found = GenerativeRetriever(model).search({"q": "bird"}, 1)
@@ -590,7 +590,7 @@ def read_beir(draw: random.Random, sound: Path, work: Path) -> None:
 
 
 def arguments(draw: random.Random, sound: Path, work: Path) -> None:
-    """What a caller may give by mistake: an error that names the argument."""
+    """Arguments that a caller may pass by mistake: the error names the argument."""
     torch.manual_seed(0)
     model = paradigms.PARADIGMS["colbert"](sound / "bert", dim=8, document_length=16, query_length=8)
     index = open_index(sound / "index")
@@ -624,7 +624,7 @@ NAMED = ("text", "batch_size", "document", "ids", "keep", "k must", "dim", "dmi"
 
 
 def terminal(draw: random.Random, sound: Path, work: Path) -> None:
-    """Nothing but the colours of the program reaches the terminal."""
+    """Only the program's own colour codes reach the terminal."""
     escapes = ["\x1b]52;c;ZXZpbA==\x07", "\x1b[2J", "\x9b2J", "\x07", "\x1b]0;title\x1b\\"]
     escapes += ["\r", "\x08", "\u202e", "[/b]"]
     text = "".join(draw.choice([*escapes, "bird ", "sea "]) for _ in range(12))

@@ -43,7 +43,7 @@ class Silent(Exception):
 
 
 class Lost(Exception):
-    """What was stored before is not there any more."""
+    """Something that had been stored is missing."""
 
 
 class Crashed(Exception):
@@ -104,7 +104,7 @@ def tally(attack: Attack, tries: int, seed: int, *, forked: bool, guided: bool =
 
 
 def _forked(attack: Attack, seeds: list[int], sound: Path, guided: bool) -> Iterator[str]:
-    """The outcomes up to the first crash, whose seed is told."""
+    """The outcomes up to the first crash, whose seed is printed."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -153,7 +153,7 @@ class Bytes(random.Random):
 
 
 def _fuzz(one: Callable[[random.Random], None], seeds: list[int]) -> None:
-    """As many tries as there are seeds, with draws by which atheris reaches code of `READERS` that is new."""
+    """Run one try per seed; atheris guides the draws towards unseen code of `READERS`."""
     import atheris
 
     left = len(seeds)
@@ -202,7 +202,7 @@ class Process:
         os.close(write)
 
     def error(self) -> BaseException | None:
-        """Once it has ended: what it raised, or the signal that ended it."""
+        """What the process raised, or the signal that ended it."""
         with open(self._read, "rb", closefd=False) as stream:
             said = stream.read()
         status = os.waitpid(self.child, 0)[1]
@@ -222,7 +222,7 @@ class Process:
 
 
 def together(*works: Callable[[], object]) -> list[BaseException | None]:
-    """What each raises that runs in a process of its own, all at once."""
+    """Run functions in processes of their own, all at once; return what each raised."""
     with ExitStack() as stack:
         processes = [stack.enter_context(Process(work)) for work in works]
         return [process.error() for process in processes]

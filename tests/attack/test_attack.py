@@ -26,7 +26,7 @@ def test_attacks_are_refused_or_harmless(name: str) -> None:
 
 
 def test_writers_that_are_killed_crowded_or_starved_lose_nothing(tmp_path: Path) -> None:
-    """In a process without threads, as these fork."""
+    """Runs in a process without threads, since these attacks fork."""
     code, text = fork(tmp_path / "log", forking).ended()
     assert not code, text
 

@@ -54,7 +54,7 @@ from studies.systems import read_stage, write_runs
 
 
 def crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Two processes add, delete and compact for a while, two open and search: nobody fails, all is there."""
+    """Two processes add, delete and compact while two others search: nothing fails and nothing is lost."""
     folder, until = copied(sound / "index", work), time.monotonic() + (SUSTAINED if FULL else 1)
 
     def write(name: str) -> None:
@@ -122,7 +122,7 @@ def fill(kind: str, folder: Path, first: int = 0, count: int = 24) -> None:
 
 
 def stored(kind: str, folder: Path) -> list[dict[str, float]]:
-    """All documents by their scores, for each of three queries."""
+    """The scores of all documents for each of three queries."""
     with opened(kind, folder) as engine:
         found = [dict(engine.top(query.numpy(), 400)) for query in queries().vectors[:, 0]]
     well_formed(found, IDS)
@@ -130,14 +130,14 @@ def stored(kind: str, folder: Path) -> list[dict[str, float]]:
 
 
 def kept(kind: str, folder: Path, wanted: Path) -> None:
-    """All of `wanted` is in `folder`."""
+    """Check that `folder` holds all of `wanted`."""
     for new, old in zip(stored(kind, folder), stored(kind, wanted), strict=True):
         if not old.keys() <= new.keys() or any(abs(new[id] - score) > 1e-3 for id, score in old.items()):
             raise Lost("a document that was stored, or its vectors")
 
 
 def engine_bytes(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Bytes of a file of the engine's own: whatever it finds, it found among the documents."""
+    """Damage a file of the engine itself: whatever it returns must be one of the documents."""
     folder = copied(sound / "engine", work)
     file = draw.choice([file for file in files(folder) if file.stat().st_size])
     file.write_bytes(damaged(draw, file.read_bytes()))
@@ -171,7 +171,7 @@ def engine_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> N
 
 
 def engine_crowd(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Two processes add documents of their own while two search: those of each that succeeded are there."""
+    """Two processes add documents while two others search: every addition that succeeded is there."""
     folder = copied(sound / "engine", work)
     said = together(
         *(partial(fill, kind, folder, first, 24) for first in (100, 200)),
@@ -227,7 +227,7 @@ def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
 
 
 def trainings(folder: Path, *wanted: tuple[str, int]) -> None:
-    """What undisturbed scripts write, each with a seed, and how long they take."""
+    """Run the scripts undisturbed, each with one seed; return what they write and how long they take."""
     write_checkpoint("bert", folder / "bert")
     texts = [f"a bird {n} over the sea" for n in range(26)]
     (folder / "collection").mkdir()
@@ -264,7 +264,7 @@ def script_killed(draw: random.Random, sound: Path, work: Path, name: str) -> No
 
 
 def trained_again(draw: random.Random, sound: Path, work: Path) -> None:
-    """One model, trained two or three times in one process, each time in the precision that is set."""
+    """Train one model two or three times in one process, each time in the precision that is set."""
     precisions = [draw.choice(["no", "bf16"]) for _ in range(draw.randrange(2, 4))]
 
     def in_turn() -> None:
@@ -289,7 +289,7 @@ def trained_again(draw: random.Random, sound: Path, work: Path) -> None:
 
 
 def two_trainings(draw: random.Random, sound: Path, work: Path) -> None:
-    """Two trainings with other seeds in one folder: one of both, whole, and the other is told."""
+    """Two trainings with different seeds share one folder: it holds one of them, whole; the other fails."""
     output, later = work / "output", draw.random() * 0.2
 
     def second() -> None:

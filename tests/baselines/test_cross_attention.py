@@ -56,7 +56,7 @@ def backbone_of(folder: Path) -> tuple[Any, Any]:
 
 
 def by_hand(model: CrossAttention, folder: Path, query: str, document: str, pooling: str = "cls") -> float:
-    """transformers' own encoding of the pair, its model's pooled state, then wᵀ."""
+    """Encode the pair with transformers, pool the state with its own model, and multiply by wᵀ."""
     tokenizer, backbone = backbone_of(folder)
     inputs = tokenizer([query], [document], return_tensors="pt", return_token_type_ids=True)
     if folder.name != "bert":

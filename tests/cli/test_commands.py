@@ -91,7 +91,7 @@ def write_rows(path, texts):
 
 
 def printed(capsys, *arguments):
-    """What a command prints: its standard output, and its standard error as one line."""
+    """Run a command; return its standard output, and its standard error as one line."""
     capsys.readouterr()
     main([str(word) for word in arguments])
     out, err = capsys.readouterr()
@@ -213,7 +213,7 @@ def test_indexing_again_brings_an_index_up_to_date(source, models, capsys, kind)
     [(Store, "delete"), (indexed_folders, "write_corpus"), (Store, "add"), (Path, "unlink")],
 )
 def test_an_update_that_was_interrupted_goes_on(source, models, monkeypatch, capsys, owner, name):
-    """Before each commit; a text that is as it was before the update again is encoded again, too."""
+    """Interrupted before each commit. A text that reverts to its former version is encoded again."""
     build = "index", "notes", "--model", models["colbert"]
     printed(capsys, *build)
     (source / "fire.txt").write_text("a warm sea")
@@ -243,7 +243,7 @@ def test_an_update_that_was_interrupted_goes_on(source, models, monkeypatch, cap
 
 
 def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
-    """Also within its own source, of which it is no part."""
+    """The index may lie inside its own source folder, and is not indexed itself."""
     monkeypatch.chdir(source)
     build = "index", ".", "--model", models["colbert"]
     interrupted(*build)
@@ -456,7 +456,7 @@ def pickled(tiny_bert, tmp_path):
 
 
 def test_pickled_weights_are_read_where_a_command_is_told_so(source, pickled, tmp_path, capsys):
-    """By each command anew: an index that was got from others says nothing of it."""
+    """Every command asks again: an index from someone else does not carry the permission."""
     for command in (
         ["index", "notes", "--model", pickled],
         ["search", "notes.index", "snow"],
@@ -609,7 +609,7 @@ def test_dimensions_warns_of_few_queries_copies_and_equal_lengths(source, capsys
 
 
 def test_equal_idf_gives_one_number_wherever_it_stands(source, capsys):
-    """Each word stands in as many documents as any other: the three placements are one problem."""
+    """Every word occurs in equally many documents, so the three placements are one problem."""
     words = [f"w{i}" for i in range(40)]
     texts = {str(i): " ".join(words[(i + j * j) % 40] for j in range(8)) for i in range(40)}
     write_rows(source.parent / "rows.jsonl", texts)

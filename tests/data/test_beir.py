@@ -104,7 +104,7 @@ def test_a_line_without_a_line_end_is_a_line(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_titles_stay_with_their_documents(tmp_path, packed):
-    """Of equal ids the first counts, with its title; white space around a title is none of it."""
+    """The first of equal ids counts, with its title; white space around a title is removed."""
     documents = [
         {"_id": "a", "title": " A title ", "text": "one"},
         {"_id": "a", "title": "Another", "text": "one"},
@@ -161,7 +161,7 @@ def test_problems_are_counted_with_examples(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
-    """JSON can spell lone surrogates, which no tokenizer takes; two that belong together are a character."""
+    """JSON can spell lone surrogates, which tokenizers reject; a pair of surrogates is one character."""
     documents = [
         {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
         {"_id": "b", "text": "sound"},

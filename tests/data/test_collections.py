@@ -263,7 +263,7 @@ LACKS = {
     ("make", "file", "text", "message"), [(of, *row) for of in LACKS for row in LACKS[of]]
 )
 def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
-    """text: of the file instead of its own; None: all files of the pattern are removed."""
+    """text: new content of the file; None removes all files that match the pattern."""
     folder = make(tmp_path)
     if text is not None:
         put(folder / file, text)

@@ -114,7 +114,7 @@ Judgement = namedtuple("Judgement", "query_id doc_id relevance iteration")
 
 
 def fake(queries: list | tuple = (), qrels: list | None = None) -> SimpleNamespace:
-    """As much of an ir_datasets dataset as the adapter uses."""
+    """The part of an ir_datasets dataset that the adapter uses."""
     documents = [Document("1", "text", "Title"), Document("2", "other", "")]
     return SimpleNamespace(
         has_qrels=lambda: qrels is not None,

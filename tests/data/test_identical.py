@@ -1,4 +1,4 @@
-"""Queries that are documents: their own document is left out by default, and only theirs."""
+"""Queries that are documents: by default each query's own document is left out, and no other."""
 
 import pytest
 

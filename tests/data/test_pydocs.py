@@ -99,7 +99,7 @@ def test_which_definitions_count(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A cache of its own and a few packages of the standard library as the only sources."""
+    """Set a separate cache, with a few packages of the standard library as the only sources."""
     chosen = ("asyncio", "email", "json", "logging")
     sources = {name: path for name, path in pydocs._sources().items() if name in chosen}
     monkeypatch.setattr(pydocs, "_sources", lambda: sources)

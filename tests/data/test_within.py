@@ -12,7 +12,7 @@ WORDS = ["river", "stone", "cloud", "tree", "bird", "fish", "lamp", "door", "whe
 
 
 def question(document: int, number: int) -> str:
-    """No two alike."""
+    """Make a question that differs from all others."""
     return " ".join(random.Random(f"{document} {number}").sample(WORDS, 6))
 
 

@@ -115,7 +115,7 @@ def test_losses_and_gradients_are_those_of_the_plain_step(tiny_bert, name, chunk
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("name", ["colbert", "aligner"])
 def test_dropout_is_replayed(tiny_bert, monkeypatch, name, precision):
-    """With the same seed the step is, bit for bit, the one that keeps every chunk's activations."""
+    """With the same seed, the step is bit for bit the one that keeps every chunk's activations."""
     paradigm = build(name, tiny_bert, dropout=True)
     AcceleratorState._reset_state()
     try:

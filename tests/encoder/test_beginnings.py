@@ -1,4 +1,4 @@
-"""The first tokens of a long text are those of its beginning, whatever follows it."""
+"""The first tokens of a long text do not depend on what follows them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
 
 
 def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
-    """As with merges over the whole text, or words that hold a space."""
+    """Tokenizers with merges over the whole text, or with words that contain a space."""
     plain = Tokenizer(models.WordLevel({"ab cd": 0, "ab": 1, "?": 2}, unk_token="?"))
     text = "ab cd " * 1000
     assert beginnings(PreTrainedTokenizerFast(tokenizer_object=plain), [text], 2) == [text]

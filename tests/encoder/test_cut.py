@@ -1,4 +1,4 @@
-"""What an encoder reads of a document, as a text."""
+"""The part of a document that an encoder reads, as a text."""
 
 from pathlib import Path
 

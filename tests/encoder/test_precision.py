@@ -1,4 +1,4 @@
-"""One place decides in which numbers encoders compute, and 8 bits are what they say."""
+"""One place chooses the type in which encoders compute; int8 differs from float32 within its bound."""
 
 import pytest
 import torch

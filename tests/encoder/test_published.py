@@ -1,4 +1,4 @@
-"""What a builder takes from the folder of its backbone, and what beats it."""
+"""Settings that a builder reads from its backbone's folder, and arguments that override them."""
 
 import json
 import logging

@@ -29,7 +29,7 @@ TEXTS = [LONG, "fox", "a zebra in the garden"]
 
 
 def encoder(folder: Path, **settings) -> Any:
-    """A `TextEncoder` in float64, whose optional heads the tests know to be there."""
+    """A `TextEncoder` in float64 with all its optional heads."""
     torch.manual_seed(0)
     model: Any = TextEncoder(folder, EncoderSettings(**settings)).double().eval()
     for head in (model.salience_heads or {}).values():

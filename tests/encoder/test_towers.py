@@ -1,4 +1,4 @@
-"""An encoder for each side: what describes it, and what of it a run or an index is told by."""
+"""Models with an encoder per side: their description, and the signature that runs and indexes keep."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_both_towers_are_described(tiny_bert):
 
 @pytest.mark.parametrize("change", [{"query_length": 10}, {"query_marker": "find: "}, {"pooling": "mean"}])
 def test_a_run_of_other_queries_is_another_run(tiny_bert, change):
-    """A checkpoint is gone on with where the signature is the same."""
+    """A checkpoint is resumed only if the signature is the same."""
     first, same, other = (
         signature(pair(tiny_bert, **settings), {}, [], Accelerator(cpu=True)) for settings in ({}, {}, change)
     )

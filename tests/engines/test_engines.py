@@ -49,7 +49,7 @@ def assert_same_answers(found, wanted):
 
 
 class Exhaustive(Engine):
-    """What an engine has to bring, and no more."""
+    """The least that an engine must implement."""
 
     def __init__(self, dim, single=False):
         self.dim, self.single, self.documents = dim, single, {}

@@ -116,7 +116,7 @@ def test_a_reranker_keeps_every_row(tiny_bert, candidates, name):
 
 
 def test_a_retriever_keeps_what_is_of_queries(tiny_bert, tmp_path, candidates):
-    """And nothing else: a score and a text would be taken for those of the documents that it finds."""
+    """Other columns, such as a score or a text, would be mistaken for those of the documents found."""
     retriever = Indexer(model_of("colbert", tiny_bert), tmp_path / "index").index(rows())
     found = retriever(TOPICS.assign(query_0="as it was", score=7.0, text="of another"))
     assert (found["query_0"] == "as it was").all()

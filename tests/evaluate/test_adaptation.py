@@ -1,4 +1,4 @@
-"""Choosing a strategy from a few queries: folds, ties, the exact test, and what it may cost."""
+"""Choosing a strategy from a few queries: folds, ties, the exact test, and the cost of a wrong choice."""
 
 from itertools import product
 

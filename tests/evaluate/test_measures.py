@@ -59,7 +59,7 @@ PRINTED = (*MEASURES, "nDCG@5", "RR", "AP", "P@3", "Judged@10", *(f"Success@{k}"
 
 @pytest.mark.parametrize("measure", PRINTED)
 def test_any_tool_measures_the_same_of_a_written_run(tmp_path, measure):
-    """With ties, in single precision too: providers break them by rising, falling or no document id."""
+    """Runs with ties, also in single precision: tools break them by rising or falling id, or not at all."""
     random = np.random.default_rng(0)
     documents = [f"d{n:02}" for n in range(40)]
     run, judgements = {}, {}
@@ -81,7 +81,7 @@ def test_any_tool_measures_the_same_of_a_written_run(tmp_path, measure):
 
 @pytest.mark.parametrize("measure", ["nDCG@10", "RR@10", "R@1"])
 def test_ties_are_broken_by_document_id_in_every_measure(measure):
-    """Also scores that differ only beyond single precision keep their order."""
+    """Scores that differ only beyond single precision keep their order too."""
     for first, second in [("a", "b"), ("b", "a")]:
         tied = per_query({"q": {second: 1.0, first: 1.0}}, {"q": {first: 1}}, [measure])
         assert (tied.mean(measure) == 1.0) == (first == "a")

@@ -37,7 +37,7 @@ TEXTS = {"numpy.linalg:solve": "solve a linear matrix equation", "scipy.signal:f
 
 
 def align(system: str, query: str, document: str, generator: np.random.Generator) -> Explanation:
-    """Each query token aligned to two document tokens; of ALIGNER with salience."""
+    """Align each query token to two document tokens, with salience for ALIGNER."""
     q, d = ["[CLS]", *query.split()], ["[CLS]", *document.split(), "[SEP]"]
     saliences = (generator.random(len(q)).tolist(), generator.random(len(d)).tolist())
     S, A = generator.normal(size=(len(d), len(q))), np.zeros((len(d), len(q)))

@@ -1,4 +1,4 @@
-"""The report's alignment view in a real browser: links to a state, the keyboard, and what it looks like."""
+"""The report's alignment view in a real browser: permalinks, keyboard and appearance."""
 
 from pathlib import Path
 from urllib.parse import parse_qs, quote
@@ -54,7 +54,7 @@ def state_of(tab: browser.Page) -> dict[str, list[str]]:
 
 
 def test_a_page_without_a_state_makes_one(tab, report):
-    """And shows salience as the ink of a token."""
+    """Salience is drawn as the ink of a token."""
     show(tab, report)
     assert state_of(tab) == {"query": ["q 1"], "document": ["one"]}
     assert tab.texts("#systems .card h3") == ["colbert", "aligner"]

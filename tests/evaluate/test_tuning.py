@@ -49,7 +49,7 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
 @settings(max_examples=15)
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))
 def test_the_choice_does_not_depend_on_units(dense, sparse, seed):
-    """Dense scores times a and sparse ones times b: the ranking stays, and λ is a / b times what it was."""
+    """Dense scores times a and sparse scores times b give the same ranking, with λ times a / b."""
     generator = np.random.default_rng(seed)
     runs: list[Run] = [{q: {d: float(generator.normal()) for d in "abcdef"} for q in "xyz"} for _ in range(2)]
     dev = Split(dict.fromkeys("xyz", "a query"), {q: {"a": 1} for q in "xyz"})

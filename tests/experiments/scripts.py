@@ -1,4 +1,4 @@
-"""What the tests of the scripts share: a small collection, and a script run as from a terminal."""
+"""Shared by the tests of the scripts: a small collection, and running a script as from a terminal."""
 
 import json
 from collections.abc import Sequence
@@ -54,14 +54,14 @@ def published(folder: Path) -> set[str]:
 
 
 def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, Any]:
-    """Of train.py: four steps of a small ColBERT."""
+    """Flags of train.py for four steps of a small ColBERT."""
     flags = {"paradigm": "colbert", "collection": collection, "backbone": backbone, "output": output}
     flags |= {"options": '{"dim": 16, "query_length": 8, "document_length": 12}', "steps": 4}
     return SMALL | flags | {"negatives": 1, "evaluate_every": 2} | changes
 
 
 def pair_flags(collection: Path, backbone: Path, folder: Path, **changes: object) -> dict[str, Any]:
-    """Of a study of `trained_pairs`, which keeps its models and results below `folder`."""
+    """Flags of a study that uses `trained_pairs`, with models and results below `folder`."""
     paths = {"collection": collection, "backbone": backbone}
     paths |= {"models": folder / "models", "output": folder / "results"}
     model = {"frozen": "false", "trained_layers": 0, "query_length": 8, "document_length": 16, "span": 4}

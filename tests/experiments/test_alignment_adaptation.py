@@ -115,7 +115,7 @@ def planted(
     bm25: float = 0.1,
     kept: Sequence[int] = (30,),
 ) -> Task:
-    """One model whose strategies differ by `means`; those that are not given are poor."""
+    """One model whose strategies have the given `means`; all other strategies are poor."""
     random = np.random.default_rng(len(name))
     base = random.random(200) * 0.2
     means = means + [0.1] * (len(NAMES) - len(means))
@@ -156,7 +156,7 @@ def test_planted_effects_get_their_verdicts() -> None:
 
 
 def test_strategies_of_another_default_get_verdicts() -> None:
-    """Of Table 12 all but p = .5%, which it prints .2 points apart; and what adaptation gains."""
+    """All rows of Table 12 but p = .5%, printed .2 points apart; and the gain of adaptation."""
     found = words(planted("scifact", "p=1%", LIKE_THE_PAPER))
     assert len(found) == 7 + 1
     assert found["nDCG@10 on scifact, trained with p=1%, p=1% − k=8"] == REPRODUCED
@@ -171,7 +171,7 @@ def test_a_model_that_has_not_learned_is_not_heard() -> None:
 
 
 def test_the_answer_tells_when_choosing_pays_and_what_care_costs() -> None:
-    """By the alignment of the training, which no measured query chose."""
+    """Compared with the training's alignment, which no measured query chose."""
     gain, none = planted("nfcorpus", "k=1", GAIN), planted("pydocs", "k=1", FLAT, noise=0.2)
     rows = {
         (row["collection"], row["judged queries"]): row

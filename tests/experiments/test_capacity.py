@@ -119,7 +119,7 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
 
 
 def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Whatever the width: inner products of layer-normed vectors spread by about √k."""
+    """Inner products of layer-normed vectors spread by about √k at any width k."""
     given = settings(texts, tiny_bert, tmp_path)
     bench = first_benches(given)[0]
     corpus, queries = bench.collection.corpus, list(bench.collection.split("train").queries.values())
@@ -209,7 +209,7 @@ SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512
 
 
 def planted(task: str = "containing", **changes: dict[int, float]) -> CapacityResults:
-    """The paper's own Table A.1 as if measured, give or take little, with changes of what is retrieved."""
+    """Simulate measurements: Table A.1 plus small noise. changes: retrieval values of a system."""
     predictions: dict[int, dict[str, Any]] = {
         n: {"k*": [100, 90, 120], "values": {str(k): [0.2, 0.3] for k in SIZES.values()}}
         for n in PAPER_LENGTHS
@@ -255,7 +255,7 @@ def test_a_claim_about_a_system_that_training_did_not_move_is_not_decided() -> N
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
-    """By its retrieval, unless a random projection of its size does no better."""
+    """Retrieval decides, unless a random projection to the same size does no better."""
     length, system = 400, "DE-BERT-512"
     found = planted(DE_BERT_512={length: 0.2})
     assert not found.learned(system)

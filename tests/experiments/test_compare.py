@@ -69,7 +69,7 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 @needed
 def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest.MonkeyPatch):
-    """With the rankings of the runs, and the judged queries."""
+    """The page shows the runs' rankings and the judged queries."""
     import explore
 
     served: list[tuple[dict, int]] = []
@@ -241,7 +241,7 @@ def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
-    """Two checkpoints, two widths of one paradigm and two alignments of one encoder, each by its own name."""
+    """Two checkpoints, two widths of one paradigm and two alignments of one encoder, under their names."""
     dpr, colbert = ({"checkpoint": str(finished / name / "checkpoint")} for name in ("dpr", "colbert"))
     named = {
         "saved-dpr": dpr,
@@ -308,7 +308,7 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
 def test_two_backbones_learn_side_by_side_under_one_configuration(
     words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
 ):
-    """The configuration that ships, with tiny backbones and few steps: both kinds, and DSI's own pairs."""
+    """The configuration that ships, with tiny backbones and few steps, including DSI's generated pairs."""
     file = Path(compare.__file__).parent / "configs" / "trained_paradigms.yaml"
     config = yaml.safe_load(file.read_text())
     chosen = {name: config["systems"][name] for name in ("colbert", "dsi", "colbert-t5")}
@@ -334,7 +334,7 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
 
 
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
-    """Both encode and search; the main one alone reports, and the other neither writes nor leaves early."""
+    """Both encode and search. The main process alone reports; the other writes nothing and waits for it."""
     flags = settings(words, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
     group = fork_group(tmp_path / "log", 2, run, flags, ACCELERATE_USE_CPU="true")
     ended = [process.ended() for process in group]

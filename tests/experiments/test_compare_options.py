@@ -1,4 +1,4 @@
-"""One comparison with what BEIR's users ask for: identical ids, passages and fused systems."""
+"""Options of the comparison that users of BEIR ask for: identical ids, passages and fused systems."""
 
 import json
 import shutil

@@ -50,7 +50,7 @@ def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["generative_encoder.yaml", "generative_nq320k.yaml"])
 def test_the_generative_studies_share_models_under_one_file(name: str) -> None:
-    """Each script takes it, and trains its models with the same settings."""
+    """All scripts accept the file and train their models with the same settings."""
     scripts = ("document_encoding", "alignment_directions", "term_matching", "low_rank", "logit_relevance")
     given = [f"--config={CONFIGS / name}", "--collection=words", "--models=results/models"]
     found = [from_command_line(import_module(script).Settings, "", given) for script in scripts]

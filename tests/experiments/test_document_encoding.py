@@ -99,7 +99,7 @@ def test_names_say_what_is_encoded(given: tuple[Path, Path], bench: Bench, own: 
 
 
 def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
-    """Two seeds of 60 queries with this share of both recalls, each right wherever a worse system is."""
+    """Two seeds of 60 queries; a system is right on this share of them, and wherever a worse system is."""
     order = np.linspace(0, 1, 60, endpoint=False)
     rows = {name.replace("_", "-"): np.tile((order < r).astype(float), (2, 1)) for name, r in recalls.items()}
     return {name: {"R@1": row, "R@10": row} for name, row in rows.items()}

@@ -46,7 +46,7 @@ def example(name: str) -> ModuleType:
 
 
 def commanded(log: Path, *command: object) -> str:
-    """What `python -m paradigms` prints in a process of its own."""
+    """Run `python -m paradigms` in a separate process; return what it prints."""
     code, said = fork(log, main, [str(word) for word in command]).ended()
     assert code == 0, said[-3000:]
     return said
@@ -54,7 +54,7 @@ def commanded(log: Path, *command: object) -> str:
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """What a plug-in registers is gone after the test."""
+    """Restore the registries after the test."""
     before = [(registry, dict(registry)) for registry in (ALIGNMENTS, ENCODERS, PARADIGMS)]
     yield
     for registry, known in before:
@@ -123,7 +123,7 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
 
 
 def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Both processes of nodes_2.yaml, each with a worker that tokenises, train a new D."""
+    """Two processes of nodes_2.yaml, each with a tokenising worker, train a paradigm with a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
     (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
     given = ["--config", str(tmp_path / "train.yaml"), *flags(collection, tiny_bert, output)]

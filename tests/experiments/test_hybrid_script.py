@@ -135,7 +135,7 @@ RERANKED = {2: 0.05, 20: 0.1}  # what cross-attention adds
 
 
 def planted(seed: int, systems: dict = SYSTEMS, added: dict = RERANKED, moved: float = 0.1) -> dict[str, Any]:
-    """A seed's file in which each system has its value, give or take little, for each of 12 queries."""
+    """A seed's file in which each system has its value plus small noise, for each of 12 queries."""
     random = np.random.default_rng(seed)
 
     def around(mean: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""experiments/interpret.py: words are put together, salient ones are told, alignments are those of each k."""
+"""experiments/interpret.py: pieces are joined to words, salient words are named, each k has alignments."""
 
 import json
 from pathlib import Path

@@ -55,7 +55,7 @@ def test_the_best_name_is_that_of_the_largest_rel(seq2seq: dict[str, Path]) -> N
 
 
 def measured(documents: np.ndarray, queries: np.ndarray, layers: int = 1, count: int = 1) -> low_rank.Heads:
-    """Every head sees D [m, k] and Q [n, k] themselves: W_Q = W_K = 1."""
+    """Every head sees D [m, k] and Q [n, k] unprojected: W_Q = W_K = 1."""
     identity = np.broadcast_to(np.eye(documents.shape[1]), (layers, count, *[documents.shape[1]] * 2))
     A = np.broadcast_to(lemma.alignment(documents @ queries.T), (layers, count, len(documents), len(queries)))
     view = Seen(np.broadcast_to(documents, (layers, *documents.shape)), queries, (identity, identity), A)

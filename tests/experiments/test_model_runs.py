@@ -1,4 +1,4 @@
-"""Which models training moved, by their dev queries."""
+"""Which models training moved, judged by their dev queries."""
 
 import numpy as np
 from studies.model_runs import DEV, training_rows, unmoved
@@ -7,7 +7,7 @@ QUERIES = 60
 
 
 def seeds(gain: float, kept: int | None = 30, count: int = 2) -> list[dict]:
-    """Measured seeds of a model whose dev queries gain so much, give or take .02."""
+    """Simulate seeds of a model whose dev queries gain `gain` on average, with noise of .02."""
     random = np.random.default_rng(0)
     before = random.random((count, QUERIES))
     after = before + gain + 0.02 * random.normal(size=before.shape)

@@ -96,7 +96,7 @@ def ids(tokens: Tokens) -> list[list[int]]:
 
 
 def test_equal_words_are_equal_tokens_in_every_script(model: Paradigm) -> None:
-    """What P(lexically equal) counts: a query's token ids stand in a document with the same words."""
+    """P(lexically equal) counts a query's token ids in a document that has the same words."""
     for text in LAKES.values():
         words = text.split()
         query = " ".join(words[:2])

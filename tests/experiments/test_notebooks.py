@@ -22,7 +22,7 @@ def cells(name: str, kind: str) -> list[str]:
 
 
 def value_of(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell, and return what a notebook would show: the value of its last line."""
+    """Run a cell; return the value of its last line, which a notebook would show."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)

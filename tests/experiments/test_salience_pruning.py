@@ -62,7 +62,7 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
 
 
 def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Path, tmp_path: Path) -> None:
-    """And its multiply-adds are those of the tokens that are there."""
+    """Its multiply-adds count the tokens that are kept."""
     paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load_collection(words)
     test = data.split("test")
     index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus))

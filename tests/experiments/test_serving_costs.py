@@ -1,4 +1,4 @@
-"""The serving costs script end to end on a tiny collection, and what it counts."""
+"""The serving costs script end to end on a tiny collection, and the quantities it counts."""
 
 import json
 from pathlib import Path

@@ -54,7 +54,7 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
 
 
 def mvdr(documents: Tokens, queries: Tokens) -> Any:
-    """What `multivector_rates` needs of a ColBERT, with these tokens."""
+    """The part of a ColBERT that `multivector_rates` uses, with these tokens."""
 
     def paradigm(align: Any) -> Any:
         return SimpleNamespace(

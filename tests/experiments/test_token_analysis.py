@@ -53,7 +53,7 @@ def measured(made: tuple[Paradigm, Index]) -> dict[str, Any]:
 
 
 def everything(paradigm: Paradigm, index: Index, query: str) -> list[list[tuple[float, str, int]]]:
-    """Of each token of a query every token of the corpus, best first: similarity, document, vocabulary id."""
+    """Each query token's list of all corpus tokens, best first: similarity, document, vocabulary id."""
     q = paradigm.encode_queries([query])
     found = []
     for vector in q.vectors[0, 0][q.mask[0, 0]]:
@@ -250,7 +250,7 @@ def run(collection: Path, backbone: Path, output: Path, **changes: object) -> No
 
 @pytest.fixture(scope="module")
 def batches() -> dict[str, list[list[str]]]:
-    """Model -> the queries of each of its batches, filled as they are made."""
+    """Map each model to its list of batches of queries, which grows while they are made."""
     return {}
 
 

@@ -95,7 +95,7 @@ def queries(*lengths: int, salience: bool = False) -> Tokens:
 
 
 def everything(index: Index) -> Index:
-    """Every list is probed, every document a candidate."""
+    """Probe every list, so that every document is a candidate."""
     return index.with_finder(probes=1 << 20, candidates=1 << 20)
 
 
@@ -180,7 +180,7 @@ def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fields):
 @pytest.mark.parametrize("k", [1, 7, 20, 10**6])
 @pytest.mark.parametrize("probes", [1, 3, 99])
 def test_imputing_is_the_formula(index, k, probes):
-    """To the bins of `loops.select`: m lies up to one below, and lists of a bin are probed together."""
+    """Equal up to the bins of `loops.select`: m lies at most one bin below; a bin's lists are all probed."""
     index = index.with_finder(probes=probes)
     asked = queries(5, 0, 17, 33)
     expected = imputed(index, k, asked)
@@ -227,7 +227,7 @@ def test_candidates_are_those_with_the_largest_f(index):
 
 
 def test_threads_and_batches_change_no_result(tmp_path, monkeypatch):
-    """But for the order of torch's sums, which threads and batches change."""
+    """Only the order of torch's sums depends on threads and batches."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
     made = build(tmp_path / "index", given, ["vectors", "ids"])
     monkeypatch.setattr("paradigms.scoring.threads.WORTH", 1)  # however little there is to share

@@ -50,7 +50,7 @@ def made(tiny_bert, tmp_path_factory):
 
 
 def twin(paradigm: Paradigm, index: Index, ids: list[str], query: str) -> dict[str, float]:
-    """All of `ids` scored at once by core.rel, or for an imputing paradigm by imputed_rel."""
+    """Score all of `ids` at once by core.rel, or by imputed_rel for an imputing paradigm."""
     documents, queries = index.store.tokens_of(ids), paradigm.encode_queries([query])
     if paradigm.recipe.search == "impute":
         scores = imputed_rel(*similarity(documents, queries), paradigm.recipe.search_tokens)
@@ -66,7 +66,7 @@ def ranked(scores: dict[str, float]) -> list[str]:
 @pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1), (10**6, 10**8, 10**6, 1)])
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_search_equals_the_twin_over_the_whole_corpus(made, name, sizes, monkeypatch):
-    """Whatever the sizes of blocks of documents, tokens and queries."""
+    """At any block size of documents, tokens and queries."""
     paradigm, index = made[name]
     monkeypatch.setattr(ranking, "SIZES", {"cpu": sizes[:2]})
     monkeypatch.setattr(scan, "TOKEN_BLOCK", sizes[2])
@@ -127,7 +127,7 @@ def test_the_scores_of_one_part_of_the_queries_are_held_at_a_time(made, monkeypa
 
 @pytest.mark.parametrize("name", ["aligner", "colbert"])
 def test_strategies_rerank_as_each_alone(made, name, monkeypatch):
-    """Also with those that the kernels do not know; every query is encoded once."""
+    """Includes alignments without a kernel; every query is encoded once."""
     paradigm, index = made[name]
     soft = {"soft": Entropic(k=1, eps=0.1)}
     run = {"q1": dict.fromkeys(IDS, 1.0), "q0": {"d3": 1.0}, "q2": {"d4": 1.0, "d1": 2.0}}

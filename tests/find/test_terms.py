@@ -24,7 +24,7 @@ TERMS = 60
 
 
 def terms(count: int, seed: int, length: int = 12) -> Tokens:
-    """[1, n, l, 1]: weights of a few frequent and many rare terms, some more than once; one text has none."""
+    """Weights [1, n, l, 1] of a few frequent and many rare terms, some repeated; one text has none."""
     random = np.random.default_rng(seed)
     ids = (TERMS * random.random((count, length)) ** 3).astype(np.int64)
     weights = random.exponential(0.6, (count, length)).astype(np.float32).round(2)
@@ -55,7 +55,7 @@ def queries(count: int = 8) -> Tokens:
 
 
 def expected(index: Index, asked: Tokens, k: int) -> list[dict[str, float]]:
-    """By rel of every document, best first, equal scores by id; those of rel 0 are not found."""
+    """Rank every document with a rel other than 0, best first, equal scores by id."""
     ids = sorted(index.store.rows_by_id)
     scores = score(RECIPE, index.store.tokens_of(ids), asked)
     rows = []
@@ -90,7 +90,7 @@ def test_search_is_exact_over_blocks_and_changes(tmp_path: Path, bits: int, k: i
 
 
 def test_blocks_are_pruned(tmp_path: Path) -> None:
-    """One block has all the good documents: of the others none is looked at, though all share the term."""
+    """One block holds all the good documents: no other block is scored, although all share the term."""
     from paradigms.find.postings import best, inverted
 
     count = 4 * BLOCK

@@ -114,7 +114,7 @@ def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[s
 
 
 def test_the_rest_of_bart_holds_biases_and_positions_alone(folders: dict[str, Path]) -> None:
-    """Without them its decoder is homogeneous, so that scaled values of Q scale the formula's part alone."""
+    """Without them BART's decoder is homogeneous: scaling the values of Q scales only the formula's part."""
     model = genre("bart", folders).double()
     for name, weight in model.decoder.named_parameters():
         if name.endswith("bias") or "embed_positions" in name:

@@ -28,7 +28,7 @@ def valid(model: Generative) -> NGramIndex:
 
 
 def random_rows(seed: int, count: int = 12) -> Sequences:
-    """Of few tokens, so that prefixes are shared and some sequences are equal or begin others."""
+    """Draw rows from few tokens, so that prefixes are shared and some rows repeat or extend others."""
     drawn = random.Random(seed)
     return [[drawn.choice([2, 5, 9, 300]) for _ in range(drawn.randint(1, 4))] for _ in range(count)]
 
@@ -54,7 +54,7 @@ def text_next(model: Generative) -> Allowed:
 def slow_search(
     model: Generative, query: str, allowed: Allowed, beams: int, length: int, keep: bool = False
 ) -> Found:
-    """One query, no cache, a list of (prefix, score): what a beam search is."""
+    """Beam search as it is defined: one query, no cache, a list of (prefix, score)."""
     with torch.inference_mode():
         _, begun = model.begin(model.tokenize([query]))
 

@@ -1,4 +1,4 @@
-"""What `explain` shows of a decoder adds up to its rel, token by token, under readable names."""
+"""`explain` splits a decoder's rel into token pairs that add up to it, under readable names."""
 
 from pathlib import Path
 

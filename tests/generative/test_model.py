@@ -173,7 +173,7 @@ def test_rel_is_the_formula_plus_the_rest(dtype, family, scorer, seq2seq):
 
 @pytest.mark.parametrize("family", SEQ2SEQ)
 def test_rest_is_the_prefixs_part_and_the_formula_the_querys(family: str, seq2seq: dict[str, Path]) -> None:
-    """With patterns, norms and gates held fixed, no encoder states leave the rest; others, the formula's."""
+    """With fixed patterns, norms and gates, removing encoder states changes only the formula's part."""
     model = generative(seq2seq[family], named(ROWS))
     sources, wanted = model.tokenize(QUERIES[:1]), Targets(targets().ids[:1], targets().mask[:1])
     documents, _, interaction = decompose(model, sources, wanted, "logit")
@@ -288,7 +288,7 @@ def alphabets() -> list[set[int]]:
 
 
 def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) -> None:
-    """As in a search, where such a token is never written."""
+    """A search never writes such a token."""
     model = generative(seq2seq["t5"], named([[3, 5], [4, 6]]), softmax="place")
     sources, wanted = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
     log_p = model(sources, wanted).detach()[0]
@@ -299,7 +299,7 @@ def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) ->
 
 @pytest.mark.parametrize("kind", ["backbone", "pawa", "clusters", "pawa place"])
 def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq: dict[str, Path]) -> None:
-    """In bfloat16 they would add up to 1 in their second digit only."""
+    """In bfloat16 they would sum to 1 only to the second digit."""
     model = make_model(kind, seq2seq["t5-v1.1"]).float()
     sources = model.tokenize(QUERIES)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -313,7 +313,7 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
 
 @pytest.mark.parametrize("kind", ["pawa place", "clusters"])
 def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
-    """On the device "meta" a tensor of the processor is an error, and so is to wait for a value."""
+    """On the device "meta", a CPU tensor is an error, and so is reading a value."""
     model = make_model(kind, seq2seq["t5"]).float()
     sources, wanted = model.tokenize(QUERIES), written(model)
     states = model.begin(sources)[0].detach().to("meta")

@@ -46,7 +46,7 @@ def successors(documents: Documents, gram: tuple[int, ...]) -> list[int]:
 @example([[4] * 9, [4] * 9, [4] * 9 + [5]])
 @example([[4, 5], [5, 6], [6, 4]])  # a chain over the boundaries
 def test_every_ngram_has_its_successors_frequency_and_places(documents: Documents):
-    """Of every n-gram that a search can reach."""
+    """Checked for every n-gram that a search can reach."""
     index = NGramIndex.build(*csr(documents))
     grams: list[tuple[int, ...]] = [()]
     states = index.start()
@@ -68,7 +68,7 @@ def test_every_ngram_has_its_successors_frequency_and_places(documents: Document
 
 
 def finished_of(index: NGramIndex) -> dict[tuple[int, ...], list[int]]:
-    """Every finished sequence and the identifiers that it spells, found as a search finds them."""
+    """Every finished sequence with the identifiers that it spells, found as a search finds them."""
     finished: dict[tuple[int, ...], list[int]] = {}
     prefixes: list[tuple[int, ...]] = [()]
     states = index.start()

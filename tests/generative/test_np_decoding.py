@@ -96,7 +96,7 @@ def test_groups_are_clustered_apart_and_each_centroid_is_its_members_mean() -> N
 
 @pytest.mark.parametrize("count", [1, 11, 200])
 def test_of_a_large_group_a_sample_makes_the_centroids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 11 vectors the last is read alone: numpy takes a mask of torch with one entry for the number 1."""
+    """The last of 11 vectors is read alone: numpy reads a torch mask with one entry as the number 1."""
     monkeypatch.setattr(kmeans, "SAMPLE", 10)
     vectors = drawn(count)
     centroids, labels = run(vectors, [0] * count, 3)
@@ -109,7 +109,7 @@ def test_of_a_large_group_a_sample_makes_the_centroids(count: int, monkeypatch: 
 
 
 def test_warm_labels_are_where_it_starts() -> None:
-    """Two stable partitions of the same points: it stays in the one that it is given."""
+    """The same points have two stable partitions: clustering stays in the one it starts from."""
     corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1.2, 0], [1, 1.2, 0]], dtype=np.float32)
     for warm in ([0, 1, 0, 1], [0, 0, 1, 1], [1, 1, 0, 0]):
         assert run(corners, [0] * 4, 2, warm)[1].tolist() == warm
@@ -140,7 +140,7 @@ def assert_scaled(found: Tensor, state: Tensor) -> float:
 
 
 def contexts(model: Generative, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
-    """What the encoder reads of each title, and how many of its tokens are the title's."""
+    """The encoder's input for each title, and how many of its tokens belong to the title."""
     for title, content in zip(TITLES, corpus, strict=True):
         own, rest = (next(tokenize(model.tokenizer, [name])).ids for name in (title, content))
         row = rest if content.startswith(title) else own + rest

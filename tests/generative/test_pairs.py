@@ -1,4 +1,4 @@
-"""Training pairs: which, how often, and that the tokens of a span are a slice of its document's."""
+"""Training pairs: their choice and number, and that a span's tokens are a slice of its document's tokens."""
 
 import gzip
 import json
@@ -224,7 +224,7 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
 
 def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:
     def spans(ids: list[str], *rows: Any, seed: int = 0) -> Counter[tuple]:
-        """Of queries, or, without any, of the documents themselves."""
+        """Spans as targets of queries or, without queries, of the documents themselves."""
         corpus, common = Corpus(ids, [LONG] * len(ids)), {"words": 3, "seed": seed}
         pairs = (
             span_pairs(corpus, split_of(*rows), tokenizers["t5"], Problems(), **common)
@@ -251,7 +251,7 @@ SPACES = st.sampled_from([" ", "  ", "\n", "\t "])
 @given(ODD.filter(bool), SPACES, st.one_of(st.none(), st.integers(1, 30)), st.integers(1, 4))
 @pytest.mark.parametrize("family", ["t5", "bert"])
 def test_targets_are_slices_of_the_documents_tokens(tokenizers, family, words, space, length, size):
-    """Whatever the text: words that fall apart, have no token, or are cut at the document's length."""
+    """For any text: words that split, that have no token, or that are cut at the document's length."""
     tokenizer = tokenizers[family]
     corpus = Corpus(["a"], [space.join(words)])
     held = text(corpus, tokenizer, length)[0].tolist()

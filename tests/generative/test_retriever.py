@@ -91,7 +91,7 @@ def test_a_document_has_the_score_of_its_best_name_and_shares_it(seq2seq):
 
 
 def clustered(folder: Path, identifiers: Identifiers, **settings) -> Generative:
-    """Two clusters of every surface token; the identifiers' tokens are in the first or second by turns."""
+    """Give every surface token two clusters, and assign the identifiers' tokens to them in turn."""
     surface = np.unique(identifiers.tokens)
     group = np.searchsorted(surface, identifiers.tokens)
     labels = 2 + 2 * group + np.arange(len(group)) % 2
@@ -101,7 +101,7 @@ def clustered(folder: Path, identifiers: Identifiers, **settings) -> Generative:
 
 
 def ways(model: Generative, tokens: Iterable[int]) -> Sequences:
-    """Every sequence of clusters that reads like this."""
+    """Every sequence of clusters that spells these tokens."""
     groups = (np.flatnonzero(model.clusters.surface == token).tolist() for token in tokens)
     return [list(way) for way in product(*groups)]
 

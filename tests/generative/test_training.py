@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """With clusters renewed on the way (refresh = 2), too."""
+    """Clusters are renewed during the run (refresh = 2)."""
     whole = fit(build(name, t5, tiny_bert), tmp_path / "whole")
     with pytest.raises(Interrupted):
         fit(interrupted_after(build(name, t5, tiny_bert), 3), tmp_path / "parts")
@@ -150,13 +150,13 @@ def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
 
 
 def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tensor]:
-    """Every process's clusters: vectors and labels."""
+    """The clusters' vectors and labels on every process."""
     own = torch.cat([model.clusters.vectors.detach().flatten().double(), model.clusters.get_extra_state()])
     return list(accelerator.gather(own[None]))
 
 
 def one_corpus(accelerator: Accelerator, t5: Path, folder: Path) -> None:
-    """Processes that have read other titles are told so, both of them."""
+    """Both processes raise an error if they have read different titles."""
     titles = list(CORPUS.titles)
     titles[3] = ("sea", "sun")[accelerator.process_index]
     model = GENERATIVE["genre"](t5, Corpus(CORPUS.ids, TEXTS, titles))

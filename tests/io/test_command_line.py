@@ -1,4 +1,4 @@
-"""A command line: strings are taken as they are, and broken lists and mappings are told by their name."""
+"""The command line: strings are taken literally; errors about malformed lists and mappings name them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where models run: `--device` of scripts and of the terminal's commands."""
+"""The device of models: `--device` of the scripts and of the terminal's commands."""
 
 import os
 import re

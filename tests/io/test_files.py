@@ -250,7 +250,7 @@ def test_leftovers_of_killed_writers_and_of_file_managers_are_replaced_and_remov
 
 
 def test_a_file_is_read_while_its_folder_is_replaced(tmp_path, monkeypatch):
-    """Each time it is settled, a living writer moves it away again."""
+    """Whenever the folder is back in place, a running writer moves it away again."""
     fill(tmp_path / "folder", "old")
     with pytest.raises(FileNotFoundError):
         files.read_settled(tmp_path / "none" / "content")
@@ -332,7 +332,7 @@ def test_a_folder_has_one_writer(tmp_path):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_nothing_is_written_below_a_lock_whose_folder_was_deleted(tmp_path, again):
-    """Neither before it is there again nor after; and a write that had begun fails, too."""
+    """Neither before the folder is created again nor after; a write in progress fails too."""
     folder = tmp_path / "run"
     lost = pytest.raises(BlockingIOError, match="run was deleted or replaced while this process")
     with locked(folder, make=True):

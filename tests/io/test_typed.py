@@ -1,4 +1,4 @@
-"""A setting of a wrong type is told by its name, in words, before anything computes with it."""
+"""A setting of the wrong type raises an error with its name before anything uses it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Two processes search and rerank as one does, whatever they divide."""
+"""Two processes search and rerank with the results of one, however the work is divided."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ SYSTEMS = [
 
 
 def search(backbone: Path, folder: Path, answers: str) -> None:
-    """Every system's results, from all processes, written by each."""
+    """Each process writes the results of every system."""
     torch.set_num_threads(1)
     state, found = PartialState(cpu=True), {}
     for name, kind in SYSTEMS:

@@ -89,7 +89,7 @@ def test_retrievers_are_fused_by_their_runs():
 
 
 def test_raw_candidates_are_what_any_retriever_finds():
-    """With one candidate of each, g is never seen; with two it is, and what one system missed is scored."""
+    """With one candidate each, g is not found; with two it is. What one system missed is scored."""
     for depth, expected in ((1, {"r": 5.0, "s": 4.0}), (2, {"g": 6.0, "r": 5.0, "s": 4.0})):
         hybrid = Fused([Table(DENSE), Table(SPARSE)], method="raw", depth=depth)
         assert list(hybrid.search({"q": "?"}, depth)["q"].items()) == list(expected.items())[:depth]

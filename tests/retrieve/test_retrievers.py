@@ -1,4 +1,4 @@
-"""What every retriever does, whatever it wraps."""
+"""Behaviour that all retrievers share."""
 
 from collections.abc import Callable
 

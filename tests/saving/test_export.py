@@ -122,7 +122,7 @@ def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
 
 
 def test_no_text_of_others_ends_a_line_of_a_card(results):
-    """A line of its own could be a licence, or a heading."""
+    """A new line could hold a licence or a heading."""
     settings = {"collection": "data\nlicense: mit", "note\nlicense: mit": "a\u2028license: mit"}
     (results / "config.json").write_text(json.dumps(settings))
     card = model_card(paradigms.load(results / "colbert" / "checkpoint"), results)
@@ -163,7 +163,7 @@ def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout, other):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """What is done to the hub: name -> its files, and whether it is private."""
+    """Record uploads to the hub: repository name -> its files, and whether it is private."""
     repositories = {}
 
     class HfApi:
@@ -187,7 +187,7 @@ def hub(monkeypatch):
 
 
 def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub, tmp_path):
-    """paradigms.load would open what it knows first."""
+    """paradigms.load opens the first layout that it knows."""
     push_to_hub(model, "me/mine", LAYOUT)
     files, private = hub["me/mine"]
     assert private

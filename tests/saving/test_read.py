@@ -292,7 +292,7 @@ def dpr_towers(folder: Path, width: int) -> tuple[Any, tuple[Path, Any], tuple[P
 
 @pytest.fixture(params=[0, 6])
 def dpr_pair(request, tmp_path):
-    """With and without a projection."""
+    """Checkpoints with and without a projection."""
     return dpr_towers(tmp_path, request.param)
 
 
@@ -344,7 +344,7 @@ def write_like_xtr(folder: Path) -> Tensor:
 
 @pytest.fixture
 def xtr_folder(tmp_path):
-    """As XTR was published, under a name that does not tell; and its linear layer."""
+    """The published layout of XTR, under a neutral name, and its linear layer."""
     torch.manual_seed(0)
     folder = write_checkpoint("t5", tmp_path / "snapshots" / "0123-t5")
     return folder, write_dense(folder / "2_Dense", DIM, bias=False)["linear.weight"]
@@ -548,7 +548,7 @@ def test_a_hub_name_is_downloaded(bert, hub):
 
 @pytest.mark.parametrize("pickle", ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "model.pt"])
 def test_pickled_weights_on_the_hub_are_told_of(bert, hub, pickle):
-    """All, those of a module, or the heads of COIL, without which a plain encoder would be left."""
+    """For all weights, those of a module, or COIL's heads, without which a plain encoder would be loaded."""
     if pickle == "pytorch_model.bin":
         (bert / "model.safetensors").unlink()
     (bert / pickle).parent.mkdir(exist_ok=True)

@@ -160,7 +160,7 @@ def test_what_goes_out_scores_the_same(checkpoints, tmp_path, family, name, sett
 
 
 def test_every_alignment_trains_in_their_loss(tmp_path):
-    """ColBERT's loss is their own to the digit; another alignment gives gradients."""
+    """With ColBERT's alignment the loss equals theirs exactly; other alignments give gradients."""
     theirs = multi_vector(str(write_checkpoint("bert", tmp_path / "bert"))).double().eval()
     features = [
         theirs.preprocess(texts, task=task) for texts, task in ((QUERIES, "query"), (DOCUMENTS, "document"))

@@ -20,7 +20,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """As a file that is mapped for reading."""
+    """Make an array read-only, like a file that is mapped for reading."""
     array.setflags(write=False)
     return array
 

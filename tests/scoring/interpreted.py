@@ -22,7 +22,7 @@ SMALL = {"ROWS": 16, "TOKENS": 16}  # tiles, so that small batches have many
 
 @contextmanager
 def imported(interpret: bool) -> Iterator[ModuleType]:
-    """The module, imported anew and put back after: Triton reads its environment when it is imported."""
+    """Import the module again for the test, then restore it: Triton reads its environment on import."""
 
     def names() -> list[str]:
         python = [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]

@@ -1,4 +1,4 @@
-"""Every alignment with every Z, and random texts for them."""
+"""Every alignment with every Z, and random texts to score."""
 
 from dataclasses import replace
 from itertools import product
@@ -71,13 +71,13 @@ def texts(
 
 
 def in_float64(tokens: Tokens) -> Tokens:
-    """The same tokens, with gradients of their own."""
+    """Copy tokens in float64, with separate gradients."""
     salience = None if tokens.salience is None else tokens.salience.detach().double().requires_grad_()
     return replace(tokens, vectors=tokens.vectors.detach().double().requires_grad_(), salience=salience)
 
 
 def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
-    """Of a fixed weighting of the scores, for vectors and salience of both sides; the graph is used up."""
+    """Gradients of a fixed weighting of the scores by both sides' vectors and salience. Frees the graph."""
     weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)).to(scores.dtype)
     leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
     found = torch.autograd.grad((scores * weights).sum(), leaves, allow_unused=True)

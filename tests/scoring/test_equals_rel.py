@@ -94,7 +94,7 @@ def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, r
 
 @EVERY
 def test_scorer_of_other_libraries_losses(recipe: Recipe) -> None:
-    """Of each query against all documents, in the order of the losses, or against its own."""
+    """Scores each query against all documents, in the losses' order, or against its own documents."""
     given = recipe.align, recipe.normalise
     if "ids" in recipe.align.reads:
         with pytest.raises(ValueError, match=f"{re.escape(str(recipe.align))} reads token ids"):
@@ -141,7 +141,7 @@ def stored_cases(folder: Path, width: int, salience: bool) -> list[tuple[Scanned
 @pytest.mark.parametrize("salience", [False, True])
 @pytest.mark.parametrize("width", [16, 128])
 def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
-    """By one alignment, and by all that read no ids at once; of documents in any order."""
+    """With one alignment, and with all that read no ids at once; documents in any order."""
     recipes = [recipe for recipe in RECIPES if compiled(recipe)]
     assert {r.align for r in recipes} == {A for A in ALIGNED if A.kept(torch.tensor(9)) is not None}
     assert {r.normalise for r in recipes} == set(by_kernels.NORMALISERS)
@@ -165,7 +165,7 @@ def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
 def test_imputed_from_stored_tokens(
     imputation: str, k: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one piece, or in eight pieces on two threads: each thread keeps its largest similarities once."""
+    """In one piece, or in eight pieces on two threads that each keep their largest similarities once."""
     kept = []
     monkeypatch.setattr(kernels, "largest_of", lambda *of: kept.append(LARGEST_OF(*of)) or kept[-1])
     monkeypatch.setattr("paradigms.scoring.threads.WORTH", 10 if threads > 1 else 10_000)

@@ -29,7 +29,7 @@ def tiles(request: pytest.FixtureRequest, fused: ModuleType, monkeypatch: pytest
 
 
 def twin(documents: Tokens, queries: Tokens, equal_ids: bool = False) -> tuple[Tensor, Tensor]:
-    """What `best_tokens` computes, from S in full and in float64."""
+    """The result of `best_tokens`, computed from all of S in float64."""
     D, Q = (replace(t, vectors=t.vectors.double()) for t in (documents, queries))
     S, valid = similarity(D, Q)
     if equal_ids:
@@ -134,7 +134,7 @@ def count_calls(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]
 
 @needs_triton
 def test_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For GPUs that need not be there: the interpreter accepts what the compiler may not."""
+    """Compiles for GPUs that are not here: the interpreter accepts code that the compiler rejects."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"lengths": "*i32", "best": "*fp32", "place": "*i16", "g": "*fp32"}
     types |= dict.fromkeys(("d_mask", "q_mask"), "*u8") | dict.fromkeys(("d_ids", "q_ids"), "*i64")

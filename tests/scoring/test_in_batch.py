@@ -1,4 +1,4 @@
-"""in_batch_rel beyond its values: memory, types, determinism, and what it refuses."""
+"""in_batch_rel beyond its values: memory, types, determinism and errors."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_autocast_changes_nothing(recipe: Recipe) -> None:
 
 @EVERY
 def test_nothing_at_all_scores_as_rel_does(recipe: Recipe) -> None:
-    """No query, and no document."""
+    """Without queries, and without documents."""
     D, Q = texts()
     for sides in ((D, Q[:0]), (D.map(lambda t: t[:, :0]), Q)):
         assert in_batch_rel(*sides, *functions(recipe)).equal(rel(*sides, *functions(recipe)))

@@ -26,7 +26,7 @@ from tests.scoring.coded import BITS, LENGTHS, LEVELS, QUERIES, Corpus, frozen, 
 def probed(
     corpus: Corpus, lists: kernels.Lists, chosen: Any, begins: Any, ends: Any
 ) -> dict[int, np.ndarray]:
-    """document -> what `probe` found of it."""
+    """Map each document to its result from `probe`."""
     n = len(lists.alive)
     slots, documents = np.full(n, -1, np.int32), np.empty(n, np.int64)
     best = np.empty((n, corpus.query.near.shape[1]), np.float32)
@@ -62,7 +62,7 @@ def test_products(count: int) -> None:
 
 
 def test_every_float16_is_widened_exactly() -> None:
-    """All finite values, subnormal ones too, each as the product with the unit vector of its place."""
+    """All finite values, subnormal ones included, each multiplied by the unit vector of its position."""
     halves = np.arange(1 << 16).astype(np.uint16)
     halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, 16)
     rows = np.arange(len(halves))
@@ -276,7 +276,7 @@ print("nothing beyond")
 
 
 def test_no_kernel_reads_or_writes_beyond_an_array() -> None:
-    """Arrays that end where a page begins that nobody may read: a kernel that does is killed."""
+    """Arrays end at a page without access rights: a kernel that reads or writes beyond is killed."""
     ended = subprocess.run(
         [sys.executable, "-c", GUARDED], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )

@@ -18,7 +18,7 @@ def two_threads() -> None:
 
 
 def nested(_: int) -> list[int]:
-    """As a search that shares queries, and would share the documents of each."""
+    """A search that divides queries among threads, and whose scoring would divide documents."""
     first = worth(MANY)
     shared(lambda n: time.sleep(0.001), range(4), worth(MANY))
     return [first, worth(MANY)]

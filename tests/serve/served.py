@@ -1,4 +1,4 @@
-"""What the tests of the service and of the page share: a small corpus, systems of every kind, a service."""
+"""Shared by the tests of the service and the page: a small corpus, systems of every kind, a service."""
 
 import socket
 import threading

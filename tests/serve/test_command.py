@@ -1,4 +1,4 @@
-"""`paradigms serve` as a process: what it serves, how it ends, what it refuses."""
+"""`paradigms serve` as a process: what it serves, how it ends, and which arguments it refuses."""
 
 import http.client
 import json

@@ -85,7 +85,7 @@ def shown(value):
 
 
 def test_what_is_typed_is_searched_by_every_system(page, retrievers):
-    """As one types; the columns hold each system's documents and scores, joined where they are the same."""
+    """Typing searches; columns show each system's documents and scores, and lines join equal documents."""
     for name, retriever in retrievers.items():
         ranked = retriever.search({"q": QUERY}, 10)["q"]
         assert [id for id, _ in column(page, name)] == list(ranked)
@@ -185,7 +185,7 @@ def test_an_edited_document_changes_its_tokens_and_scores(page):
 
 
 def test_two_documents_side_by_side_say_why(page, retrievers):
-    """By query token; the differences add up to that of rel."""
+    """The page lists differences by query token, which add up to the difference of rel."""
     opened(page)
     page.choose("#other", SLASH)
     page.wait("document.querySelectorAll('#why .card').length === 4")
@@ -371,7 +371,7 @@ def hostile() -> list[str]:
 
 
 def test_hostile_texts_stay_texts(tab, tiny_bert):
-    """As queries, documents, titles, ids, and names of systems: shown as they are, and nothing runs."""
+    """Queries, documents, titles, ids and system names are shown literally, and no script runs."""
     texts = hostile()
     corpus = Corpus(
         [f"{n} {text}" for n, text in enumerate(texts)], [f"fish {text}" for text in texts], texts

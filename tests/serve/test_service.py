@@ -55,7 +55,7 @@ def run_of(answer, query="q"):
 
 
 def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
-    """All systems, in their order; JSON has scores to the last digit."""
+    """All systems answer in their order; JSON keeps scores to the last digit."""
     body = {"queries": {"q": QUERY, "r": "red wood"}, "k": 5}
     answer = answered(port, "/search", body)
     for name, retriever in retrievers.items():
@@ -72,7 +72,7 @@ def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
 
 
 def test_another_alignment_ranks_what_was_found(port, retrievers):
-    """As `with_alignment` ranks it, also without salience; systems without a model keep their ranking."""
+    """The order equals `with_alignment`'s, also without salience; systems without a model keep theirs."""
     view = {"align": "TopK(k=3)", "normalise": "total"}
     answer = run_of(answered(port, "/search", {"queries": {"q": QUERY}, "k": 100} | view))
     for name in ("dpr", "colbert", "aligner", "passages", "reranker"):
@@ -114,7 +114,7 @@ def test_explanations_are_the_retrievers_and_ranks_those_of_the_list(port, retri
 
 
 def test_an_edited_document_scores_like_one_of_that_text(port, retrievers):
-    """Under the system's own A and another one; its own text gives its own score."""
+    """Under the system's own A and another one; the unedited text keeps its score."""
     text, document = "the cold sea and fish", "40"
     for view in ({}, {"align": "TopK(k=2)"}):
         body = {"query": QUERY, "document": document, "systems": ["bm25", *NAMES, "passages"]} | view
@@ -311,7 +311,7 @@ def test_the_description_names_every_path_and_entry(port):
 
 
 def test_queries_that_come_together_are_one_search(retrievers):
-    """And each gets its own answer; a query that fails does not fail the others."""
+    """Each query gets its own answer; a failing query does not affect the others."""
     searches = []
 
     class Counting(BM25):

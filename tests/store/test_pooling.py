@@ -133,7 +133,7 @@ def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, how: str) -> No
 def test_a_certified_top_ten_is_that_of_the_whole_index(
     tmp_path: Path, kind: Kind, options: dict[str, Any]
 ) -> None:
-    """At any k no certificate is wrong; float16 against itself certifies every query."""
+    """No certificate is wrong at any k; float16 against itself certifies every query."""
     whole = Store.build_from(kinds.exact(), documents(0, 80), paradigm="colbert", dim=DIM)
     store = whole.copy(kind, tmp_path / "index", **options)
     with pytest.raises(ValueError, match="has no errors: call certify"):

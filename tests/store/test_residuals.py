@@ -58,7 +58,7 @@ def test_dimensions_that_fill_no_tile_cost_no_accuracy(width, bits):
 
 
 def test_residuals_of_every_size_have_their_scale():
-    """Norms that differ by a factor of up to a thousand, in one index: each token's error is its own."""
+    """Norms differ by a factor of up to a thousand in one index: each token's error follows its own norm."""
     size = 2.0 ** torch.linspace(-3, 7, 1200)[:, None]
     vectors = normal(1200, 128) * size
     for bits in BITS:
@@ -72,7 +72,7 @@ def test_residuals_of_every_size_have_their_scale():
 
 
 def test_added_vectors_far_from_the_sample_are_coded_too():
-    """Of one vector only its own rounding is known: others, which it is √2 from, are coded coarsely."""
+    """A sample of one vector measures only its own rounding: vectors at distance √2 are coded coarsely."""
     others = torch.nn.functional.normalize(normal(500, 128), dim=-1)
     for sample, most in ((others[:0], 0.02), (others[:1], 0.3), (others[:1].repeat(9, 1), 0.3)):
         codec = Codec.fit(sample, 4, 4, seed=0)

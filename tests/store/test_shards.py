@@ -1,4 +1,4 @@
-"""Indexes that several processes build together: the bytes of one process, killed and gone on with or not."""
+"""Indexes that several processes build have the bytes of a build by one, also if killed and resumed."""
 
 import copy
 import json
@@ -111,7 +111,7 @@ def rerank_with(model: Path, folder: Path, **options: object) -> None:
 
 
 def worker(model: str, folder: str, dies: str = "") -> None:
-    """One of two processes, which build an index and run the scripts, or of which the second dies."""
+    """One of two processes that build an index and run the scripts; the second may be killed."""
     state, root, taken = PartialState(cpu=True), Path(folder), Path(folder, "taken")
     shards.SHARD = SHARD
     paradigm = Paradigm.from_pretrained(model)
@@ -134,7 +134,7 @@ def worker(model: str, folder: str, dies: str = "") -> None:
 
 
 def launch(folder: Path, *arguments: str) -> list[tuple[int, str]]:
-    """How each of two processes of `worker` ended, and what it said."""
+    """Start two processes of `worker`; return each one's exit status and output."""
     group = fork_group(folder / "log", 2, worker, *arguments, ACCELERATE_USE_CPU="true")
     return [process.ended() for process in group]
 

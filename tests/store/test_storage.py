@@ -440,7 +440,7 @@ def twin(recipe: Recipe, corpus: Tokens) -> torch.Tensor:
 
 
 class Changes(RuleBasedStateMachine):
-    """Any changes of an store against a dict of id -> seed of its tokens."""
+    """Random changes of a store, compared with a dict of id -> seed of its tokens."""
 
     kind: ClassVar[Kind] = kinds.exact()
     folder: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The law of cosine ranking under projection, against draws, limits and its own inverse."""
+"""The law of cosine ranking under projection, compared with simulation, limits and its own inverse."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from theory.projections import pairwise_error
 
 
 def simulated(k: int, gram: np.ndarray, draws: int, rng: np.random.Generator) -> int:
-    """In how many of `draws` projections of three vectors the two documents swap."""
+    """The share of `draws` projections of three vectors in which the two documents swap."""
     root = np.linalg.cholesky(gram + 1e-12 * np.eye(3))
     q, first, second = np.moveaxis(rng.standard_normal((draws, k, 3)) @ root.T, -1, 0)
     one, two = ((q * d).sum(1) / np.linalg.norm(d, axis=1) for d in (first, second))

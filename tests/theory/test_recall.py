@@ -93,7 +93,7 @@ def test_markov_union_by_hand():
 
 
 def test_needed_dimensions_are_roots_of_their_bounds():
-    """For documents that depend on each other; `recall_dimensions` of theory_checks.py orders them."""
+    """For dependent documents; `recall_dimensions` of theory_checks.py checks their order."""
     query, better, others = collection(documents=200, seed=5)
     delta = better - others
     margins = delta @ query / np.linalg.norm(query) / np.linalg.norm(delta, axis=1)
@@ -150,7 +150,7 @@ def test_standard_error_of_k_is_the_spread_of_k():
 
 
 def test_too_few_samples_are_told_by_an_infinite_error():
-    """One sample in twenty far above the rest: P stays at 1/20 over a wide range of k."""
+    """One sample in twenty lies far above the rest: P stays at 1/20 over a wide range of k."""
     k, error = R.required_dimension_recall_exact(np.r_[np.ones(19), 1e4])
     assert math.isinf(error)
     assert R.recall_failure(k, np.r_[np.ones(19), 1e4])[0] == pytest.approx(0.05, rel=1e-9)

@@ -85,7 +85,7 @@ def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
 
 
 def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Module) -> None:
-    """Of two losses of the model, and not all of them 0."""
+    """Check that two losses have equal gradients, which are not all 0."""
     found = []
     for loss in (one, other):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""Two processes with half the batch each give the loss and gradient of one process with all of it."""
+"""Two processes with half the batch each give the loss and gradient of one process with the whole batch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +62,7 @@ def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
 def loss_and_gradients(
     name: str, backbone: Path, accelerator: Accelerator, examples: list[Example] = EXAMPLES, chunk: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Of this process's share of the examples, averaged over processes; dropout is off."""
+    """Of this process's share of the examples, averaged over processes, without dropout."""
     paradigm = build(name.split()[0], backbone)
     model = accelerator.prepare(paradigm)
     model.eval()
@@ -100,7 +100,7 @@ def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None
 
 
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Only the second process's queries are not finite: both stop, with the same error."""
+    """Only the second process has non-finite queries: both stop with the same error."""
     paradigm = build("dpr", backbone)
     if accelerator.process_index == 1:
 
@@ -130,7 +130,7 @@ def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> No
 
 
 def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Two processes make the states together, and train the upper layers to the same weights."""
+    """Two processes compute the states together and train the upper layers to equal weights."""
     frozen.SHARD = 2
     paradigm = build("xtr", backbone).float()
     before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}

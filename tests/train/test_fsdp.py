@@ -60,7 +60,7 @@ def objective_of(paradigm: Any, chunk: int) -> Objective:
 
 
 def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes: Any) -> Any:
-    """Four steps of four examples in all. Processes build other heads; those of the first are to be used."""
+    """Train four steps of four examples in all. Processes build different heads; the first one's are used."""
     paradigm = changes.pop("paradigm", None) or build(name, root, seed=accelerator.process_index)
     settings = {"steps": 4, "batch_size": 4 // accelerator.num_processes, "log_every": 1}
     settings |= {"learning_rate": 1e-3} | CASES[name][2]

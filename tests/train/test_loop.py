@@ -53,7 +53,7 @@ def build(backbone: Path, name: str = "colbert", seed: int = 0, **settings: int)
 
 
 def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **options) -> Paradigm:
-    """Train from scratch, or go on with what is in `folder`."""
+    """Train from scratch, or resume from `folder`."""
     paradigm = options.pop("paradigm", None) or build(backbone)
     accelerator = options.pop("accelerator", None) or Accelerator(cpu=True)
     examples = options.pop("examples", EXAMPLES)
@@ -123,7 +123,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tm
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_an_index_of_adapters_is_that_of_the_saved_model(tiny_bert: Path, tmp_path: Path, dora: bool) -> None:
-    """Where they are merged; that of a checkpoint of the training, where they are apart, is the same."""
+    """The saved model has merged adapters, the training checkpoint separate ones: their indexes are equal."""
     torch.manual_seed(0)
     paradigm = PARADIGMS["colbert"](tiny_bert, lora_rank=2, dora=dora)
     before = weights_checksum(paradigm)
@@ -208,7 +208,7 @@ def products(paradigm: Paradigm) -> list[torch.dtype]:
 
 
 def test_bfloat16_trains_on_the_processor_also_inside_another_autocast(tiny_bert, tmp_path, bfloat16):
-    """Such a context keeps the weights as they were cast first: every step would see those."""
+    """An outer autocast caches cast weights: every step would use the first ones."""
     losses = []
     for around in (nullcontext(), torch.autocast("cpu", torch.bfloat16)):
         paradigm, folder = without_dropout(build(tiny_bert)), tmp_path / str(len(losses))
@@ -229,7 +229,7 @@ def test_bfloat16_trains_on_the_processor_also_inside_another_autocast(tiny_bert
 def test_a_second_training_of_a_model_has_the_precision_that_is_asked_for(
     tiny_bert, tmp_path, bfloat16, fails
 ):
-    """Also after a training that an error ended."""
+    """This holds after a training that ended in an error, too."""
     paradigm = interrupted_after(build(tiny_bert), 1) if fails else build(tiny_bert)
     with pytest.raises(Interrupted) if fails else nullcontext():
         fit(tiny_bert, tmp_path / "first", paradigm=paradigm, accelerator=bfloat16)

@@ -1,4 +1,4 @@
-"""What a run prepares on one process: layers recomputed; and what a launch of shards refuses."""
+"""What one process prepares for a run: recomputed layers; and what a sharded launch refuses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_recomputed_layers_have_the_same_gradients(checkpoints, family, options)
 
 
 def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]) -> None:
-    """Its decoder's are never called whole. What is kept of the encoder's shrinks, the gradients stay."""
+    """The decoder's layers are never called whole. The encoder keeps less, with the same gradients."""
     found = []
     for recompute in (False, True):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What the first of two processes does alone, and fails at, ends both with the same error: neither waits."""
+"""An error in work that the first of two processes does alone ends both with the same message."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def full_disk(*given: Any, **named: Any) -> Any:
 
 
 def fails_for_both(action: Callable[[], Any], accelerator: Accelerator) -> None:
-    """In the order in which processes meet, so that both are where they were."""
+    """The processes reach their meeting points in the same order and stay in step."""
     begins = "no space" if accelerator.is_main_process else "process 0 failed: no space"
     with pytest.raises(OSError, match=begins):
         action()
@@ -98,7 +98,7 @@ def negatives_cannot_be_mined(accelerator: Accelerator, backbone: Path, folder: 
 
 
 def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """A study ends each process with its own word of it: it goes on after no error."""
+    """Each process of a study ends with its own message, and none continues after an error."""
     model: Any = SimpleNamespace(to=lambda device: model, eval=lambda: model, save_pretrained=full_disk)
     for number, prepare in enumerate(
         (

@@ -65,13 +65,13 @@ def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -
 
 
 def start(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> Fork:
-    """`go` in a process of its own."""
+    """Start `go` in a separate process."""
     log = folder.with_suffix(".log")
     return fork(log, partial(go, **changes), backbone, folder, trap, ACCELERATE_USE_CPU="true")
 
 
 def run(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> tuple[int, str]:
-    """The exit status of `go` in a process of its own, and what it said."""
+    """Run `go` in a separate process; return its exit status and output."""
     return start(backbone, folder, trap, **changes).ended()
 
 
@@ -137,7 +137,7 @@ def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
 
 
 def slowly(objective: Contrastive, folder: Path) -> None:
-    """So that whoever watches the loss curve sees it grow."""
+    """Slow the steps down, so that an observer sees the loss curve grow."""
     loss = objective.loss
 
     def slow(*given: Any) -> torch.Tensor:
@@ -148,7 +148,7 @@ def slowly(objective: Contrastive, folder: Path) -> None:
 
 
 def deleted(batch: int, objective: Contrastive, folder: Path) -> None:
-    """Its folder is deleted, and it goes on when another training has ended there."""
+    """Its folder is deleted, and it continues after another training has ended there."""
 
     def act() -> None:
         shutil.rmtree(folder)
@@ -160,7 +160,7 @@ def deleted(batch: int, objective: Contrastive, folder: Path) -> None:
 
 
 def full_disk(step: int, objective: Contrastive, folder: Path) -> None:
-    """From that step on the disk takes the weights, and only a part of the optimizer's larger file."""
+    """From that step on, the disk has room for the weights but not for all of the larger optimizer file."""
     at(objective, "loss", 2 * step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
 
 
@@ -295,7 +295,7 @@ def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tm
 
 
 def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, whole: Path, tmp_path: Path) -> None:
-    """Neither an old checkpoint nor a stranger's folder with the name of a new one is deleted."""
+    """A folder with a checkpoint's name that someone else made or changed is never deleted."""
     shutil.copytree(whole, tmp_path / "run")
     notes = checkpoint.place(tmp_path / "run", STEPS - 2) / "notes.txt"
     notes.write_text("mine")
@@ -382,7 +382,7 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(tiny_bert, tmp_path):
-    """As in a notebook: the same model trains on after Ctrl-C between its backward pass and its step."""
+    """In a notebook, a model may be trained again after Ctrl-C between its backward pass and its step."""
     settings = replace(SETTINGS, accumulation=2)
     fit(tiny_bert, tmp_path / "whole", settings)
     paradigm = build(tiny_bert)

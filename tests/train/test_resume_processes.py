@@ -1,4 +1,4 @@
-"""Two processes: one is killed or fails, the other does not wait for it, and both go on exactly."""
+"""One of two processes is killed or fails: the other does not wait for it, and both resume exactly."""
 
 import os
 import random
@@ -22,12 +22,12 @@ CPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 def half(backbone: Path, folder: Path, trap: Trap | None) -> None:
-    """What each of the two does."""
+    """The work of each of the two processes."""
     go(backbone, folder, trap, batch_size=2, chunk=2)  # with gradients cached, whose dropout is drawn once
 
 
 def start(backbone: Path, folder: Path, trap: Trap | None = None) -> list[Fork]:
-    """Two processes that train together, with nobody to watch them."""
+    """Start two processes that train together, without a launcher that watches them."""
     return fork_group(folder, 2, half, backbone, folder, trap, **CPU)
 
 
@@ -37,7 +37,7 @@ def ended(group: list[Fork]) -> list[tuple[int, str]]:
 
 
 def of_process(rank: int, act: Callable[[], None], batch: int, objective: Contrastive, folder: Path) -> None:
-    """One process acts in the middle of a step: when the loss of that batch is wanted."""
+    """Let one process act in the middle of a step, when the batch's loss is computed."""
     if int(os.environ["RANK"]) == rank:
         at(objective, "loss", batch, act)
 
@@ -49,7 +49,7 @@ def in_save(objective: Contrastive, folder: Path) -> None:
 
 
 def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
-    """The second process is killed while the first is busy on its own: no lost connection tells it."""
+    """The second process is killed while the first computes alone and so notices no lost connection."""
 
     def told() -> None:
         (folder / "killed").write_text(str(time.time()))
@@ -64,7 +64,7 @@ def fail() -> None:
 
 
 def launch(backbone: Path, folder: Path) -> None:
-    """What torchrun does."""
+    """Start the processes as torchrun does."""
     how: Any = {"max_restarts": 0, "monitor_interval": 0.1, "run_id": "resume", "start_method": "fork"}
     meeting: Any = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **how, **meeting)
@@ -104,7 +104,7 @@ def test_the_one_that_writes_a_checkpoint_is_killed(whole: Path, tiny_bert: Path
 
 
 def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> None:
-    """And is of a kind that no script goes on after: the other process would be in another place."""
+    """No script continues after this kind of error: the other process would be at another point."""
     group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, fail, 9))
     (first, one), (second, two) = ended(group)
     assert (first, second) == (1, 1)

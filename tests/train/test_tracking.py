@@ -17,7 +17,7 @@ from paradigms.train import job, tracking
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `begin` gives to the Accelerator, without one; "device" is where it would run."""
+    """The arguments that `begin` passes to the Accelerator, without creating one; "device" is its device."""
     given: dict[str, Any] = {"device": "cpu"}
 
     class Recorder(Accelerator):
