@@ -13,6 +13,8 @@ scores every document of R strictly above all others, whether or not an encoder 
   An upper bound: no Q of any number of tokens ranks document a first if K_a lies in Σ_c β_c K_c, the mean of
   the others' hulls for some weights β ≥ 0, Σ β = 1. That is a linear programme too. For |R| = 1 no other
   reason exists: by Farkas' lemma, if there is no such β, some Q of at most as many tokens as rivals answers.
+- The same sum where a query token sees only tokens of its own kind, with a zero vector for a document without
+  one (COIL, whose kinds are token ids): K_a lies in Σ_c β_c K_c for each kind, with common weights β.
 
 Rivals enter a programme when they violate its solution, the hardest first; the final solution is checked
 against all rivals.
@@ -112,8 +114,13 @@ def sum_of_maxima(
     programmes: int = 50,
     variables: int = 60_000,
     seed: int = 0,
+    kinds: ArrayLike | None = None,
+    asked: ArrayLike | None = None,
 ) -> Answer:
     """Whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
+
+    kinds [t], asked [N]: query token j sees the tokens of kind asked[j] only, of which every document has one
+    or more; tokens of other kinds may not occur. By default, all tokens are of one kind.
 
     True with such a Q, found by optimisation from `start` [N, h], from one token and from random starts.
     False if a relevant document is dominated (module docstring), which rules out a Q of any number of tokens;
@@ -121,29 +128,47 @@ def sum_of_maxima(
     arguments as in `max_over_tokens`.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
-    one = max_over_tokens(T, owner, rows, programmes=programmes)
-    if one.answerable:
-        return one
+    if kinds is None or asked is None:
+        kind, wanted = np.zeros(len(T), np.int64), np.zeros(query_tokens, np.int64)
+        one = max_over_tokens(T, owner, rows, programmes=programmes)
+        lower = one if one.answerable else None
+    else:
+        kind, wanted = _kinds(kinds, asked, owner)
+        lower = _single(T, owner, rows, kind, wanted)
+    if lower is not None:
+        return lower
     rng = np.random.default_rng(seed)
     starts = [] if start is None else [checks.vector(start, "start", axes=2, nonzero=False)]
-    own = T[np.isin(owner, rows)]
-    starts += [own[rng.integers(len(own), size=query_tokens)] - T.mean(0) for _ in range(_DRAWN)]
+    own = [np.flatnonzero(np.isin(owner, rows) & (kind == each)) for each in wanted]
+    mean = T.mean(0) if kinds is None else 0.0
+    starts += [T[[rng.choice(options) for options in own]] - mean for _ in range(_DRAWN)]
     for Q in starts:
-        found = _optimised(T, owner, rows, Q)
+        found = _optimised(T, owner, rows, Q, kind, wanted)
         if found is not None:
             return Answer(True, query=found)
+    others = np.flatnonzero(~np.isin(owner, rows))
     for row in rows:
-        rivals = np.setdiff1d(np.unique(owner), rows)
         own_tokens = np.flatnonzero(owner == row)
-        size = len(own_tokens) * int(np.isin(owner, rivals).sum())
-        if size <= variables and _dominated(T, owner, own_tokens, rivals):
-            return Answer(False, relevant=own_tokens, rivals=np.flatnonzero(np.isin(owner, rivals)))
+        size = sum(int((kind[others] == kind[token]).sum()) for token in own_tokens)
+        if size <= variables and _dominated(T, owner, own_tokens, others, kind):
+            return Answer(False, relevant=own_tokens, rivals=others)
     return Answer(None)
 
 
-def maxima(tokens: Array, owners: Indices, query: Array) -> tuple[Array, Indices]:
-    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that attains each maximum [n, N]; tokens sorted by owner."""
+def maxima(
+    tokens: Array,
+    owners: Indices,
+    query: Array,
+    kinds: Indices | None = None,
+    asked: Indices | None = None,
+) -> tuple[Array, Indices]:
+    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that attains each maximum [n, N]; tokens sorted by owner.
+
+    kinds, asked: as in `sum_of_maxima`.
+    """
     S = tokens @ query.T
+    if kinds is not None and asked is not None:
+        S = np.where(kinds[:, None] == asked, S, -np.inf)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     best = np.maximum.reduceat(S, starts, axis=0)
     where = np.where(best[owners] == S, np.arange(len(tokens))[:, None], len(tokens))
@@ -216,21 +241,39 @@ def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
     return Answer(None)
 
 
-def _optimised(T: Array, owner: Indices, rows: Indices, Q: Array) -> Array | None:
+def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer | None:
+    """An answer by the kinds of which every document has a single token: joined, they are one vector."""
+    count = owner[-1] + 1
+    first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
+    alone = [j for j in first if (kind == wanted[j]).sum() == count]
+    if not alone:
+        return None
+    found = one_vector(np.hstack([T[kind == wanted[j]] for j in alone]), rows)
+    if found.query is None:
+        return None
+    Q = np.zeros((len(wanted), T.shape[1]))
+    Q[alone] = found.query.reshape(len(alone), -1)
+    scores, _ = maxima(T, owner, Q, kind, wanted)
+    return Answer(True, query=Q) if scores[rows].min() > np.delete(scores, rows).max() else None
+
+
+def _optimised(
+    T: Array, owner: Indices, rows: Indices, Q: Array, kind: Indices, wanted: Indices
+) -> Array | None:
     """Subgradient ascent on the least score in `rows` minus the largest score elsewhere; None if it fails."""
     pool, best = np.arange(owner.max() + 1), -np.inf
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
         if step % 25 == 0:  # the hardest rivals, of all documents
-            scores, _ = maxima(T, owner, Q)
+            scores, _ = maxima(T, owner, Q, kind, wanted)
             others = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
             if scores[rows].min() > scores[others].max() + 1e-12:
                 return Q
             pool = np.append(rows, others[np.argsort(-scores[others], kind="stable")[:100]])
             of_pool = np.flatnonzero(np.isin(owner, pool))
-            part, place = T[of_pool], np.searchsorted(np.sort(pool), owner[of_pool])
+            part, of_kind, place = T[of_pool], kind[of_pool], np.searchsorted(np.sort(pool), owner[of_pool])
             inside = np.isin(np.sort(pool), rows)
-        scores, chosen = maxima(part, place, Q)
+        scores, chosen = maxima(part, place, Q, of_kind, wanted)
         low = np.where(inside, scores, np.inf)
         high = np.where(inside, -np.inf, scores)
         temperature = max(0.02, 0.3 * 0.99**step)
@@ -243,13 +286,22 @@ def _optimised(T: Array, owner: Indices, rows: Indices, Q: Array) -> Array | Non
     return None
 
 
-def _dominated(T: Array, owner: Indices, own: Indices, rivals: Indices) -> bool:
-    """Whether each token of one document lies in Σ_c β_c K_c of the rivals, for common weights β."""
-    others = np.flatnonzero(np.isin(owner, rivals))
-    place, count, h = np.searchsorted(rivals, owner[others]), len(rivals), T.shape[1]
-    hull = sparse.csr_array(T[others].T)
-    sums = sparse.csr_array((np.ones(len(others)), (place, np.arange(len(others)))), (count, len(others)))
-    blocks = sparse.block_diag([sparse.vstack([hull, sums])] * len(own))
+def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> bool:
+    """Whether each token of one document lies in Σ_c β_c K_c of its kind, for common weights β.
+
+    others: the rivals' tokens.
+    """
+    rivals, h = np.unique(owner[others]), T.shape[1]
+    count = len(rivals)
+
+    def hulls(token: int) -> sparse.sparray:
+        """The rivals' tokens of one kind, and the document of each."""
+        same = others[kind[others] == kind[token]]
+        places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
+        sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
+        return sparse.vstack([sparse.csr_array(T[same].T), sums])
+
+    blocks = sparse.block_diag([hulls(token) for token in own])
     one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
     shared = sparse.vstack([one] * len(own))
     total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
@@ -286,6 +338,17 @@ def _tokens(tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike) -> tuple[
             f"owners has shape {owner.shape}; allowed: the document of each of {len(T)} tokens, rising from 0"
         )
     return T, owner, _rows(relevant, int(owner[-1]) + 1)
+
+
+def _kinds(kinds: ArrayLike, asked: ArrayLike, owner: Indices) -> tuple[Indices, Indices]:
+    kind = checks.whole(kinds, "kinds", least=-np.inf).astype(np.int64)
+    wanted = checks.whole(asked, "asked", least=-np.inf).astype(np.int64)
+    if kind.shape != owner.shape or wanted.ndim != 1:
+        raise ValueError(f"kinds has shape {kind.shape}; allowed: a kind for each of {len(owner)} tokens")
+    pairs = len(np.unique(np.column_stack([owner, kind]), axis=0))
+    if set(kind.tolist()) != set(wanted.tolist()) or pairs != (owner[-1] + 1) * len(np.unique(wanted)):
+        raise ValueError("kinds: every document needs a token of each asked kind, and of no other")
+    return kind, wanted
 
 
 def _rows(relevant: ArrayLike, documents: int) -> Indices:

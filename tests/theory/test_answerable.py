@@ -116,6 +116,36 @@ def test_the_two_bounds_of_several_tokens_nearly_meet():
     assert decided.count(None) <= 3
 
 
+def test_query_tokens_that_see_one_kind_are_one_vector_over_all_choices():
+    """Σ_kinds max_i ⟨q, d_i⟩ is the maximum of one long vector over all choices of a token of each kind."""
+    rng, seen = np.random.default_rng(6), []
+    kinds, owners = np.tile([-1, -1, 7], 6), np.repeat(np.arange(6), 3)
+    for _ in range(30):
+        tokens = rng.standard_normal((18, 2))
+        long = np.array([np.append(tokens[3 * d + i], tokens[3 * d + 2]) for d in range(6) for i in (0, 1)])
+        answer = sum_of_maxima(tokens, owners, [0], kinds=kinds, asked=[-1, 7])
+        expected = max_over_tokens(long, np.repeat(np.arange(6), 2), [0]).answerable
+        # One vector: the hull of a document's long vectors within that of the rivals' is the reverse.
+        assert answer.answerable in (expected, None)
+        if answer.answerable:
+            scores, _ = maxima(tokens, owners, answer.query, kinds, np.array([-1, 7]))
+            assert scores.argmax() == 0
+        seen.append(answer.answerable)
+    assert {True, False} <= set(seen)
+    assert seen.count(None) <= 6
+    with pytest.raises(ValueError, match="a token of each asked kind"):
+        sum_of_maxima(tokens, owners, [0], kinds=kinds, asked=[-1, 8])
+
+
+def test_kinds_of_one_token_are_joined_to_one_vector():
+    rng = np.random.default_rng(7)
+    tokens, owners, kinds = rng.standard_normal((80, 1)), np.repeat(np.arange(20), 4), np.tile(range(4), 20)
+    for relevant in range(20):
+        joined = one_vector(tokens.reshape(20, 4), [relevant]).answerable
+        answer = sum_of_maxima(tokens, owners, [relevant], kinds=kinds, asked=[3, 1, 0, 2])
+        assert answer.answerable is joined
+
+
 def test_a_false_claim_is_not_verified():
     points = np.random.default_rng(5).standard_normal((8, 3))
     right = next(a for s in combinations(range(8), 1) if (a := one_vector(points, s)).answerable)
