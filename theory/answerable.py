@@ -123,9 +123,9 @@ def sum_of_maxima(
     or more; tokens of other kinds may not occur. By default, all tokens are of one kind.
 
     True with such a Q, found by optimisation from `start` [N, h], from one token and from random starts.
-    False if a relevant document is dominated (module docstring), which rules out a Q of any number of tokens;
-    this is tested if its programme has at most `variables` variables. None if neither bound decides. Other
-    arguments as in `max_over_tokens`.
+    False if a relevant document is dominated (module docstring), which rules out a Q of any number of tokens.
+    This is tested against the rivals that score highest for the first start, as many as give the programme at
+    most `variables` variables. None if neither bound decides. Other arguments as in `max_over_tokens`.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     if kinds is None or asked is None:
@@ -146,11 +146,17 @@ def sum_of_maxima(
         found = _optimised(T, owner, rows, Q, kind, wanted)
         if found is not None:
             return Answer(True, query=found)
-    others = np.flatnonzero(~np.isin(owner, rows))
+    scores, _ = maxima(T, owner, starts[0], kind, wanted)
+    hardest = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
     for row in rows:
         own_tokens = np.flatnonzero(owner == row)
-        size = sum(int((kind[others] == kind[token]).sum()) for token in own_tokens)
-        if size <= variables and _dominated(T, owner, own_tokens, others, kind):
+        # Variables of the programme for each document: one for each pair of tokens of a kind, and β.
+        names, counts = np.unique(kind[own_tokens], return_counts=True)
+        pairs = (kind[:, None] == names) @ counts
+        each = np.bincount(owner, weights=pairs) + 1
+        taken = hardest[np.cumsum(each[hardest]) <= variables]
+        others = np.flatnonzero(np.isin(owner, taken))
+        if len(others) and _dominated(T, owner, own_tokens, others, kind):
             return Answer(False, relevant=own_tokens, rivals=others)
     return Answer(None)
 

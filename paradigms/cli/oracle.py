@@ -5,15 +5,18 @@ vectors? Document vectors are taken from the index, as they are stored (`theory.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import binomtest
 
-from paradigms.align import PoolTopK
+from paradigms.align import Alignment, PoolTopK
 from paradigms.cli.indexed import open_folder
 from paradigms.core import Tokens
-from paradigms.data import load_collection
+from paradigms.data import Split, load_collection
 from paradigms.evaluate import seeds_interval
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
@@ -22,6 +25,72 @@ from theory.answerable import Answer, max_over_tokens, maxima, one_vector, sum_o
 
 QUERIES = 100  # most judged queries, drawn at random
 VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmetic; most numbers of a vector
+
+
+class Stored(NamedTuple):
+    """All tokens of an index, in float64, sorted by document. ids, salience: None if the index has none."""
+
+    vectors: np.ndarray  # [t, h]
+    owners: np.ndarray  # [t], the document of each token
+    documents: list[str]  # ids of the documents that have a token
+    ids: np.ndarray | None = None
+    salience: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one query asks of the tokens: kinds and asked as in `theory.answerable.sum_of_maxima`."""
+
+    tokens: np.ndarray
+    owners: np.ndarray
+    query: np.ndarray  # [N, h]: the model's
+    kinds: np.ndarray | None = None
+    asked: np.ndarray | None = None
+    salience: tuple[np.ndarray, np.ndarray] | None = None  # of the tokens, and of the query's
+
+    def scores(self, query: np.ndarray, salience: np.ndarray | None = None) -> np.ndarray:
+        """rel of all documents, but for a factor of the query. salience: of its tokens; None: the model's."""
+        sums, chosen = maxima(self.tokens, self.owners, query, self.kinds, self.asked)
+        if self.salience is None:
+            return sums
+        weights = self.salience[0][chosen] * (self.salience[1] if salience is None else salience)
+        matched = (weights * np.einsum("djh,jh->dj", self.tokens[chosen], query)).sum(1)
+        total = weights.sum(1)
+        return np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
+
+    def answer(self, rows: np.ndarray) -> Answer:
+        """Whether some query vectors rank the documents `rows` above all others."""
+        if separates(self.scores(self.query), rows):
+            return Answer(True, query=self.query)
+        if self.salience is not None:
+            # rel of one query token is its largest similarity. Several have no upper bound here.
+            one = max_over_tokens(self.tokens, self.owners, rows)
+            right = one.query is not None and separates(self.scores(one.query, np.ones(1)), rows)
+            return one if right else Answer(None)
+        if self.kinds is not None and not len(self.query):
+            return Answer(False)  # no document has a token of the query: all scores are 0
+        if len(self.query) > 1 or self.kinds is not None:
+            return sum_of_maxima(
+                self.tokens,
+                self.owners,
+                rows,
+                query_tokens=len(self.query),
+                start=self.query,
+                kinds=self.kinds,
+                asked=self.asked,
+            )
+        if len(self.tokens) == self.owners[-1] + 1:
+            return one_vector(self.tokens, rows)
+        return max_over_tokens(self.tokens, self.owners, rows)
+
+
+class Outcome(NamedTuple):
+    """The answer for one query, whether the model's vectors answer it, and their R-precision."""
+
+    answer: Answer
+    reached: bool
+    precision: float
+    verified: bool | None  # in rational arithmetic; None: not tried
 
 
 def run_oracle(settings: argparse.Namespace) -> None:
@@ -34,90 +103,136 @@ def run_oracle(settings: argparse.Namespace) -> None:
     store, model = opened.index.index.store, opened.index.model
     check(model, store.longest)
     split = load_collection(opened.made.source).split(settings.split)
-    tokens, owners, ids = stored(store)
-    place = {id: n for n, id in enumerate(ids)}
-    relevant = {
-        query: [place[id] for id, grade in judged.items() if grade > 0 and id in place]
-        for query, judged in split.judgements.items()
-    }
-    asked = sorted(query for query, rows in relevant.items() if 0 < len(rows) < len(ids))
+    tokens = stored(store)
+    asked = drawn(split, tokens.documents)
     if not asked:
         raise ValueError(f"{settings.split}: no query has a relevant document in {settings.folder}")
-    drawn = np.random.default_rng(0).permutation(len(asked))[:QUERIES]
-    names = [asked[n] for n in sorted(drawn)]
-    encoded = model.encode_queries([split.queries[name] for name in names])
-    answers, reached, precision = [], [], []
     with progress_bar() as bar:
-        for n, name in bar.track(list(enumerate(names)), description="oracle"):
-            rows, Q = np.array(sorted(relevant[name])), query_vectors(encoded, n)
-            scores, _ = maxima(tokens, owners, Q)
-            best = np.argsort(-scores, kind="stable")[: len(rows)]
-            precision.append(np.isin(best, rows).mean())
-            reached.append(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
-            answers.append(Answer(True, query=Q) if reached[-1] else answer(tokens, owners, rows, Q))
-    for line in summary(answers, reached, precision, opened.made.model):
+        made = list(bar.track(outcomes(tokens, model, asked), description="oracle", total=len(asked)))
+    for line in (*summary(made, opened.made.model), verification(made)):
         print(line)
-    each = [relevant[name] for name in names]
-    print(check_exactly(tokens, owners, answers, each))
     print(f"The index has {store.bytes_per_document:,.0f} bytes per document.")
 
 
 def check(model: Paradigm, longest: int) -> None:
-    """Raise ValueError unless scores are sums of maxima over a document's tokens."""
-    align, salience = model.recipe.align, "salience" in model.reads
-    if salience or not (align.is_maxsim(longest) or isinstance(align, PoolTopK)):
-        why = "weighs tokens by salience" if salience else f"aligns by {align}"
+    """Raise ValueError unless each query token takes one token of a document, of at most `longest` tokens."""
+    align = model.recipe.align
+    kept = align.kept(torch.tensor(longest))
+    if not isinstance(align, PoolTopK) and (kept is None or int(kept) > 1):
         raise ValueError(
-            f"{model.name} {why}: oracle supports one vector and maxima over a document's tokens (dpr, "
-            "me_bert, colbert, and xtr with all tokens retrieved)"
+            f"{model.name} aligns by {align}: oracle supports alignments of each query token with one token "
+            "of a document (dpr, me_bert, colbert, coil, aligner with TopK(k=1), and xtr with all tokens "
+            "retrieved)"
         )
 
 
-def stored(store: Store) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """(vectors of all tokens [t, h], the document of each, ids of the documents that have a token)."""
+def stored(store: Store) -> Stored:
+    """The tokens of the documents that have any."""
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
-    parts = [store.decoded(slice(store.offsets[row], store.offsets[row + 1]))["vectors"] for row in rows]
-    owners = np.repeat(np.arange(len(rows)), [len(part) for part in parts])
-    return np.concatenate(parts).astype(np.float64), owners, store.names(rows)
+    parts = [store.decoded(slice(store.offsets[row], store.offsets[row + 1])) for row in rows]
+    owners = np.repeat(np.arange(len(rows)), [len(part["vectors"]) for part in parts])
+    fields = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    vectors = fields["vectors"].astype(np.float64) if parts else np.zeros((0, store.dim))
+    return Stored(vectors, owners, store.names(rows), fields.get("ids"), fields.get("salience"))
 
 
-def query_vectors(queries: Tokens, n: int) -> np.ndarray:
-    """The vectors of the n-th query's tokens, [N, h]."""
-    return queries.vectors[n, 0][queries.mask[n, 0]].double().cpu().numpy()
+def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
+    """At most `most` judged queries, drawn at random: their texts, and the rows of their relevant documents.
+
+    Queries without a relevant document in the index, or without another one, are left out.
+    """
+    place = {id: n for n, id in enumerate(documents)}
+    relevant = {
+        query: sorted(place[id] for id, grade in judged.items() if grade > 0 and id in place)
+        for query, judged in split.judgements.items()
+    }
+    names = sorted(query for query, rows in relevant.items() if 0 < len(rows) < len(place))
+    chosen = np.random.default_rng(0).permutation(len(names))[:most]
+    return [(split.queries[names[n]], np.array(relevant[names[n]])) for n in sorted(chosen)]
 
 
-def answer(tokens: np.ndarray, owners: np.ndarray, rows: np.ndarray, Q: np.ndarray) -> Answer:
-    """Whether some N query vectors rank the relevant documents `rows` first. Q [N, h]: the model's."""
-    if len(Q) > 1:
-        return sum_of_maxima(tokens, owners, rows, query_tokens=len(Q), start=Q)
-    if len(tokens) == owners[-1] + 1:
-        return one_vector(tokens, rows)
-    return max_over_tokens(tokens, owners, rows)
+def outcomes(
+    tokens: Stored,
+    model: Paradigm,
+    asked: Sequence[tuple[str, np.ndarray]],
+    axes: np.ndarray | None = None,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each query. axes [h, k]: all vectors are projected on these; None: on none."""
+    encoded = model.encode_queries([text for text, _ in asked])
+    left = {True: VERIFIED, False: VERIFIED}  # answers to verify
+    if axes is not None:
+        tokens = tokens._replace(vectors=tokens.vectors @ axes)
+    for n, (_, rows) in enumerate(asked):
+        question = question_of(tokens, encoded, n, model.recipe.align, axes)
+        scores = question.scores(question.query)
+        best = np.argsort(-scores, kind="stable")[: len(rows)]
+        answer, held = question.answer(rows), None
+        if question.salience is None and question.kinds is None and left.get(bool(answer.answerable)):
+            held = verify(question, answer, rows)
+            left[bool(answer.answerable)] -= held is not None
+        yield Outcome(answer, separates(scores, rows), float(np.isin(best, rows).mean()), held)
 
 
-def summary(
-    answers: Sequence[Answer], reached: Sequence[bool], precision: Sequence[float], name: str
-) -> list[str]:
+def question_of(
+    tokens: Stored, queries: Tokens, n: int, align: Alignment, axes: np.ndarray | None = None
+) -> Question:
+    """The question of the n-th query.
+
+    Exact matches depend on the tokens with the query's ids alone; a document without one of them has a zero
+    vector instead, as has every document where A drops similarities that are not positive.
+    """
+    mask = queries.mask[n, 0]
+
+    def field(values: torch.Tensor | None) -> np.ndarray | None:
+        return None if values is None else values[n, 0][mask].cpu().numpy()
+
+    query, ids, weights = field(queries.vectors.double()), field(queries.ids), field(queries.salience)
+    assert query is not None
+    query = query if axes is None else query @ axes
+    if "ids" not in align.reads:
+        both = None if weights is None or tokens.salience is None else (tokens.salience, weights)
+        return Question(tokens.vectors, tokens.owners, query, salience=both)
+    assert ids is not None
+    assert tokens.ids is not None
+    there = np.isin(ids, tokens.ids)
+    query, ids = query[there], ids[there]
+    same = np.flatnonzero(np.isin(tokens.ids, ids))
+    wanted = np.unique(ids)
+    missing = np.ones((len(tokens.documents), len(wanted)), bool)
+    missing[tokens.owners[same], np.searchsorted(wanted, tokens.ids[same])] = False
+    if align.positive:
+        missing[:, wanted >= 0] = True
+    without, kind = np.nonzero(missing)
+    owners = np.concatenate([tokens.owners[same], without])
+    order = np.argsort(owners, kind="stable")
+    vectors = np.concatenate([tokens.vectors[same], np.zeros((len(without), query.shape[1]))])
+    kinds = np.concatenate([tokens.ids[same], wanted[kind]])
+    return Question(vectors[order], owners[order], query, kinds[order].astype(np.int64), ids.astype(np.int64))
+
+
+def separates(scores: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether the documents `rows` score above all others."""
+    return bool(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
+
+
+def summary(made: Sequence[Outcome], name: str) -> list[str]:
     """Lines that report which queries can be answered, and which ones the model answers."""
 
-    def share(values: Sequence[float]) -> str:
-        successes = binomtest(
-            int(np.sum(values)), len(values)
-        )  # Wilson's: a bootstrap of 0 or 1 has no width
-        low, high = successes.proportion_ci(method="wilson")
-        return f"{np.mean(values):.0%} [{low:.0%}, {high:.0%}]"
+    def share(values: Sequence[bool]) -> str:
+        return "{:.0%} [{:.0%}, {:.0%}]".format(*proportion(values))
 
     possible, none, open_ = (
-        [answer.answerable is value for answer in answers] for value in (True, False, None)
+        [one.answer.answerable is value for one in made] for value in (True, False, None)
     )
+    reached = [one.reached for one in made]
     lost = [can and not does for can, does in zip(possible, reached, strict=True)]
     lines = [
-        f"Of {len(answers)} judged queries, some query vectors rank every relevant document above all others "
+        f"Of {len(made)} judged queries, some query vectors rank every relevant document above all others "
         f"for {share(possible)}, and no query vectors do for {share(none)} [95% intervals over queries]."
     ]
     if any(open_):
         lines.append(f"For {share(open_)} neither was found: the limit lies between.")
-    mean, low, high = seeds_interval(np.array(precision)[None])
+    mean, low, high = seeds_interval(np.array([[one.precision for one in made]]))
     lines.append(
         f"The query vectors of {name} do for {share(reached)}, so the query encoder loses {share(lost)}; "
         f"their R-precision is {mean:.2f} [{low:.2f}, {high:.2f}]."
@@ -125,23 +240,31 @@ def summary(
     return lines
 
 
-def check_exactly(
-    tokens: np.ndarray, owners: np.ndarray, answers: Sequence[Answer], relevant: Sequence[list[int]]
-) -> str:
-    """Report how many answers in a sample hold in rational arithmetic, and the largest residual."""
-    held = {True: 0, False: 0}
-    tried = {True: 0, False: 0}
-    for one, rows in zip(answers, relevant, strict=True):
-        if one.query is not None and len(one.query) == 1 and tried[True] < VERIFIED:
-            _, chosen = maxima(tokens, owners, one.query)
-            best, others = chosen[rows, 0], np.flatnonzero(~np.isin(owners, rows))
-            tried[True] += 1
-            held[True] += verified(tokens[np.append(best, others)], one, np.arange(len(best)))
-        if one.weights is not None and tokens.shape[1] <= LARGEST and tried[False] < VERIFIED:
-            tried[False] += 1
-            held[False] += verified(tokens, one)
-    residual = max((one.residual for one in answers if one.weights is not None), default=0.0)
+def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
+    """The share of True, with Wilson's 95% interval: a bootstrap of 0 or 1 has no width."""
+    low, high = binomtest(sum(values), len(values)).proportion_ci(method="wilson")
+    return sum(values) / len(values), low, high
+
+
+def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
+    """Whether an answer holds in rational arithmetic; None for one that has no such form, or is too large."""
+    if answer.query is not None and len(answer.query) == 1:
+        _, chosen = maxima(question.tokens, question.owners, answer.query)
+        best, others = chosen[rows, 0], np.flatnonzero(~np.isin(question.owners, rows))
+        return verified(question.tokens[np.append(best, others)], answer, np.arange(len(best)))
+    if answer.weights is not None and question.tokens.shape[1] <= LARGEST:
+        return verified(question.tokens, answer)
+    return None
+
+
+def verification(made: Sequence[Outcome]) -> str:
+    """Report how many answers of a sample hold in rational arithmetic, and the largest residual."""
+    held = {
+        value: [one.verified for one in made if one.answer.answerable is value] for value in (True, False)
+    }
+    residual = max((one.answer.residual for one in made if one.answer.weights is not None), default=0.0)
+    counts = {value: f"{some.count(True)} of {len(some) - some.count(None)}" for value, some in held.items()}
     return (
-        f"In rational arithmetic {held[True]} of {tried[True]} queries and {held[False]} of {tried[False]} "
-        f"certificates hold; the largest residual of a certificate is {residual:.0e}."
+        f"In rational arithmetic {counts[True]} queries and {counts[False]} certificates hold; the largest "
+        f"residual of a certificate is {residual:.0e}."
     )

@@ -18,12 +18,14 @@ from paradigms.cli import indexed as indexed_folders
 from paradigms.cli import show
 from paradigms.cli.arguments import main
 from paradigms.cli.indexed import open_folder
+from paradigms.cli.oracle import question_of, stored
 from paradigms.cli.queries import from_file, typed_lines
 from paradigms.data import Corpus, read_run
+from paradigms.find import kinds
 from paradigms.generative.dsi import dsi
 from paradigms.retrieve import fuse
 from paradigms.store import Store
-from tests.near import assert_within_rounding
+from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
 
@@ -35,7 +37,7 @@ def models(tmp_path_factory, tiny_bert, seq2seq):
     """name -> folder of a saved model."""
     root, lengths = tmp_path_factory.mktemp("models"), {"query_length": 12, "document_length": 24}
     made = {}
-    for name in ("colbert", "dpr", "xtr"):
+    for name in ("aligner", "coil", "colbert", "dpr", "xtr"):
         torch.manual_seed(0)
         options = {"dim": 8, "special_tokens": False} if name != "dpr" else {"pooling": "mean"}
         made[name] = PARADIGMS[name](tiny_bert, **options | lengths)
@@ -581,7 +583,7 @@ def test_a_group_of_lengths_without_a_known_query_is_left_out(source, capsys):
     assert "more than 0" not in out
 
 
-@pytest.mark.parametrize("name", ["colbert", "dpr"])
+@pytest.mark.parametrize("name", ["aligner", "coil", "colbert", "dpr", "xtr"])
 def test_oracle_says_what_any_query_vectors_could_answer(judged, models, capsys, name):
     index(judged, models[name], "--output", name)
     capsys.readouterr()
@@ -590,6 +592,23 @@ def test_oracle_says_what_any_query_vectors_could_answer(judged, models, capsys,
     assert "the query encoder loses" in out
     assert "R-precision is" in out
     assert "in rational arithmetic" in out.lower()
+
+
+@pytest.mark.parametrize("name", ["aligner", "coil", "colbert", "dpr"])
+def test_oracle_ranks_documents_by_rel(models, name):
+    """Its scores are rel but for a factor, with zero vectors for documents without one of the query's ids."""
+    model = load(models[name])
+    store = Store.build(kinds.exact(), model, TEXTS, TEXTS.values())
+    queries = model.encode_queries(["the warm fish", "sea", "snow and snow"]).map(doubled)
+    expected = model.score(store.tokens(range(3)).map(doubled), queries)
+    for n, row in enumerate(expected):
+        question = question_of(stored(store), queries, n, model.recipe.align)
+        scores, wanted = question.scores(question.query), row.detach().numpy()
+        assert_same(scores / abs(scores).max(), wanted / abs(wanted).max())
+
+
+def doubled(values: torch.Tensor) -> torch.Tensor:
+    return values.double() if values.is_floating_point() else values
 
 
 def test_oracle_refuses_what_it_cannot_judge(indexed, judged, models):
