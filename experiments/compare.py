@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Collection as Names
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -115,13 +115,14 @@ from studies.model_runs import training_cost
 from studies.systems import CUT, Data, Training
 
 from paradigms import GENERATIVE, PARADIGMS
-from paradigms.data import Run, read_run, write_run
+from paradigms.data import Collection, Run, load_collection, read_run, write_run
 from paradigms.data.identical import left_out, without_own
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import candidates
 from paradigms.find import INDEXES
 from paradigms.io.files import remove_folder, write_json
 from paradigms.io.plugins import LOADED, plugin_of
+from paradigms.io.typed import read_json
 from paradigms.retrieve import WithoutOwn
 from paradigms.store.building import BUILT
 from paradigms.train.job import (
@@ -140,6 +141,20 @@ SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 c
 # Seconds on two CPU cores with the default encoder: for each training pair, document and query of an
 # encoder; for those of a generative paradigm, which encodes passages; for BM25 and the report.
 ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
+
+
+def reopened(folder: Path) -> tuple[Settings, Collection]:
+    """The settings and the collection of finished results. Raises SystemExit if the folder holds none."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")
+    with refusing(f"{file}: ", options=True):
+        values = read_json(file)
+        names = {field.name for field in fields(Settings)}
+        known = {name: value for name, value in values.items() if name in names}
+        settings = Settings(**known | {"output": str(folder)})
+    small = settings.collection == "pydocs" and settings.size == "small"
+    return settings, load_collection(settings.collection, documents=SMALL if small else None)
 
 
 def main(settings: Settings) -> int:

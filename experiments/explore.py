@@ -6,7 +6,7 @@ nothing is encoded again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from studies.settings import launch, refusing
@@ -24,26 +24,16 @@ class Settings:
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
-import compare
+from compare import reopened
 from studies import systems
 
-from paradigms.data import load_collection
-from paradigms.io.typed import read_json
 from paradigms.serve import serve
 
 
 def main(settings: Settings) -> None:
     folder = Path(settings.results)
-    file = folder / "config.json"
-    if not file.is_file():
-        raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")
-    with refusing(f"{file}: ", options=True):
-        values = read_json(file)
-        names = {field.name for field in fields(compare.Settings)}
-        known = {name: value for name, value in values.items() if name in names}
-        compared = compare.Settings(**known | {"output": str(folder)})
-    small = compared.collection == "pydocs" and compared.size == "small"
-    collection = load_collection(compared.collection, documents=compare.SMALL if small else None)
+    with refusing():
+        compared, collection = reopened(folder)
     data = systems.prepare(collection, compared)
     whole = [name for name, system in compared.chosen.items() if not system.fuse]
     finished = ["bm25", *(name for name in whole if (folder / name / "costs.json").is_file())]

@@ -165,10 +165,15 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
         yield "dimensions", f"dim={dim}", store, exact.bytes_per_document * dim / exact.dim
 
 
+def principal_axes(exact: Store, dim: int) -> np.ndarray:
+    """The first `dim` principal axes [h, dim] of a store's token vectors, whose mean is not subtracted."""
+    tokens = np.asarray(exact.columns["vectors"], np.float32)
+    return np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy()
+
+
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
     """Project token vectors on their first `dim` principal axes: same inner products as `dim` numbers."""
-    tokens = np.asarray(exact.columns["vectors"], np.float32)
-    axes = torch.from_numpy(np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy())
+    axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)
         yield exact.names(rows), replace(some, vectors=some.vectors @ axes @ axes.T)

@@ -28,13 +28,17 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmeti
 
 
 class Stored(NamedTuple):
-    """All tokens of an index, in float64, sorted by document. ids, salience: None if the index has none."""
+    """All tokens of an index, in float64, sorted by document. ids, salience: None if the index has none.
+
+    axes [h, k]: all vectors, also those of queries, are projected on these; None: on none.
+    """
 
     vectors: np.ndarray  # [t, h]
     owners: np.ndarray  # [t], the document of each token
     documents: list[str]  # ids of the documents that have a token
     ids: np.ndarray | None = None
     salience: np.ndarray | None = None
+    axes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,19 @@ def check(model: Paradigm, longest: int) -> None:
         )
 
 
-def stored(store: Store) -> Stored:
-    """The tokens of the documents that have any."""
+def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
+    """The tokens of the documents that have any. axes: as in `Stored`."""
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
-    parts = [store.decoded(slice(store.offsets[row], store.offsets[row + 1])) for row in rows]
-    owners = np.repeat(np.arange(len(rows)), [len(part["vectors"]) for part in parts])
-    fields = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-    vectors = fields["vectors"].astype(np.float64) if parts else np.zeros((0, store.dim))
-    return Stored(vectors, owners, store.names(rows), fields.get("ids"), fields.get("salience"))
+    vectors, others, lengths = [np.zeros((0, store.dim if axes is None else axes.shape[1]))], [], []
+    for row in rows:
+        part = store.decoded(slice(store.offsets[row], store.offsets[row + 1]))
+        own = part.pop("vectors").astype(np.float64)
+        vectors.append(own if axes is None else own @ axes)
+        others.append(part)
+        lengths.append(len(own))
+    fields = {name: np.concatenate([part[name] for part in others]) for name in (others[0] if others else ())}
+    owners, names = np.repeat(np.arange(len(rows)), lengths), store.names(rows)
+    return Stored(np.concatenate(vectors), owners, names, fields.get("ids"), fields.get("salience"), axes)
 
 
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
@@ -151,19 +160,12 @@ def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[t
     return [(split.queries[names[n]], np.array(relevant[names[n]])) for n in sorted(chosen)]
 
 
-def outcomes(
-    tokens: Stored,
-    model: Paradigm,
-    asked: Sequence[tuple[str, np.ndarray]],
-    axes: np.ndarray | None = None,
-) -> Iterator[Outcome]:
-    """Yield the outcome of each query. axes [h, k]: all vectors are projected on these; None: on none."""
+def outcomes(tokens: Stored, model: Paradigm, asked: Sequence[tuple[str, np.ndarray]]) -> Iterator[Outcome]:
+    """Yield the outcome of each query that was `drawn`."""
     encoded = model.encode_queries([text for text, _ in asked])
     left = {True: VERIFIED, False: VERIFIED}  # answers to verify
-    if axes is not None:
-        tokens = tokens._replace(vectors=tokens.vectors @ axes)
     for n, (_, rows) in enumerate(asked):
-        question = question_of(tokens, encoded, n, model.recipe.align, axes)
+        question = question_of(tokens, encoded, n, model.recipe.align)
         scores = question.scores(question.query)
         best = np.argsort(-scores, kind="stable")[: len(rows)]
         answer, held = question.answer(rows), None
@@ -173,9 +175,7 @@ def outcomes(
         yield Outcome(answer, separates(scores, rows), float(np.isin(best, rows).mean()), held)
 
 
-def question_of(
-    tokens: Stored, queries: Tokens, n: int, align: Alignment, axes: np.ndarray | None = None
-) -> Question:
+def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
     """The question of the n-th query.
 
     Exact matches depend on the tokens with the query's ids alone; a document without one of them has a zero
@@ -188,7 +188,7 @@ def question_of(
 
     query, ids, weights = field(queries.vectors.double()), field(queries.ids), field(queries.salience)
     assert query is not None
-    query = query if axes is None else query @ axes
+    query = query if tokens.axes is None else query @ tokens.axes
     if "ids" not in align.reads:
         both = None if weights is None or tokens.salience is None else (tokens.salience, weights)
         return Question(tokens.vectors, tokens.owners, query, salience=both)

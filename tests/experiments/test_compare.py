@@ -90,6 +90,24 @@ def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest
         scripts.run("explore", results=finished / "runs")
 
 
+@needed
+def test_oracle_measures_finished_systems_before_and_after_training(finished: Path, tmp_path: Path):
+    """Fewer axes never make more queries answerable, and what is reached is possible."""
+    chosen = {"results": [str(finished)], "systems": ["colbert", "dsi"], "dims": [2], "queries": 4}
+    scripts.run("oracle", output=tmp_path, **chosen)
+    rows = [json.loads(file.read_text())["rows"] for file in sorted(tmp_path.glob("*/colbert*.json"))]
+    assert len(rows) == 2  # untrained and trained; DSI has no index
+    for few, full in rows:
+        assert (few["h"], few["queries"]) == (2, 4)
+        assert few["bytes"] < full["bytes"]
+        for row in (few, full):
+            assert row["reached"][0] <= row["possible"][0] <= 1 - row["neither found"]
+        assert few["possible"][0] <= full["possible"][0] + full["neither found"]
+    assert {path.name for path in tmp_path.iterdir()} >= {"oracle.csv", "oracle.png", "report.html"}
+    with pytest.raises(SystemExit, match="no finished system has an index"):
+        scripts.run("oracle", output=tmp_path, **chosen | {"systems": ["dsi"]})
+
+
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
     pool = read_run(finished / "runs" / "candidates.run")
     assert len(pool) == 10

@@ -1,0 +1,200 @@
+"""Quality reached beside quality possible, by bytes: is the index the limit, or the query encoder?
+
+For every finished encoder of compare.py, untrained and trained, at its full width and on its first principal
+axes: the share of test queries that some query vectors answer, ranking every relevant document above all
+others, and the share that the model's own query vectors answer (`python -m paradigms oracle`). Where neither
+a query nor a certificate was found, the possible share lies in a range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from studies.settings import at_least, different, launch, refusing
+
+
+@dataclass
+class Settings:
+    """Settings: the results of compare.py, dimensions, and queries."""
+
+    results: list[str] = field(default_factory=lambda: ["results/compare-pydocs"])
+    """folders that compare.py wrote, one of each collection"""
+    systems: list[str] = field(default_factory=list)
+    """of these folders; empty: all whose query tokens each take one token of a document"""
+    dims: list[int] = field(default_factory=lambda: [4, 16, 64])
+    """numbers of a vector, beside its full width"""
+    queries: int = 100
+    """judged test queries, drawn at random"""
+    output: str = "results/oracle"
+
+    def __post_init__(self) -> None:
+        different(self, "results", "dims")
+        at_least(self, queries=1)
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from compare import reopened
+from fewer_bytes import principal_axes
+from matplotlib.figure import Figure
+from studies import systems
+from studies.pages import Rows, Section, publish
+
+from paradigms import Paradigm, load
+from paradigms.cli.oracle import Outcome, check, drawn, outcomes, proportion, stored
+from paradigms.data import Split
+from paradigms.find import kinds, open_index
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
+from paradigms.io.terminal import Terminal
+from paradigms.io.typed import read_json
+from paradigms.store import Store
+
+PANEL = (3.2, 2.8)  # inches
+KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
+
+
+def main(settings: Settings) -> None:
+    console, folder, rows = Terminal(), Path(settings.output), Rows()
+    for results in map(Path, settings.results):
+        with refusing():
+            compared, collection = reopened(results)
+        data = systems.prepare(collection, compared)
+        if data.own or compared.passages:
+            raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
+        for name in settings.systems or compared.chosen:
+            place = results / name
+            if not (place / "costs.json").is_file() or not (place / "index").is_dir():
+                continue
+            models: dict[str, Any] = {"": load(place / "checkpoint")}
+            if systems.training_settings(compared.chosen[name], compared, 0):
+                torch.manual_seed(compared.seeds[0])
+                models = {systems.UNTRAINED: systems.built(compared.chosen[name], compared).eval()} | models
+            try:
+                check(models[""], open_index(place / "index").store.longest)
+            except ValueError as error:
+                console.print(f"{name} is left out: {error}", soft_wrap=True)
+                continue
+            for ending, model in models.items():
+                file = folder / collection.name / f"{name}{ending}.json"
+                asked = {"dims": settings.dims, "queries": settings.queries}
+                if not file.is_file() or read_json(file)["asked"] != asked:
+                    corpus = collection.corpus
+                    store = (
+                        Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
+                        if ending or compared.index != "exact"
+                        else open_index(place / "index").store
+                    )
+                    made = list(measured(store, model, data.test, f"{name}{ending}", settings))
+                    write_json(file, {"asked": asked, "rows": made})
+                same = {"collection": collection.name, "system": name, "trained": not ending}
+                rows += [same | row for row in read_json(file)["rows"]]
+    if not rows:
+        raise SystemExit("no finished system has an index: run compare.py first, or choose others")
+    sections = {
+        "oracle": Section(
+            "Quality possible and reached",
+            text(rows),
+            [told(row) for row in rows],
+            draw(rows),
+        )
+    }
+    publish(settings, "Index or query encoder", f"{settings.queries} queries at most.", sections)
+
+
+def measured(
+    store: Store, model: Paradigm, test: Split, name: str, settings: Settings
+) -> Iterator[dict[str, Any]]:
+    """Measure a system at each number of dimensions below its width, and at its width."""
+    for dim in (*(dim for dim in settings.dims if dim < store.dim), store.dim):
+        tokens = stored(store, principal_axes(store, dim) if dim < store.dim else None)
+        asked = drawn(test, tokens.documents, settings.queries)
+        with progress_bar() as bar:
+            work = outcomes(tokens, model, asked)
+            made = list(bar.track(work, description=f"{name}, {dim} numbers", total=len(asked)))
+        yield {"h": dim, **row_of(made, store.bytes_per_document * dim / store.dim)}
+
+
+def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
+    """The shares of a system's queries, with intervals."""
+    possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
+    tried = [one.verified for one in made if one.verified is not None]
+    values = (
+        size,
+        proportion(possible),
+        sum(neither) / len(made),
+        proportion([one.reached for one in made]),
+        float(np.mean([one.precision for one in made])),
+        len(made),
+        [sum(tried), len(tried)],
+    )
+    return dict(zip(KEYS, values, strict=True))
+
+
+def told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row in words, without what `text` sums up."""
+    shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("possible", "reached")}
+    system = row["system"] if row["trained"] else f"{row['system']}, untrained"
+    return {
+        key: value
+        for key, value in (row | shares | {"system": system}).items()
+        if key not in ("trained", "queries", "verified")
+    }
+
+
+def text(rows: Rows) -> str:
+    """What holds for all rows."""
+    held, tried = np.sum([row["verified"] for row in rows], axis=0)
+    counts = sorted({row["queries"] for row in rows})
+    return (
+        f"Shares of {' or '.join(map(str, counts))} queries with all relevant documents above all others, by "
+        f"numbers h of a vector and bytes of a document, with Wilson's 95% intervals. {held} of {tried} "
+        "queries and certificates that were tried hold in rational arithmetic."
+    )
+
+
+def draw(rows: Rows) -> Figure:
+    """Plot both shares by bytes per document: a panel for each collection (down) and system (across)."""
+    collections, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("collection", "system"))
+    size = PANEL[0] * len(names), PANEL[1] * len(collections) + 0.4
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(collections), len(names), squeeze=False, sharey=True)
+    for line, collection in zip(panels, collections, strict=True):
+        for panel, name in zip(line, names, strict=True):
+            for trained in (False, True):
+                here = [row for row in rows if (row["collection"], row["system"]) == (collection, name)]
+                here = sorted((r for r in here if r["trained"] is trained), key=lambda r: r["bytes"])
+                if not here:
+                    continue
+                x, colour = [row["bytes"] for row in here], f"C{int(trained)}"
+                kind = "trained" if trained else "untrained"
+                low = [row["possible"][0] for row in here]
+                high = [row["possible"][0] + row["neither found"] for row in here]
+                panel.plot(x, low, "o-", color=colour, label=f"possible, {kind}", markersize=4)
+                panel.fill_between(x, low, high, color=colour, alpha=0.15)
+                shares = np.array([row["reached"] for row in here])
+                ends = np.abs(shares[:, 1:] - shares[:, :1]).T
+                panel.errorbar(
+                    x,
+                    shares[:, 0],
+                    ends,
+                    fmt="s:",
+                    color=colour,
+                    label=f"reached, {kind}",
+                    markersize=4,
+                    capsize=2,
+                )
+            panel.set(title=f"{name}, {collection}", xscale="log", ylim=(-0.03, 1.03))
+            panel.grid(alpha=0.3)
+    for panel in panels[-1]:
+        panel.set_xlabel("bytes per document")
+    for line in panels:
+        line[0].set_ylabel("share of queries")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
