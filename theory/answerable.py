@@ -60,7 +60,7 @@ def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     rows = _rows(relevant, len(D))
-    return _separate(D, rows, np.setdiff1d(np.arange(len(D)), rows))
+    return _separate(_Rivals(D, np.setdiff1d(np.arange(len(D)), rows)), rows)
 
 
 def max_over_tokens(
@@ -74,7 +74,7 @@ def max_over_tokens(
     to the last choice tried.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
-    rivals = np.flatnonzero(~np.isin(owner, rows))
+    rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
     left, failed = programmes, Answer(False)
 
     def extend(chosen: list[int], remaining: list[int], q: Array) -> Answer | None:
@@ -86,20 +86,20 @@ def max_over_tokens(
             if left == 0:
                 return Answer(None)
             left -= 1
-            answer = _separate(T, np.array([*chosen, token]), rivals)
+            answer = _separate(rivals, np.array([*chosen, token]))
             if answer.query is None:
                 failed = answer if failed.answerable is not None else failed
                 continue
             q = answer.query[0]
             best = np.array([np.max(T[owner == row] @ q) for row in rows])
-            if best.min() > np.max(T[rivals] @ q, initial=-np.inf):
+            if best.min() > np.max(rivals.own @ q, initial=-np.inf):
                 return answer
             deeper = extend([*chosen, token], remaining[1:], q)
             if deeper is not None:
                 return deeper
         return None
 
-    centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - T[rivals].mean(0)
+    centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - rivals.own.mean(0)
     found = extend([], list(rows), centre)
     return found if found is not None else failed
 
@@ -215,17 +215,28 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
     return solution is not None and min(solution) >= 0
 
 
-def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
-    """max γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on `rivals`, |q| ≤ 1; adds violated rows in steps."""
-    if not len(rivals):
-        return Answer(True, query=np.zeros((1, X.shape[1])))
-    scale = np.abs(X).max() or 1.0
-    P, h = X / scale, X.shape[1]
-    q = P[relevant].mean(0) - P[rivals].mean(0)
-    active = rivals[np.argsort(-(P[rivals] @ q), kind="stable")[: max(_ADDED, h)]]
+class _Rivals:
+    """The rows of X that must score below others, copied once for many programmes."""
+
+    def __init__(self, X: Array, rows: Indices) -> None:
+        self.all, self.rows, self.own = X, rows, X[rows]
+        self.scale = float(np.abs(X).max()) or 1.0
+
+    def hardest(self, scores: Array, count: int) -> Indices:
+        """Places of the `count` largest scores."""
+        return np.argpartition(-scores, count - 1)[:count] if count < len(scores) else np.arange(len(scores))
+
+
+def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
+    """max γ: ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on the rivals, |q| ≤ 1; violated rows enter in steps."""
+    R, scale, h = rivals.own, rivals.scale, rivals.own.shape[1]
+    if not len(R):
+        return Answer(True, query=np.zeros((1, h)))
+    own = rivals.all[relevant] / scale
+    active = rivals.hardest(R @ (own.mean(0) - R.mean(0) / scale), max(_ADDED, h))
     for _ in range(_ROUNDS):
-        A = np.vstack([-P[relevant], P[active]])
-        offset = np.repeat([1.0, -1.0], [len(relevant), len(active)])
+        A = np.vstack([-own, R[active] / scale])
+        offset = np.repeat([1.0, -1.0], [len(own), len(active)])
         rows = np.column_stack([A, offset, np.ones(len(A))])
         cost, bounds = np.append(np.zeros(h + 1), -1.0), [(-1, 1)] * h + [(None, None), (0, None)]
         solved: Any = linprog(cost, rows, np.zeros(len(A)), bounds=bounds, method="highs")
@@ -234,16 +245,16 @@ def _separate(X: Array, relevant: Indices, rivals: Indices) -> Answer:
         q, margin = solved.x[:h], solved.x[-1]
         if margin <= _ZERO:
             weights = np.maximum(-2 * solved.ineqlin.marginals, 0)
-            alpha, beta = weights[: len(relevant)], weights[len(relevant) :]
-            residual = float(np.abs(alpha @ P[relevant] - beta @ P[active]).sum())
-            return Answer(False, None, relevant, active, (alpha, beta), residual * scale)
-        scores, least = P[rivals] @ q, np.min(P[relevant] @ q)
-        violated = rivals[scores >= least - 0.5 * margin]
-        new = np.setdiff1d(violated, active)
+            alpha, beta = weights[: len(own)], weights[len(own) :]
+            residual = float(np.abs(alpha @ own - beta @ R[active] / scale).sum())
+            return Answer(False, None, relevant, rivals.rows[active], (alpha, beta), residual * scale)
+        scores, least = R @ q / scale, np.min(own @ q)
+        violated = scores >= least - 0.5 * margin
+        violated[active] = False
+        new = np.flatnonzero(violated)
         if not len(new) or scores.max() < least - 1e-12:
             return Answer(True, query=q[None]) if scores.max() < least else Answer(None)
-        order = np.argsort(-(P[new] @ q), kind="stable")
-        active = np.append(active, new[order[:_ADDED]])
+        active = np.append(active, new[rivals.hardest(scores[new], _ADDED)])
     return Answer(None)
 
 
