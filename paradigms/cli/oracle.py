@@ -197,7 +197,7 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
     there = np.isin(ids, tokens.ids)
     query, ids = query[there], ids[there]
     same = np.flatnonzero(np.isin(tokens.ids, ids))
-    wanted = np.unique(ids)
+    wanted = np.unique(ids) if len(ids) else np.zeros(1, ids.dtype)  # zero vectors alone, and no query token
     missing = np.ones((len(tokens.documents), len(wanted)), bool)
     missing[tokens.owners[same], np.searchsorted(wanted, tokens.ids[same])] = False
     if align.positive:

@@ -6,8 +6,10 @@ import random
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -605,6 +607,15 @@ def test_oracle_ranks_documents_by_rel(models, name):
         question = question_of(stored(store), queries, n, model.recipe.align)
         scores, wanted = question.scores(question.query), row.detach().numpy()
         assert_same(scores / abs(scores).max(), wanted / abs(wanted).max())
+
+
+def test_no_vectors_answer_a_query_whose_ids_no_document_has(models):
+    model = load(models["coil"])
+    tokens = stored(Store.build(kinds.exact(), model, TEXTS, TEXTS.values()))
+    queries = model.encode_queries(["the warm fish"])
+    question = question_of(tokens, replace(queries, ids=queries.ids + 100_000), 0, model.recipe.align)
+    assert_same(question.scores(question.query), np.zeros(3))
+    assert question.answer(np.array([1])).answerable is False
 
 
 def doubled(values: torch.Tensor) -> torch.Tensor:
