@@ -64,7 +64,6 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
-from benchmarks.parts.shared import processor
 from studies.pages import Rows, Section, publish
 from studies.postgres import postgres
 
@@ -74,6 +73,7 @@ from paradigms.core import Tokens
 from paradigms.data import Collection
 from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine, hand_over
 from paradigms.find import Index, Store, kinds
+from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal

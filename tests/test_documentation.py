@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
+import fill_pages
 import pytest
 
 from paradigms import PARADIGMS
@@ -50,6 +51,11 @@ def test_links_lead_somewhere(page):
         linked = page.parent / target if target else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+def test_tables_are_those_of_the_results(page):
+    """A page is not older than the results beside it: `fill_pages.py` would change nothing."""
+    assert fill_pages.filled(page) == page.read_text("utf-8")
 
 
 def test_paths_exist(page):

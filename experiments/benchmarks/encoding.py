@@ -63,7 +63,7 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from parts.shared import medians, processor
+from parts.shared import medians
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -74,6 +74,7 @@ from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
 from paradigms.encoder.precision import native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
+from paradigms.io.device import processor
 from paradigms.io.files import write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed

@@ -51,13 +51,14 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from parts.shared import MiB, memory, processor
+from parts.shared import MiB, memory
 from rich.table import Table
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.find import open_index
+from paradigms.io.device import processor
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm

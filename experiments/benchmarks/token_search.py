@@ -56,10 +56,11 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from parts.shared import MiB, last_line, processor, run_worker, timed
+from parts.shared import MiB, last_line, run_worker, timed
 from parts.vectors import prepare
 from rich.table import Table
 
+from paradigms.io.device import processor
 from paradigms.io.files import held, remove_folder, write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal

@@ -3,6 +3,9 @@
 import base64
 import csv
 import io
+import shlex
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,13 +21,17 @@ from studies.settings import DIVISIONS
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
+from paradigms.io.command_line import folder_name
+from paradigms.io.device import processor
 from paradigms.io.files import atomic_text, replace_file, write_json, write_text
 from paradigms.io.terminal import Terminal
+from paradigms.io.typed import json_or_empty
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from matplotlib.figure import Figure
 
+STUDY = "study.json"
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
 
@@ -46,10 +53,13 @@ class Section:
 
     @cached_property
     def image(self) -> str:
-        """The figure as base64 of a PNG, or ""."""
+        """The figure as base64 of an SVG, the same for the same figure, or ""."""
         stream = io.BytesIO()
         if self.figure is not None:
-            self.figure.savefig(stream, format="png", dpi=150)
+            import matplotlib
+
+            with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": self.heading}):
+                self.figure.savefig(stream, format="svg", metadata={"Date": None})
         return base64.b64encode(stream.getvalue()).decode()
 
 
@@ -79,19 +89,24 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    write_text(path.with_suffix(".md"), markdown_rows(rows))
+
+
+def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same keys as a table in Markdown, with rounded numbers."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    write_text(path.with_suffix(".md"), "".join(f"| {' | '.join(line)} |\n" for line in cells))
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, its figure as NAME.png."""
+    """Each section's rows as NAME.csv, NAME.json and NAME.md, its figure as NAME.svg."""
     for name, section in sections.items():
         write_rows(folder / name, section.rows)
         if section.figure:
             temporary = folder / f".{name}.partial"
             temporary.write_bytes(base64.b64decode(section.image))
-            replace_file(temporary, folder / f"{name}.png")
+            replace_file(temporary, folder / f"{name}.svg")
 
 
 def printed(paper: str) -> dict[str, Any]:
@@ -149,8 +164,8 @@ def publish(
     sections: Mapping[str, Section],
     accelerator: "Accelerator | None" = None,
 ) -> None:
-    """Write the files of `write_sections`, a page with all of them, and verdicts of claims to verdicts.md.
-    Sections without rows are left out.
+    """Write the files of `write_sections`, a page with all of them, verdicts of claims to verdicts.md, and
+    all rows with the command to study.json (`fill_pages.py`). Sections without rows are left out.
 
     settings: a dataclass with an output folder; headings name its `division` of queries.
     """
@@ -169,6 +184,7 @@ def publish(
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     if where:
         write_json(folder / "environment.json", where)
+    write_json(folder / STUDY, _study(settings, title, summary, sections, folder / STUDY))
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(sections.values())
@@ -177,8 +193,39 @@ def publish(
         import wandb
 
         run = accelerator.get_tracker("wandb").tracker
-        drawn = [name for name, section in sections.items() if section.figure]
-        run.log({name: wandb.Image(str(folder / f"{name}.png")) for name in drawn})
+        run.log({name: wandb.Image(part.figure) for name, part in sections.items() if part.figure})
+
+
+def _study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
+    """Everything that a page quotes. minutes: of processor time, of all calls that wrote to the folder."""
+    before = json_or_empty(path).get("minutes", 0.0)
+    return {
+        "title": title,
+        "summary": summary,
+        "collection": folder_name(getattr(settings, "collection", "")),
+        "command": _command(sys.argv),
+        "processor": processor(),
+        "minutes": round(before + time.process_time() / 60, 1),
+        "sections": {
+            name: {"heading": section.heading, "text": section.text, "rows": list(section.rows)}
+            for name, section in sections.items()
+        },
+    }
+
+
+def _command(argv: Sequence[str]) -> str:
+    """The command line as a page prints it: without output folder, tracker and this machine's paths."""
+    script, *given = argv
+    words = [f"experiments/{Path(script).name}"]
+    skipped = False
+    for word in given:
+        if skipped or word.partition("=")[0] in ("--output", "--tracker"):
+            skipped = not skipped and "=" not in word
+            continue
+        name, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
+        value = f"path/to/{Path(value).name}" if "/" in value and Path(value).exists() else value
+        words.append(f"{name}{equals}{value}")
+    return shlex.join(words)
 
 
 def _verdict_line(row: Mapping[str, Any]) -> str:

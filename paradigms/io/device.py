@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,3 +41,10 @@ def chosen_device() -> torch.device:
     import torch
 
     return torch.device(os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
+    return names[1] if names else platform.processor() or platform.machine()

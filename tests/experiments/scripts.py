@@ -47,9 +47,9 @@ def published(folder: Path) -> set[str]:
         rows = json.loads((folder / f"{name}.json").read_text())
         assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2
         assert len((folder / f"{name}.csv").read_text().splitlines()) == len(rows) + 1
-    figures = {path.name for path in folder.glob("*.png")}
-    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in figures)
-    assert (folder / "report.html").read_text().count("data:image/png") == len(figures)
+    figures = {path.name for path in folder.glob("*.svg")}
+    assert all((folder / name).read_bytes().startswith(b"<?xml") for name in figures)
+    assert (folder / "report.html").read_text().count("data:image/svg+xml") == len(figures)
     return tables | figures
 
 

@@ -90,7 +90,7 @@ def test_the_page_shows_every_training_alignment(results: Path, collection: Path
     page = (results / "report.html").read_text()
     lines = (results / "verdicts.md").read_text().splitlines()
     assert sum("ArguAna and Touché-2020" in line for line in lines) == 1
-    assert page.count("data:image/png") == 2
+    assert page.count("data:image/svg+xml") == 2
 
 
 def test_a_checkpoint_is_taken_as_it_is(

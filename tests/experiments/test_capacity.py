@@ -69,7 +69,7 @@ def finished(texts: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 def test_a_run_measures_every_system_at_every_length(finished: Path) -> None:
     sections = {"claims", "training", "table_rerank", "table_retrieve", "figure1", "theory"}
-    figures = {f"{name}.png" for name in sections - {"claims", "training", "theory"}}
+    figures = {f"{name}.svg" for name in sections - {"claims", "training", "theory"}}
     assert published(finished) == sections | figures
     dense = ["DE-BERT-8", "ME-BERT-4"]
     rerank = json.loads((finished / "table_rerank.json").read_text())

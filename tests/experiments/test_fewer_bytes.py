@@ -46,5 +46,5 @@ def test_every_way_is_measured_certified_and_drawn(
     before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     fewer_bytes.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
-    assert {file.name for file in out.glob("*.png")} == {"fewer.png", "law.png"}
+    assert {file.name for file in out.glob("*.svg")} == {"fewer.svg", "law.svg"}
     assert {"fewer.csv", "fewer.md", "fixed.csv", "law.csv", "report.html"} <= {f.name for f in out.iterdir()}

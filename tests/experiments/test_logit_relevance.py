@@ -28,7 +28,7 @@ def test_it_measures_states_of_one_training(
     assert measured["R@10"].keys() == {"BM25", "genre"}
     assert len({of["p"][0] for of in states}) == 3, "three different models"
     assert len(json.loads((tmp_path / "results/claims.json").read_text())) == 5
-    assert (tmp_path / "results/states.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results/states.svg").read_bytes().startswith(b"<?xml")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="on one process"):
         run("logit_relevance", **given)

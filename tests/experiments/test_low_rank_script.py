@@ -153,7 +153,7 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
     run("low_rank", **given)
     results = tmp_path / "results"
-    assert published(results) == {"claims", "layers", "shares", "training", "layers.png"}
+    assert published(results) == {"claims", "layers", "shares", "training", "layers.svg"}
     assert len(json.loads((results / "shares.json").read_text())) == 9
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
     bench = open_bench(settings("low_rank", **given), Console(quiet=True))

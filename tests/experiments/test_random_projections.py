@@ -98,7 +98,7 @@ def test_run_writes_everything(folder, tmp_path, capsys):
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3", "idf")}
     page = (tmp_path / "out/report.html").read_text()
-    assert page.count("data:image/png;base64,") == 1
+    assert page.count("data:image/svg+xml;base64,") == 1
     assert "http" not in page
     assert len(results["idf"]) == 7
     whole = results["figure3"][-1]

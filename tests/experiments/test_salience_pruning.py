@@ -44,7 +44,7 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
         assert [size[d] for d in sorted(size)] == sorted(size.values())
         saved = Paradigm.from_pretrained(finished / f"{method}-0" / "checkpoint").encoder.settings
         assert saved.salience_l1 == (1.0 if method == "l1" else 0.0)
-    assert (finished / "report.html").read_text().count("data:image/png") == 2
+    assert (finished / "report.html").read_text().count("data:image/svg+xml") == 2
     gates = json.loads((finished / "gates.json").read_text())
     assert [row["method"] for row in gates] == ["entropic", "relu", "hard", "l1"]
     assert all(row["deviation"] >= 0 and 0 <= row["sparsity"] <= 1 for row in gates)

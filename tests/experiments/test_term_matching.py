@@ -36,7 +36,7 @@ def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.Tem
 
 def test_it_leaves_tables_and_figures(finished: Path) -> None:
     tables = {"claims", "query_to_document", "document_to_query", "training"}
-    assert published(finished) == tables | {"query_to_document.png", "document_to_query.png"}
+    assert published(finished) == tables | {"query_to_document.svg", "document_to_query.svg"}
     found = json.loads((finished / "seed-0/term-matching.json").read_text())
     assert [(row["direction"], row["series"]) for row in found["rates"][::2]] == SERIES
     for row in found["rates"]:

@@ -306,4 +306,4 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
     assert {row["verdict"].split(":")[0] for row in found} <= {REPRODUCED, CONTRADICTED, UNDECIDED}
     for table in ("figure4", "figure5", "figure6", "figure7", "table1", "table5"):
         assert json.loads((finished / f"{table}.json").read_text()), table
-    assert (finished / "report.html").read_text().count("data:image/png") == 4
+    assert (finished / "report.html").read_text().count("data:image/svg+xml") == 4

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -66,10 +65,3 @@ def memory(line: str, file: str = "/proc/self/status") -> int:
     if not match:
         raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")
     return 1024 * int(match[1])
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    info = Path("/proc/cpuinfo")
-    names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
-    return names[1] if names else platform.processor() or platform.machine()

@@ -1,0 +1,57 @@
+"""Tables of pages are written from the results of studies, and commands are printed without paths."""
+
+import json
+from pathlib import Path
+
+import fill_pages
+import pytest
+from studies.pages import STUDY, _command
+
+from tests.experiments.scripts import run
+
+
+def study(folder: Path, collection: str, verdict: str) -> str:
+    claims = [{"claim": "x is y (§1)", "quantity": "x − y", "printed": "", "measured": "+0.1 [+0.0, +0.2]"}]
+    rows = [row | {"verdict": verdict} for row in claims * 2]  # of two models
+    folder.mkdir()
+    (folder / "curve.svg").write_text("<svg/>")
+    sections = {"claims": {"rows": rows}, "sizes": {"rows": [{"k": 1, "share": 0.25}]}}
+    facts = {"title": "T", "summary": "S.", "collection": collection, "command": "experiments/x.py"}
+    facts |= {"processor": "P", "minutes": 2.0, "sections": sections}
+    (folder / STUDY).write_text(json.dumps(facts))
+    return str(folder)
+
+
+def test_a_page_takes_results(tmp_path: Path):
+    page = tmp_path / "page" / "README.md"
+    page.parent.mkdir()
+    page.write_text(
+        "# A\n\n<!-- claims: x-a x-b -->\nold\n<!-- end -->\n![c](results/x-a.curve.svg)\n\n"
+        "<!-- table: x-a sizes -->\n<!-- end -->\nkept\n"
+    )
+    folders = [
+        study(tmp_path / "x-a", "a", "reproduced: with one seed"),
+        study(tmp_path / "x-b", "b", "contradicted"),
+    ]
+    run("fill_pages", page=page, take=json.dumps(folders))
+    text = page.read_text()
+    row = "| x is y (§1) | x − y | – | reproduced, +0.1 [+0.0, +0.2] | contradicted, +0.1 [+0.0, +0.2] |\n"
+    assert text.count(row) == 2
+    assert "old" not in text
+    source = "S. 2 processor minutes (P):\n\n    .venv/bin/python experiments/x.py\n\n"
+    assert text.endswith(f"| 1 | 0.25 |\n\n{source}<!-- end -->\nkept\n")
+    assert (page.parent / "results/x-a.curve.svg").read_text() == "<svg/>"
+    assert not (page.parent / "results/x-b.curve.svg").exists()
+    assert fill_pages.filled(page) == text
+    page.write_text(text.replace("x-a sizes", "x-a nothing"))
+    with pytest.raises(SystemExit, match=r"README.md: table x-a nothing: KeyError\('nothing'\)"):
+        run("fill_pages", page=page)
+    with pytest.raises(SystemExit, match=r"x-c.study.json is missing"):
+        run("fill_pages", page=page, take=json.dumps([str(tmp_path / "x-c")]))
+
+
+def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
+    (tmp_path / "scifact").mkdir()
+    given = ["a/b/token.py", "--output", "c", f"--collection={tmp_path}/scifact", "--tracker=none", "--seeds"]
+    printed = "experiments/token.py --collection=path/to/scifact --seeds '[0, 1]'"
+    assert _command([*given, "[0, 1]"]) == printed
