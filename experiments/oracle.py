@@ -73,7 +73,8 @@ def main(settings: Settings) -> None:
             if not (place / "costs.json").is_file() or not (place / "index").is_dir():
                 continue
             models: dict[str, Any] = {"": load(place / "checkpoint")}
-            if systems.training_settings(compared.chosen[name], compared, 0):
+            trained = systems.training_settings(compared.chosen[name], compared, 0)
+            if trained:
                 torch.manual_seed(compared.seeds[0])
                 models = {systems.UNTRAINED: systems.built(compared.chosen[name], compared).eval()} | models
             try:
@@ -93,7 +94,8 @@ def main(settings: Settings) -> None:
                     )
                     made = list(measured(store, model, data.test, f"{name}{ending}", settings))
                     write_json(file, {"asked": asked, "rows": made})
-                same = {"collection": collection.name, "system": name, "trained": not ending}
+                moved = not ending and bool(trained or compared.chosen[name].checkpoint)
+                same = {"collection": collection.name, "system": name, "trained": moved}
                 rows += [same | row for row in read_json(file)["rows"]]
     if not rows:
         raise SystemExit("no finished system has an index: run compare.py first, or choose others")
@@ -140,7 +142,7 @@ def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
 def told(row: dict[str, Any]) -> dict[str, Any]:
     """A row in words, without what `text` sums up."""
     shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("possible", "reached")}
-    system = row["system"] if row["trained"] else f"{row['system']}, untrained"
+    system = f"{row['system']}, {'trained' if row['trained'] else 'untrained'}"
     return {
         key: value
         for key, value in (row | shares | {"system": system}).items()

@@ -42,6 +42,7 @@ class Answer(NamedTuple):
 
     query [N, h]: vectors that answer. relevant, rivals: rows of the vectors in a certificate that no vectors
     answer, with weights (α, β); residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
+    A document that is dominated has no weights, and the residual of its tokens' equations, the largest.
     """
 
     answerable: bool | None
@@ -156,8 +157,9 @@ def sum_of_maxima(
         each = np.bincount(owner, weights=pairs) + 1
         taken = hardest[np.cumsum(each[hardest]) <= variables]
         others = np.flatnonzero(np.isin(owner, taken))
-        if len(others) and _dominated(T, owner, own_tokens, others, kind):
-            return Answer(False, relevant=own_tokens, rivals=others)
+        residual = _dominated(T, owner, own_tokens, others, kind) if len(others) else None
+        if residual is not None:
+            return Answer(False, relevant=own_tokens, rivals=others, residual=residual)
     return Answer(None)
 
 
@@ -303,10 +305,10 @@ def _optimised(
     return None
 
 
-def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> bool:
-    """Whether each token of one document lies in Σ_c β_c K_c of its kind, for common weights β.
+def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
+    """The residual if each token of one document lies in Σ_c β_c K_c of its kind, for common weights β ≥ 0.
 
-    others: the rivals' tokens.
+    others: the rivals' tokens. None if a token does not.
     """
     rivals, h = np.unique(owner[others]), T.shape[1]
     count = len(rivals)
@@ -325,7 +327,9 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
     right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
     solved = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
-    return bool(solved.status == 0)
+    if solved.status != 0:
+        return None
+    return float(np.abs(rows @ np.maximum(solved.x, 0) - right).max())
 
 
 def _solved(system: Array, right: Array) -> list[Fraction] | None:

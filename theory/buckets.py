@@ -74,15 +74,22 @@ def expected_recall(
     """Expected share of the documents `best` among the first `candidates` of n.
 
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
-    documents. Scores are assumed independent and normal, with variances `variances` / repetitions.
+    documents. Scores are assumed independent and normal, with variances `variances` / repetitions. Raises
+    ValueError for a negative variance, no candidate, or no document in `best`.
     """
     count, places = checks.whole(repetitions, "repetitions"), int(checks.whole(candidates, "candidates"))
     means = checks.vector(means, "means", axes=1, nonzero=False)
-    spread = np.sqrt(checks.interval(variances, "variances", 0, np.inf) / count)
+    chosen = checks.whole(best, "best", least=0, most=len(means) - 1).astype(np.int64)
+    spread = np.sqrt(checks.interval(variances, "variances", 0, np.finfo(float).max) / count)
+    if spread.shape != means.shape or chosen.ndim != 1 or not len(chosen):
+        raise ValueError(
+            f"means {means.shape}, variances {spread.shape}, best {chosen.shape}; allowed: [n], [n] and [b], "
+            "b ≥ 1"
+        )
     spread = np.maximum(spread, 1e-12)
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     recalls = []
-    for one in np.asarray(best):
+    for one in chosen:
         rivals = np.delete(np.arange(len(means)), one)
         scores = means[one] + spread[one] * nodes
         above = special.ndtr((means[rivals, None] - scores) / spread[rivals, None])

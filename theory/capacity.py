@@ -116,12 +116,13 @@ def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> 
 def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> float | Array:
     """γ ≤ min(2 / (C(n, k)^{1/h} − 1), n/√(k(n−1)(n−k))): no unit vectors in R^h answer all sets with more.
 
-    γ is the least cosine gap of all sets of k < n documents. First bound, packing: for sets S ≠ S' take
-    a ∈ S∖S', c ∈ S'∖S. ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ
-    apart; balls of radius γ/2 around them are disjoint and fit into one of radius 1 + γ/2:
-    C(n, k) ≤ (1 + 2/γ)^h. Second bound, for every h: γ is at most the distance of the means of S and of its
-    complement, and averages over S (Wang et al. 2026, arXiv:2601.20844); the regular simplex attains it from
-    h = n − 1 on. All arguments broadcast.
+    γ is the least cosine gap of all sets of k < n documents. First bound, packing (of the form of
+    Theorem 1 in the ICLR 2026 version of Weller et al.): for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S.
+    ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ apart; balls of
+    radius γ/2 around them are disjoint and fit into one of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
+    Second bound, for every h: γ is at most the distance of the means of S and of its complement, and averages
+    over S (Wang et al. 2026, arXiv:2601.20844); the regular simplex attains it from h = n − 1 on. All
+    arguments broadcast.
     """
     n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
     most = _some_of(k, n - 1)

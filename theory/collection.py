@@ -7,7 +7,7 @@ mean over queries, so k depends on the sample of queries and has a 95% interval 
 interval is too narrow, and the k of the whole population mostly lies above it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -169,8 +169,7 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
     rng = np.random.default_rng(seed)
     queries, samples = (_resampled(count, rng) for count in thresholds.shape)
     failures = (special.gammainc(0.5 * k, 0.5 * thresholds**2) for k in grid)
-    means = np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
-    return Dimension(exact, *_interval(grid, means, beta))
+    return Dimension(exact, *_interval(grid, _means(failures, queries, samples), beta))
 
 
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
@@ -212,27 +211,31 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 
 
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """The k from which on at most a share β of the queries is lost. ks [K]; lost [m, K]: loss at each k.
+    """The k from which on at most a share β of the queries is lost.
 
-    inf if the last k is not enough, NaN if there are no queries. Measured failure is not monotone in k; its
-    last crossing of β counts.
+    ks [K]; lost [m, K], or [m, K, samples] for random maps that all queries share: 1 where a query is lost.
+    The interval resamples the queries and the maps. inf if the last k is not enough, NaN if there are no
+    queries. Measured failure is not monotone in k; its last crossing of β counts.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:
         return Dimension(np.nan, np.nan, np.nan)
-    above = np.flatnonzero(lost.mean(0) > beta)
+    lost = lost.reshape(*lost.shape[:2], -1)
+    above = np.flatnonzero(lost.mean((0, 2)) > beta)
     k = np.append(ks, np.inf)[above[-1] + 1] if above.size else ks[0]
-    means = _resampled(len(lost), np.random.default_rng(seed)) @ lost
+    rng = np.random.default_rng(seed)
+    queries, samples = (_resampled(count, rng) for count in (lost.shape[0], lost.shape[2]))
+    means = _means(lost.transpose(1, 0, 2), queries, samples)
     return Dimension(float(k), *_interval(ks, means, beta))
 
 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Share of Gaussian maps that push a query's best document by cosine out of the first r, [m, K].
+    """Whether Gaussian maps push a query's best document by cosine out of the first r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
-    ks [K], which is renormalised (`theory.cosine`). `samples` maps are drawn for all queries together; a
+    ks [K], which is renormalised (`theory.cosine`). `samples` maps are drawn, which all queries share; a
     map's first k rows are the map to k numbers. Documents that tie with the best are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
@@ -245,8 +248,9 @@ def cosine_lost(
     scores, each = D @ Q.T, np.arange(len(Q))
     best = scores.argmax(0)
     rivals = scores < scores[best, each] - 1e-9
-    rng, lost = np.random.default_rng(seed), np.zeros((len(Q), len(sizes)))
-    for _ in range(int(checks.whole(samples, "samples"))):
+    draws = int(checks.whole(samples, "samples"))
+    rng, lost = np.random.default_rng(seed), np.zeros((len(Q), len(sizes), draws))
+    for draw in range(draws):
         inner, squares = np.zeros(scores.shape), np.zeros((len(D), 1))
         for number, rows in enumerate(np.diff(sizes, prepend=0)):
             map_to = rng.standard_normal((D.shape[1], rows))
@@ -254,8 +258,8 @@ def cosine_lost(
             inner += part @ (Q @ map_to).T
             squares += (part**2).sum(1, keepdims=True)
             cosine = inner / np.sqrt(squares)
-            lost[:, number] += ((cosine >= cosine[best, each]) & rivals).sum(0) >= rank
-    return lost / samples
+            lost[:, number, draw] = ((cosine >= cosine[best, each]) & rivals).sum(0) >= rank
+    return lost
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
@@ -270,6 +274,11 @@ def reached_by(thresholds: Array, lost: float) -> float:
 def _resampled(count: int, rng: np.random.Generator) -> Array:
     """Weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
     return rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
+
+
+def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
+    """Mean of each failure [m, samples] in each resample of both, [RESAMPLES, K]."""
+    return np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
 
 
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:

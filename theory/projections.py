@@ -205,7 +205,8 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
     "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
     "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. Its error at β = .05 is under .01 for
-    ε ≤ .1 and .06 at ε = .4; at β = .01 and ε = .4 it is .09. Near β = ½ it falls below 1, by up to ½.
+    ε ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; at β = .01 and ε = .4 it is .09.
+    Near β = ½ it falls below 1, by up to ½.
     "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from there on suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
     The last three are real thresholds, not rounded. `margin` and `beta` broadcast.

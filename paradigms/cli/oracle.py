@@ -262,7 +262,7 @@ def verification(made: Sequence[Outcome]) -> str:
     held = {
         value: [one.verified for one in made if one.answer.answerable is value] for value in (True, False)
     }
-    residual = max((one.answer.residual for one in made if one.answer.weights is not None), default=0.0)
+    residual = max((one.answer.residual for one in made if one.answer.relevant is not None), default=0.0)
     counts = {value: f"{some.count(True)} of {len(some) - some.count(None)}" for value, some in held.items()}
     return (
         f"In rational arithmetic {counts[True]} queries and {counts[False]} certificates hold; the largest "

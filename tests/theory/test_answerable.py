@@ -86,7 +86,9 @@ def test_a_dominated_document_is_first_for_no_number_of_query_tokens():
     square = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
     tokens = np.concatenate([0.4 * square, square, 0.2 * square + [5, 0]])
     owners = np.repeat([0, 1, 2], 4)
-    assert sum_of_maxima(tokens, owners, [0]).answerable is False
+    answer = sum_of_maxima(tokens, owners, [0])
+    assert answer.answerable is False
+    assert 0 <= answer.residual < 1e-9
     assert sum_of_maxima(tokens, owners, [1]).answerable is True
     rng = np.random.default_rng(0)
     for size in (1, 3, 9):  # and no drawn query contradicts it

@@ -61,3 +61,13 @@ def test_an_interval_holds_the_noise_of_few_gaussian_vectors():
     same = exact_thresholds(problem, [10], 400, 0)[0, 0][:, :4]
     assert few.low < many.k < few.high
     assert np.ptp(np.log(projected_dimension(same)[1:])) > np.ptp(np.log(many[1:]))
+
+
+def test_an_interval_holds_the_noise_of_few_shared_maps():
+    ks, needed = np.arange(1, 11), np.random.default_rng(0).uniform(1, 10, 20)
+    lost = np.repeat((ks[:, None] < needed)[None], 5, axis=0).astype(float)
+    alike = least_dimension(ks, lost.mean(2), 0.5)  # a map loses all queries or none
+    assert alike.low == alike.high
+    drawn = least_dimension(ks, lost, 0.5)
+    assert drawn.k == alike.k
+    assert drawn.low < drawn.k < drawn.high
