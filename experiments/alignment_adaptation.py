@@ -51,7 +51,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from papers.qian2022.adaptation_claims import SOFT, Task, describe
-from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
+from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm
@@ -60,10 +60,10 @@ from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.find import Index
-from paradigms.io.typed import read_json
+from paradigms.io.checks import read_json
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.train.job import begin, keep_settings
+from paradigms.train.script import begin, keep_settings
 from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
@@ -77,11 +77,11 @@ def main(settings: Settings) -> None:
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
-        bench, place = open_bench(settings, console, ["test"], name), folder / folder_name(name)
-        bound = {"fingerprint": bench.collection.fingerprint, "measured": list(MEASURED)}
+        data, place = open_study(settings, console, ["test"], name), folder / folder_name(name)
+        bound = {"fingerprint": data.collection.fingerprint, "measured": list(MEASURED)}
         by_main(lambda place=place, bound=bound: keep_settings(bound, place, ()), accelerator)
         jobs = [
-            job(align, seed, place / align / f"seed-{seed}", bench, settings, accelerator)
+            job(align, seed, place / align / f"seed-{seed}", data, settings, accelerator)
             for align in settings.trained_with
             for seed in settings.seeds
         ]
@@ -113,25 +113,25 @@ def alignment_of(checkpoint: str) -> str:
 
 
 def job(
-    align: str, seed: int, folder: Path, bench: Bench, settings: Settings, accelerator: Accelerator
+    align: str, seed: int, folder: Path, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> Job:
     """Make the job that trains (or loads) and measures the ALIGNER with this alignment."""
 
     def make() -> Paradigm:
-        if not bench.train.queries:
+        if not data.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
         return aligner(settings.backbone, align=MEASURED[align], salience="none", **lengths_of(settings))
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
-        keys = {"collection": bench.collection.name, "trained_with": align, "seed": seed}
+        keys = {"collection": data.collection.name, "trained_with": align, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
         # entropic alignments are measured where the model was trained with one
         strategies = {name: MEASURED[name] for name in MEASURED if align in SOFT or name not in SOFT}
-        return keys | measure(paradigm, index, bench, settings.depth, strategies)
+        return keys | measure(paradigm, index, data, settings.depth, strategies)
 
     saved = Path(settings.checkpoint) if settings.checkpoint else None
     read = partial(with_document_length, length=settings.indexed_length)
-    how: Any = (make, measured, bench, settings, accelerator)
+    how: Any = (make, measured, data, settings, accelerator)
     return encoder_job(f"trained with {align}, seed {seed}", folder, seed, *how, read=read, checkpoint=saved)
 
 
@@ -144,9 +144,11 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
     return longer
 
 
-def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategies: Strategies) -> Measured:
+def measure(
+    paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: Strategies
+) -> Measured:
     """nDCG@10 of each query under each strategy, over candidates from the model's search with k = 1."""
-    test = bench.test
+    test = data.test
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
     candidates = first.search(test.queries, depth, progress=True)
     runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
@@ -158,9 +160,9 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
         if (kept := align.kept(lengths)) is not None
     }
     return {
-        "fingerprint": bench.collection.fingerprint,
+        "fingerprint": data.collection.fingerprint,
         "queries": measured["k=1"].queries,
-        "bm25": bench.lexical((MEASURE,)).values[MEASURE].tolist(),
+        "bm25": data.lexical((MEASURE,)).values[MEASURE].tolist(),
         "values": {name: table.values[MEASURE].tolist() for name, table in measured.items()},
         "several": {name: float(share) for name, share in several.items()},
     }

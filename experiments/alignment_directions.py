@@ -26,7 +26,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
 from studies.curves import at_path
-from studies.model_runs import LEARNED, Bench, unlearned, unmoved, values_of
+from studies.model_runs import LEARNED, StudyData, unlearned, unmoved, values_of
 from studies.pages import Measured, Rows, Section, verdicts
 
 from paradigms.align import DocumentToQuery
@@ -62,16 +62,16 @@ def main(settings: Settings) -> None:
     study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
 
 
-def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
+def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every system on the test queries, per query."""
-    runs = rankings(models, bench, bench.pool(settings.depth))
-    values = {system: values_of(run, bench.test, MEASURES) for system, run in runs.items()}
-    return {"queries": bench.measured, "values": values}
+    runs = rankings(models, data, data.pool(settings.depth))
+    values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
+    return {"queries": data.measured, "values": values}
 
 
-def rankings(models: list[Any], bench: Bench, pool: Run) -> dict[str, Run]:
+def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     """Map each system to the pool, scored by its rel."""
-    (mvdr, generative), corpus, queries = models, bench.collection.corpus, bench.test.queries
+    (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
     runs[FORWARD] = forward.rerank(queries, pool, progress=True)
@@ -128,20 +128,20 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[
     ]
 
 
-def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """The facts of the study, and the sections of the page by file name."""
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]
     }
-    chance = by_chance(bench.pool(settings.depth), bench.test.judgements, seeds[0]["queries"])
+    chance = by_chance(data.pool(settings.depth), data.test.judgements, seeds[0]["queries"])
     values[CHANCE] = {m: np.array([of_system] * len(seeds)) for m, of_system in chance.items()}
     table: Rows = []
     for system, of_system in values.items():
         nq, msmarco = TABLE_5.get(system, ("–", "–"))
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
-    return summary + sample(bench, settings), {
+    return summary + sample(data, settings), {
         "claims": verdicts(
             claims(values, trainings_of(results)),
             "One family of tests. A system that is not above random order, or whose model has less than "

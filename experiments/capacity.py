@@ -97,8 +97,8 @@ from papers.luan2021.capacity_claims import CapacityResults, describe
 from papers.luan2021.capacity_tasks import (
     BI,
     UNI,
-    Bench,
-    open_bench,
+    PassageTask,
+    open_task,
     predict,
     question_passages,
     read_answers,
@@ -112,12 +112,13 @@ from paradigms import PARADIGMS, RERANKERS, Paradigm
 from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.tuning import tune_raw
+from paradigms.io.checks import json_or_empty
 from paradigms.io.files import remove_folder, write_json
-from paradigms.io.typed import json_or_empty
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
 from paradigms.train.checkpoint import TRAINED
-from paradigms.train.job import begin, fit, open_collection
+from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.script import begin, open_collection
 
 SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
 POOLING = "mean"  # into one vector, as all-MiniLM-L6-v2 has learned; the paper's is cls
@@ -130,10 +131,10 @@ def main(settings: Settings) -> None:
     bound = {"fingerprint": collection.fingerprint, "pooling": POOLING}
     bind(settings, accelerator, ("systems", "seeds", "keep_models"), **bound)
     with refusing():
-        benches = open_benches(settings, collection)
+        tasks = open_tasks(settings, collection)
     jobs = [
-        job(bench, seed, name, settings, accelerator)
-        for bench in benches
+        job(task, seed, name, settings, accelerator)
+        for task in tasks
         for seed in settings.seeds
         for name in settings.systems
         if seed == settings.seeds[0] or name != INIT  # no seed changes it
@@ -141,16 +142,16 @@ def main(settings: Settings) -> None:
     results = run_jobs(jobs, accelerator, console)
     results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
     if accelerator.is_main_process:
-        results = [lexical(bench, settings.depth) for bench in benches for _ in settings.seeds] + results
+        results = [lexical(task, settings.depth) for task in tasks for _ in settings.seeds] + results
         sizes = {
             result["system"]: result["numbers"]
             for result in results
             if result["numbers"] and result["system"] != INIT
         }
-        predictions = {bench.length: predicted(bench, sizes, settings) for bench in benches}
+        predictions = {task.length: predicted(task, sizes, settings) for task in tasks}
         study = CapacityResults(settings.task, settings.lengths, results, predictions, sizes)
-        counts = {name: len(split.queries) for name, split in benches[0].collection.splits.items()}
-        passages = (f"{len(bench.collection.corpus):,} of {bench.length} tokens" for bench in benches)
+        counts = {name: len(split.queries) for name, split in tasks[0].collection.splits.items()}
+        passages = (f"{len(task.collection.corpus):,} of {task.length} tokens" for task in tasks)
         summary = (
             f"{counts['test']} test queries, the same at all lengths; passages: {', '.join(passages)}. Every "
             f"neural system comes from {settings.backbone} and learned from {counts['train']:,} queries in "
@@ -163,22 +164,22 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def open_benches(settings: Settings, collection: Collection) -> list[Bench]:
+def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
     """Open the task at every length; the paper's variant of BM25 ranks the candidates."""
     backbone = packaged(settings.backbone)
     tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
     if answering:
         answers = read_answers(Path(settings.collection))
-        tasks = question_passages(collection, answers, counts, settings.lengths, tokenizer)
+        passages = question_passages(collection, answers, counts, settings.lengths, tokenizer)
     else:
         made: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
         source = articles(under_titles(collection.corpus))
-        tasks = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **made)
+        passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **made)
     pieces = backbone if settings.terms == "pieces" else None
-    measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in tasks}
+    measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in passages}
     first = UNI if answering else BI
-    return [open_bench(n, task, measures[n], first, settings.depth, pieces) for n, task in tasks.items()]
+    return [open_task(n, cut, measures[n], first, settings.depth, pieces) for n, cut in passages.items()]
 
 
 def under_titles(corpus: Corpus) -> Corpus:
@@ -188,19 +189,19 @@ def under_titles(corpus: Corpus) -> Corpus:
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
 
 
-def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
+def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
     """Make the job that trains one system on passages of one length and measures it and its hybrids."""
-    folder = Path(settings.output) / f"length-{bench.length}" / f"seed-{seed}" / name
+    folder = Path(settings.output) / f"length-{task.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
-        how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, bench))
-        splits = bench.collection.split("train"), bench.judged(bench.dev_run, "dev")
-        runs, counts = (bench.mined, bench.dev_run), (settings.negatives, settings.dev_queries)
-        return fit(model, bench.collection, splits, runs, *counts, how, training, accelerator)
+        how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, task))
+        splits = task.collection.split("train"), task.judged(task.dev_run, "dev")
+        runs, counts = (task.mined, task.dev_run), (settings.negatives, settings.dev_queries)
+        return fit(model, task.collection, splits, runs, *counts, how, training, accelerator)
 
     def prepare() -> Any:
-        make = partial(build, name, bench.length, settings)
+        make = partial(build, name, task.length, settings)
         if name == INIT:
             return make().to(accelerator.device).eval()
         return trained_once(folder, seed, make, train, accelerator)
@@ -208,17 +209,17 @@ def job(bench: Bench, seed: int, name: str, settings: Settings, accelerator: Acc
     def measured(model: Any) -> Measured:
         measurements = {
             "system": name,
-            "length": bench.length,
+            "length": task.length,
             "seed": seed,
             "numbers": 0 if name == CROSS else numbers_of(model),
         }
         measurements |= training_of(folder)  # untrained beside trained on dev queries
-        measurements |= measure(model, name, bench, settings, accelerator.mixed_precision)
+        measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
         if not settings.keep_models:
             remove_folder(folder, TRAINED)
         return measurements
 
-    title = f"{bench.collection.name}, seed {seed}, {name}"
+    title = f"{task.collection.name}, seed {seed}, {name}"
     return Job(title, folder.with_name(f"{name}.json"), prepare, measured)
 
 
@@ -239,7 +240,7 @@ def build(name: str, length: int, settings: Settings) -> Model:
     return PARADIGMS["dpr"](settings.backbone, **common)
 
 
-def temperature(model: Paradigm, bench: Bench) -> float:
+def temperature(model: Paradigm, task: PassageTask) -> float:
     """τ of the softmax: the spread of the untrained system's scores for a training query.
 
     Inner products spread by √k or more if vectors are layer-normed, and less if they are means of many
@@ -247,7 +248,7 @@ def temperature(model: Paradigm, bench: Bench) -> float:
     another, and a short training would mostly measure that difference. Cross-attention takes 1: its head
     starts near 0 and learns its own scale.
     """
-    train, corpus = bench.collection.split("train"), bench.collection.corpus
+    train, corpus = task.collection.split("train"), task.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
     documents = model.encode_documents([corpus[n] for n in passages])
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
@@ -261,44 +262,44 @@ def numbers_of(model: Paradigm) -> int:
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
 
-def measure(model: Model, name: str, bench: Bench, settings: Settings, precision: str) -> dict[str, Any]:
+def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
     """stages: system -> stage -> the measure of each test query; weights: hybrid -> λ."""
-    corpus, queries = bench.collection.corpus, bench.collection.split("test").queries
+    corpus, queries = task.collection.corpus, task.collection.split("test").queries
     retriever = retriever_of(model, corpus, precision=precision, progress=True)
     if name == CROSS:
-        run = retriever.rerank(queries, bench.pool, progress=True)
-        return {"stages": {name: {"rerank": bench.values(run)}}, "weights": {}}
+        run = retriever.rerank(queries, task.pool, progress=True)
+        return {"stages": {name: {"rerank": task.values(run)}}, "weights": {}}
     stages: dict[str, dict[str, list[float]]] = {}
     weights: dict[str, float] = {}
-    stages[name] = both_stages(bench, retriever, settings.depth)
-    for sparse, bm25 in bench.bm25.items() if name in settings.hybrids else ():
+    stages[name] = both_stages(task, retriever, settings.depth)
+    for sparse, bm25 in task.bm25.items() if name in settings.hybrids else ():
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)
-        scores = fused.runs(bench.collection.split("dev").queries)
-        weight = tune_raw(*scores, bench.judged(scores[0], "dev"), measure=bench.measure)
+        scores = fused.runs(task.collection.split("dev").queries)
+        weight = tune_raw(*scores, task.judged(scores[0], "dev"), measure=task.measure)
         run = fuse(fused.runs(queries), (1.0, weight), "raw")
-        stages[hybrid], weights[hybrid] = {"retrieve": bench.values(run)}, weight
+        stages[hybrid], weights[hybrid] = {"retrieve": task.values(run)}, weight
     return {"stages": stages, "weights": weights}
 
 
-def both_stages(bench: Bench, retriever: Retriever, depth: int) -> dict[str, list[float]]:
+def both_stages(task: PassageTask, retriever: Retriever, depth: int) -> dict[str, list[float]]:
     """The measure for each test query, for reranking and for retrieval."""
-    queries = bench.collection.split("test").queries
-    reranked, run = retriever.rerank(queries, bench.pool), retriever.search(queries, depth)
-    return {"rerank": bench.values(reranked), "retrieve": bench.values(run)}
+    queries = task.collection.split("test").queries
+    reranked, run = retriever.rerank(queries, task.pool), retriever.search(queries, depth)
+    return {"rerank": task.values(reranked), "retrieve": task.values(run)}
 
 
-def lexical(bench: Bench, depth: int) -> dict[str, Any]:
+def lexical(task: PassageTask, depth: int) -> dict[str, Any]:
     """Measure both variants of BM25, in the form of the other results."""
-    stages = {name: both_stages(bench, bm25, depth) for name, bm25 in bench.bm25.items()}
-    return {"system": UNI, "length": bench.length, "numbers": 0, "stages": stages}
+    stages = {name: both_stages(task, bm25, depth) for name, bm25 in task.bm25.items()}
+    return {"system": UNI, "length": task.length, "numbers": 0, "stages": stages}
 
 
-def predicted(bench: Bench, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
+def predicted(task: PassageTask, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
     """Run `predict` for every size; keep its results in the results folder."""
-    file = Path(settings.output) / f"length-{bench.length}" / "theory.json"
+    file = Path(settings.output) / f"length-{task.length}" / "theory.json"
     dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():
-        predictions = predict(bench, dimensions, settings.theory_queries, settings.samples)
+        predictions = predict(task, dimensions, settings.theory_queries, settings.samples)
         write_json(file, predictions)
     return predictions

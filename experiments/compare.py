@@ -18,7 +18,7 @@ from typing import Any, Literal
 from studies.settings import (
     EncoderTraining,
     Results,
-    System,
+    SystemSettings,
     at_least,
     different,
     launch,
@@ -112,7 +112,7 @@ from rich.console import Console
 from studies import systems
 from studies.comparison_report import make_report, show
 from studies.model_runs import training_cost
-from studies.systems import CUT, Data, Training
+from studies.systems import CUT, ComparisonData, Training
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, Run, load_collection, read_run, write_run
@@ -120,21 +120,14 @@ from paradigms.data.identical import left_out, without_own
 from paradigms.encoder.text import ENCODERS
 from paradigms.evaluate import candidates
 from paradigms.find import INDEXES
+from paradigms.io.checks import read_json
 from paradigms.io.files import remove_folder, write_json
 from paradigms.io.plugins import LOADED, plugin_of
-from paradigms.io.typed import read_json
 from paradigms.retrieve import WithoutOwn
 from paradigms.store.building import BUILT
-from paradigms.train.job import (
-    STATES,
-    begin,
-    content,
-    deleted_after,
-    environment,
-    keep_settings,
-    open_collection,
-)
+from paradigms.train.fit import STATES, deleted_after
 from paradigms.train.loop import Paused
+from paradigms.train.script import begin, content, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
@@ -215,7 +208,7 @@ def main(settings: Settings) -> int:
 
 
 def run_all(
-    data: Data, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
+    data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the minutes run out."""
     runs, first = systems.training_runs(settings), True
@@ -261,7 +254,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     )
 
 
-def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
+def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
     """The content that a system's results are bound to: its settings, its training, and named files."""
     training = systems.training_settings(system, settings, seed)
     found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
@@ -274,7 +267,7 @@ def bound(system: System, settings: Settings, seed: int) -> dict[str, Any]:
     return own | content(**found) | content(**plugins)
 
 
-def run_bm25(data: Data, settings: Settings) -> None:
+def run_bm25(data: ComparisonData, settings: Settings) -> None:
     """Run BM25 on whole and on truncated documents: runs, costs, and the candidates of rerank mode."""
     test, folder, pool = data.test, Path(settings.output), Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
@@ -296,7 +289,7 @@ def run_bm25(data: Data, settings: Settings) -> None:
         write_json(folder / name / "costs.json", cost | {"rows": written})
 
 
-def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
+def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
     """Map each stage to the queries that a system answers. pool: the candidates of rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
@@ -304,7 +297,12 @@ def asked_of(data: Data, pool: Run) -> dict[str, Names[str]]:
 
 
 def run_system(
-    name: str, of: Training, data: Data, settings: Settings, accelerator: Accelerator, console: Console
+    name: str,
+    of: Training,
+    data: ComparisonData,
+    settings: Settings,
+    accelerator: Accelerator,
+    console: Console,
 ) -> None:
     """Train or load, encode, search and rerank one system.
 

@@ -67,7 +67,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study
 from studies.curves import at_path
-from studies.model_runs import LEARNED, Bench, unlearned, values_of
+from studies.model_runs import LEARNED, StudyData, unlearned, values_of
 from studies.pages import Measured, Section, printed, verdicts
 
 from paradigms import GENERATIVE, Generative
@@ -102,30 +102,30 @@ def main(settings: Settings) -> None:
     study(settings, "Document encodings", tasks, measure, report, half=True)
 
 
-def measure(settings: Settings, system: str, _: int, bench: Bench, models: list[Any]) -> Measured:
+def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every search: one value per measure and test query. Without a model: BM25."""
-    queries, corpus = bench.test.queries, bench.collection.corpus
+    queries, corpus = data.test.queries, data.collection.corpus
     if not models:
-        runs = {"retrieve": bench.bm25.search(queries, 10)}
+        runs = {"retrieve": data.bm25.search(queries, 10)}
     elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
     elif SYSTEMS[system].partition("-")[0] in GENERATIVE:
-        runs = generative_runs(models[0], bench, settings)
+        runs = generative_runs(models[0], data, settings)
     else:
         runs = {"retrieve": retriever_of(models[0], corpus).search(queries, 10)}
     recalls: Measured = {
-        stage: values_of(run, bench.test if stage == "retrieve" else bench.test.only(run), MEASURES)
+        stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
         for stage, run in runs.items()
     }
-    return recalls | {"queries": bench.measured}
+    return recalls | {"queries": data.measured}
 
 
-def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict[str, Run]:
+def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:
     """Runs of the search; for identifiers in a trie also of greedy search and of scoring all documents.
 
     Scores of cluster names are left out, as a search takes the best of several ways to write a name.
     """
-    queries, words = bench.test.queries, model.identifiers.end is None
+    queries, words = data.test.queries, model.identifiers.end is None
 
     def search(beams: int) -> Run:
         model.settings = replace(model.settings, beams=beams)
@@ -133,8 +133,8 @@ def generative_runs(model: Generative, bench: Bench, settings: Settings) -> dict
 
     runs = {"retrieve": search(SEAL_BEAMS if words else settings.beams)}
     if not words and model.clusters is None:
-        some = bench.measured[:SEARCHED]
-        pool = {q: dict.fromkeys(bench.collection.corpus.ids, 0.0) for q in some}
+        some = data.measured[:SEARCHED]
+        pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in some}
         best = GenerativeRetriever(model).rerank(queries, pool)
         runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
         greedy = search(1)
@@ -228,7 +228,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
     return claims
 
 
-def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """The facts of the study, and the sections of the page by file name."""
     values: dict[str, Values] = {
         stage: {
@@ -239,7 +239,7 @@ def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str,
         for stage in SEARCHES
     }
     left = quoted(name for name in SYSTEMS if name not in settings.systems)
-    summary = sample(bench, settings) + (f" Not compared: {left}." if left else "")
+    summary = sample(data, settings) + (f" Not compared: {left}." if left else "")
     of_tables = claims(values["retrieve"])
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "

@@ -58,7 +58,7 @@ from paradigms.find import INDEXES, Index, Store, open_index
 from paradigms.io.files import write_json
 from paradigms.registry import as_paradigm
 from paradigms.store.checksum import weights_checksum
-from paradigms.train.job import begin, environment, keep_settings, open_collection
+from paradigms.train.script import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 

@@ -58,12 +58,12 @@ from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.encodings import NearDocuments
+from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import read_json
 from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
-from paradigms.train.job import open_collection
+from paradigms.train.script import open_collection
 
 BLOCK = 1 << 16  # padded tokens that are read at once
 LISTS = 256  # of the compressed indexes

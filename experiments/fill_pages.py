@@ -45,8 +45,8 @@ from typing import Any
 
 from studies.pages import STUDY, markdown_rows
 
+from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
-from paradigms.io.typed import read_json
 
 BLOCK = re.compile(r"(<!-- (claims|table): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"\]\(results/([^)/]+)\.([^)./]+)\.svg\)")

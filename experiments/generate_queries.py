@@ -70,8 +70,8 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
-from paradigms.train.job import keep_settings, open_collection
 from paradigms.train.mining import mine
+from paradigms.train.script import keep_settings, open_collection
 
 TOP_P = 0.95  # of sampling
 

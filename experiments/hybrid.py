@@ -69,10 +69,10 @@ from accelerate import Accelerator
 from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridResults, describe, hybrid_name
 from studies.model_runs import (
     DEV,
-    Bench,
     Job,
+    StudyData,
     bind,
-    open_bench,
+    open_study,
     run_jobs,
     some_queries,
     trained_once,
@@ -88,9 +88,10 @@ from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import per_query
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.retrieve import Fused, Indexed, Reranking, Retriever, fuse, union
-from paradigms.train.job import NEGATIVES_DEPTH, begin, fit
+from paradigms.train.fit import NEGATIVES_DEPTH, fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
+from paradigms.train.script import begin
 
 # Of DE-BERT's vectors and ME-BERT's query. The paper's is cls; all-MiniLM-L6-v2 has learned mean, and with
 # cls its first vector wins every maximum of ME-BERT.
@@ -101,23 +102,23 @@ FIRST = "first"  # the round that starts from the backbone
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bench = open_bench(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, ["seeds"], fingerprint=bench.collection.fingerprint, pooling=POOLING)
+    data = open_study(settings, console, ("training", "dev", "test"))
+    bind(settings, accelerator, ["seeds"], fingerprint=data.collection.fingerprint, pooling=POOLING)
     jobs = [
         Job(
-            f"{bench.collection.name}, seed {seed}",
+            f"{data.collection.name}, seed {seed}",
             folder_of(seed, settings) / "measured.json",
-            partial(trained, seed, bench, settings, accelerator),
-            partial(measure, seed, bench, settings, accelerator),
+            partial(trained, seed, data, settings, accelerator),
+            partial(measure, seed, data, settings, accelerator),
         )
         for seed in settings.seeds
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         summary = (
-            f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
+            f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. Every model comes from {settings.backbone} and learns from "
-            f"{len(bench.train.queries):,} queries: the dense ones in rounds of {settings.steps} steps of "
+            f"{len(data.train.queries):,} queries: the dense ones in rounds of {settings.steps} steps of "
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
         )
@@ -131,7 +132,7 @@ def folder_of(seed: int, settings: Settings) -> Path:
 
 
 def trained(
-    seed: int, bench: Bench, settings: Settings, accelerator: Accelerator
+    seed: int, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
     """(name, round) -> model, for all models of a seed. Models in its folder are not trained again."""
     folder = folder_of(seed, settings)
@@ -139,7 +140,7 @@ def trained(
     models: dict[tuple[str, str], Any] = {}
     for name, round in [*rounds, (RERANKER, FIRST)]:
         make = partial(start, name, round, folder, settings)
-        go_on = partial(train, name, round, seed, bench, settings, accelerator)
+        go_on = partial(train, name, round, seed, data, settings, accelerator)
         models[name, round] = trained_once(folder / f"{name}-{round}", seed, make, go_on, accelerator)
     return models
 
@@ -159,34 +160,38 @@ def train(
     name: str,
     round: str,
     seed: int,
-    bench: Bench,
+    data: StudyData,
     settings: Settings,
     accelerator: Accelerator,
     model: Any,
     folder: Path,
 ) -> Any:
     """Train the model for a round."""
-    corpus, mined, count = bench.collection.corpus, bench.mined, settings.negatives
+    corpus, mined, count = data.collection.corpus, data.mined, settings.negatives
     if round == "mined":
-        mined = mine(model, corpus, bench.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
+        mined = mine(model, corpus, data.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
     options = training_fields(settings) | {"save_every": 100}
     if name == RERANKER:
         options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
         count = settings.rerank_negatives
     # Another order of the queries than in the round before.
     how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
-    splits, runs = (bench.train, bench.dev), (mined, bench.dev_run)
-    dev_queries = settings.dev_queries or len(bench.dev.queries)
-    return fit(model, bench.collection, splits, runs, count, dev_queries, how, folder, accelerator)
+    splits, runs = (data.train, data.dev), (mined, data.dev_run)
+    dev_queries = settings.dev_queries or len(data.dev.queries)
+    return fit(model, data.collection, splits, runs, count, dev_queries, how, folder, accelerator)
 
 
 def measure(
-    seed: int, bench: Bench, settings: Settings, accelerator: Accelerator, models: dict[tuple[str, str], Any]
+    seed: int,
+    data: StudyData,
+    settings: Settings,
+    accelerator: Accelerator,
+    models: dict[tuple[str, str], Any],
 ) -> Measured:
     """Measure a seed's systems on the test queries, with the choices made on dev queries."""
-    test, depth, corpus = bench.test, settings.depth, bench.collection.corpus
-    dev = some_queries(bench.dev, settings.dev_queries)
-    sparse = dict(zip(SPARSE, (bench.bm25, BM25(corpus, ngrams=2)), strict=True))
+    test, depth, corpus = data.test, settings.depth, data.collection.corpus
+    dev = some_queries(data.dev, settings.dev_queries)
+    sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
     runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}
     on_dev: dict[str, Any] = {
@@ -210,7 +215,7 @@ def measure(
             λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
             runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
             weights[hybrid] = {"round": round, "λ": λ}
-    measurements: Measured = {"seed": seed, "queries": bench.measured, "dev": on_dev, "weights": weights}
+    measurements: Measured = {"seed": seed, "queries": data.measured, "dev": on_dev, "weights": weights}
     measurements["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
     measurements["rounds"] = {
         system: {round: values_of(run, test, MEASURES) for round, run in each.items()}
@@ -220,7 +225,7 @@ def measure(
         DENSE.get(name, name): dev_change(name, chosen.get(DENSE.get(name, name), FIRST), seed, settings)
         for name in (*DENSE, RERANKER)
     }
-    work = models[RERANKER, FIRST], runs, settings.rerank_depths, bench, accelerator.mixed_precision
+    work = models[RERANKER, FIRST], runs, settings.rerank_depths, data, accelerator.mixed_precision
     return measurements | {"rerank": rerank(*work)}
 
 
@@ -231,10 +236,10 @@ def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured
 
 
 def rerank(
-    reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], bench: Bench, precision: str
+    reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
     """system → depth → RR@10 of each query, after reranking only its first `depth` documents."""
-    queries, corpus = bench.test.queries, bench.collection.corpus
+    queries, corpus = data.test.queries, data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
     reranking = Reranking(reranker, corpus, precision=precision)
@@ -244,7 +249,7 @@ def rerank(
         return {q: {d: scores[q][d] for d in best_first(run[q], depth)} for q in run}
 
     return {
-        system: {str(n): values_of(anew(run, n), bench.test, (RR,))[RR] for n in depths}
+        system: {str(n): values_of(anew(run, n), data.test, (RR,))[RR] for n in depths}
         for system, run in heads.items()
     }
 

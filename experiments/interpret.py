@@ -42,7 +42,7 @@ from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.io.device import chosen_device
 from paradigms.io.terminal import Terminal
-from paradigms.train.job import open_collection
+from paradigms.train.script import open_collection
 
 QUERIES = 4
 SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # of the words, that are called salient

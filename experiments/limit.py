@@ -77,7 +77,7 @@ from paradigms.data import Collection, Corpus, Problems, Split, load_collection,
 from paradigms.data.beir import write_folder
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate import on_split
-from paradigms.train.job import begin
+from paradigms.train.script import begin
 from theory import capacity
 
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."

@@ -40,7 +40,7 @@ from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import TaskResults, sample, study
 from scipy.stats import spearmanr
 from studies.curves import Curves
-from studies.model_runs import Bench
+from studies.model_runs import StudyData
 from studies.pages import Measured, Section, verdicts
 
 from paradigms import Generative
@@ -72,36 +72,36 @@ def main(settings: Settings) -> None:
     study(settings, "The logit as relevance", tasks, measure, report, heard=True)
 
 
-def measure(settings: Settings, _: str, seed: int, bench: Bench, __: list[Any]) -> Measured:
+def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:
     """Measure `state` before the training of the seed's model, and at evenly spaced steps."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     remove_folder(folder, TRAINED)  # of an interrupted run, whose states are lost
     torch.manual_seed(seed)
     accelerator = Accelerator()
-    model = trained_pairs.build(settings.paradigm, seed, bench, settings).to(accelerator.device)
-    pairs, seen = trained_pairs.pairs_of(model, bench, settings, Problems()), list[Any]()
+    model = trained_pairs.build(settings.paradigm, seed, data, settings).to(accelerator.device)
+    pairs, seen = trained_pairs.pairs_of(model, data, settings, Problems()), list[Any]()
     every = max(1, settings.generative_steps // settings.states)
 
     def dev(model: Generative) -> np.ndarray:
-        seen.append(state(model, bench, settings.depth))
+        seen.append(state(model, data, settings.depth))
         return np.zeros(1)  # which chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
     training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
     kept = Path(settings.models) / "states"
-    fit_pairs(model, bench.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
+    fit_pairs(model, data.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
     steps = [n * every for n in range(len(seen))]
-    return {"queries": list(bench.pool(settings.depth)), "steps": steps, "states": seen}
+    return {"queries": list(data.pool(settings.depth)), "steps": steps, "states": seen}
 
 
-def state(model: Generative, bench: Bench, depth: int) -> dict[str, list[float]]:
+def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[float]]:
     """Map each quantity to its value per query, over the query's candidates.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """
-    pool, judgements = bench.pool(depth), bench.test.judgements
+    pool, judgements = data.pool(depth), data.test.judgements
     retriever = GenerativeRetriever(model)
-    runs = dict(zip(SCORERS, retriever.rankings(bench.test.queries, pool, SCORERS, whole=True), strict=True))
+    runs = dict(zip(SCORERS, retriever.rankings(data.test.queries, pool, SCORERS, whole=True), strict=True))
     lengths = {
         id: max((len(model.target(n)) for n in model.identifiers.numbers_of(document)), default=0)
         for id, document in model.identifiers.positions.items()
@@ -142,7 +142,7 @@ def claims(values: Values, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """The facts of the study, and the sections of the page by file name."""
     seeds = results[settings.paradigm]
     values = {
@@ -155,7 +155,7 @@ def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str,
         panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in shown.items()}
         for panel, shown in names.items()
     }
-    summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(bench, settings)}"
+    summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(data, settings)}"
     return summary, {
         "claims": verdicts(
             claims(values, "".join(trained_pairs.unlearned_models(seeds))),

@@ -27,7 +27,7 @@ import numpy as np
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
 from studies.curves import at_path
-from studies.model_runs import Bench
+from studies.model_runs import StudyData
 from studies.pages import Measured, Section, verdicts
 
 from paradigms import Generative
@@ -61,12 +61,12 @@ def main(settings: Settings) -> None:
     study(settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, heard=True)
 
 
-def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> Measured:
+def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts of each query's rel."""
     (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    pairs, names = relevant(bench), []
-    texts = [bench.test.queries[query] for query in pairs]
+    pairs, names = relevant(data), []
+    texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
         for text, document in bar.track(
             list(zip(texts, pairs.values(), strict=True)), description="attention"
@@ -79,11 +79,11 @@ def measure(_: Settings, __: str, ___: int, bench: Bench, models: list[Any]) -> 
     return {"queries": list(pairs), "heads": heads, "parts": parts_of_rel(model, texts, names)}
 
 
-def relevant(bench: Bench) -> dict[str, str]:
+def relevant(data: StudyData) -> dict[str, str]:
     """The judged test queries, each with its most relevant document."""
     return {
-        query: min((-grade, id) for id, grade in bench.test.judgements[query].items() if grade > 0)[1]
-        for query in sorted(bench.measured)
+        query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
+        for query in sorted(data.measured)
     }
 
 
@@ -216,7 +216,7 @@ def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
     ]
 
 
-def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """The facts of the study, and the sections of the page by file name."""
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
@@ -226,7 +226,7 @@ def report(settings: Settings, bench: Bench, results: TaskResults) -> tuple[str,
     columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
-    return f"{summary}document. {sample(bench, settings)}", {
+    return f"{summary}document. {sample(data, settings)}", {
         "claims": verdicts(
             claims(heads, "".join(unlearned_models(seeds))),
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "

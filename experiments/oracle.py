@@ -50,10 +50,10 @@ from paradigms import Paradigm, load
 from paradigms.cli.oracle import Outcome, check, drawn, outcomes, proportion, stored
 from paradigms.data import Split
 from paradigms.find import kinds, open_index
+from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import read_json
 from paradigms.store import Store
 
 PANEL = (3.2, 2.8)  # inches

@@ -47,7 +47,7 @@ from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms,
 from paradigms.data import Judgements
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import Claim
-from paradigms.train.job import begin, open_collection
+from paradigms.train.script import begin, open_collection
 from theory.answerable import one_vector
 from theory.collection import (
     Dimension,

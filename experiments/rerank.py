@@ -79,7 +79,7 @@ from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, fuse, retriever_of
-from paradigms.train.job import open_collection
+from paradigms.train.script import open_collection
 from paradigms.train.tracking import PATIENCE, check_launch
 
 

@@ -42,7 +42,7 @@ from bm25s.stopwords import STOPWORDS_EN_PLUS
 from papers.qian2022.pruning_claims import SALIENT_IN, PruningResults, describe
 from scipy.stats import rankdata
 from studies.alignment_view import words
-from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs, values_of
+from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs, values_of
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm
@@ -56,7 +56,7 @@ from paradigms.find.scan import Exact
 from paradigms.retrieve import Indexed, union
 from paradigms.retrieve.strategies import rerank_strategies
 from paradigms.store.pruning import most_salient
-from paradigms.train.job import begin
+from paradigms.train.script import begin
 
 L1 = 1.0  # coefficient of the mean salience in the loss
 METHODS: dict[str, dict[str, Any]] = {
@@ -80,29 +80,29 @@ MOST = 2000  # documents that are retrieved most, as in the paper
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bench, eps = open_bench(settings, console), settings.eps or EPS
-    bound = RATIOS | {"l1": L1, "fingerprint": bench.collection.fingerprint, "eps": eps}
+    data, eps = open_study(settings, console), settings.eps or EPS
+    bound = RATIOS | {"l1": L1, "fingerprint": data.collection.fingerprint, "eps": eps}
     bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
     jobs = [
-        job(method, seed, bench, settings, accelerator)
+        job(method, seed, data, settings, accelerator)
         for seed in settings.seeds
         for method in settings.methods
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         query, document = RATIOS.values()
-        pruning = PruningResults(results, (query, document), bench.lexical(MEASURES))
+        pruning = PruningResults(results, (query, document), data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
             "seeds and test queries."
         )
-        title = f"Pruning by salience on {bench.collection.name}"
+        title = f"Pruning by salience on {data.collection.name}"
         publish(settings, title, summary, describe(pruning), accelerator)
     accelerator.end_training()
 
 
-def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
+def job(method: str, seed: int, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
     """Make the function that trains and measures an ALIGNER with one of METHODS."""
 
     def make() -> Paradigm:
@@ -111,20 +111,22 @@ def job(method: str, seed: int, bench: Bench, settings: Settings, accelerator: A
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
-        return keys | measure(paradigm, index, bench, settings.depth, method == "entropic")
+        return keys | measure(paradigm, index, data, settings.depth, method == "entropic")
 
     folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
-    return encoder_job(name, folder, seed, make, measured, bench, settings, accelerator)
+    return encoder_job(name, folder, seed, make, measured, data, settings, accelerator)
 
 
-def content_words(paradigm: Paradigm, index: Index, bench: Bench, queries: Tokens) -> dict[str, list[float]]:
+def content_words(
+    paradigm: Paradigm, index: Index, data: StudyData, queries: Tokens
+) -> dict[str, list[float]]:
     """The rank advantage of content words by salience, for each query and its relevant document.
 
     The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind.
     """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
-    test, corpus = bench.test, bench.collection.corpus
+    test, corpus = data.test, data.collection.corpus
     places = {query: n for n, query in enumerate(test.queries)}
     for name, judged in test.judgements.items():
         relevant = [d for d, grade in judged.items() if grade > 0]
@@ -171,14 +173,14 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
-def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategies: bool) -> Measured:
+def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
     """Measure each pair's costs, and each query before and after refinement.
 
     Also measures which words are salient or, without salience, the share of tokens that are retrieved.
 
     strategies: whether Figure 7's pair is also refined with every alignment.
     """
-    test, dim = bench.test, paradigm.encoder.dim
+    test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
     pruned = {d: Index(index.store.copy(kinds.exact(), keep=d)) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
@@ -210,7 +212,7 @@ def measure(paradigm: Paradigm, index: Index, bench: Bench, depth: int, strategi
     if "salience" in index.store.columns:
         gate = measure_gate(index.store.columns["salience"], index.store.offsets)
         more: Measured = {"gate": asdict(gate)}
-        more |= {"content words": content_words(paradigm, index, bench, queries)}
+        more |= {"content words": content_words(paradigm, index, data, queries)}
     else:
         more = {"retrieved": retrieved_share(index, queries)}
     return more | {"strategies": adapted, "points": points}

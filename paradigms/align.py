@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from paradigms.core import Pairs, Tokens, Valid
-from paradigms.fixed import MOST_PLANES, buckets_of, random_planes, shares
-from paradigms.io.typed import Range, check_several, check_types, naming
+from paradigms.core import TokenPairs, Tokens, Valid
+from paradigms.io.checks import Range, check_several, check_types, naming
+from paradigms.muvera import MOST_PLANES, buckets_of, random_planes, shares
 from paradigms.relax import SMALLEST_EPS, entropic_topk
 
 Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
@@ -55,7 +55,7 @@ class Alignment:
         with naming(type(self).__name__):
             check_types(self)
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         raise NotImplementedError
 
     def kept(self, lengths: Lengths) -> Lengths | None:
@@ -105,7 +105,7 @@ def as_alignment(align: Alignment | str) -> Alignment:
 class AllPairs(Alignment, reads=()):
     """A = 1: with one vector on each side, the inner product of DPR (Karpukhin et al. 2020)."""
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return valid.to(S.dtype)
 
     def kept(self, lengths: Lengths) -> Lengths:
@@ -118,7 +118,7 @@ class QueryToDocument(Alignment, reads={"similarity"}):
     ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) of Wu et al. 2024, Eq. 6.
     """
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _argmax(S, valid, axis=-2)
 
     def kept(self, lengths: Lengths) -> Lengths:
@@ -128,14 +128,14 @@ class QueryToDocument(Alignment, reads={"similarity"}):
 class DocumentToQuery(Alignment, reads={"similarity"}):
     """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) of Wu et al. 2024, Table 5, for reranking."""
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _argmax(S, valid, axis=-1)
 
 
 class EqualIds(Alignment, reads={"similarity", "ids"}):
     """A_ij = 1 iff i = argmax_i' S_i'j over id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         d, q = ids_of(documents, queries)
         return _argmax(S, valid & (d[..., :, None] == q[..., None, :]), axis=-2)
 
@@ -151,7 +151,7 @@ class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
 
     positive = True
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         ids, _ = ids_of(documents, queries)
         return EqualIds()(S, valid, documents, queries) * ((S.detach() > 0) | (ids < 0)[..., :, None])
 
@@ -174,7 +174,7 @@ class PoolTopK(Alignment, reads={"similarity", "pool"}):
         if self.k >= 1 and not isinstance(self.k, int):
             raise ValueError(f"PoolTopK: k={self.k} must be a whole number of tokens or a share below 1")
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _argmax(S, retrieved_tokens(S, valid, self.k), axis=-2)
 
 
@@ -183,7 +183,7 @@ class TopK(Alignment, reads={"similarity"}):
 
     k: Annotated[int, Range(1, 1 << 40)]
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _largest(S, valid, self.kept(documents.mask.sum(-1)))
 
     def kept(self, lengths: Lengths) -> Lengths:
@@ -195,7 +195,7 @@ class TopP(Alignment, reads={"similarity", "lengths"}):
 
     p: Annotated[float, Range(0, 1, above=True)]
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _largest(S, valid, self.kept(documents.mask.sum(-1)))
 
     def kept(self, lengths: Lengths) -> Lengths:
@@ -210,7 +210,7 @@ class Entropic(Alignment, reads={"similarity"}):
     eps: Annotated[int | float, Range(SMALLEST_EPS, 1e6)]
     iterations: Annotated[int | None, Range(1, 1000)] = None  # steps of Eq. 5; None solves exactly
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
         return entropic_topk(columns, float(self.k), self.eps, real, self.iterations).transpose(-1, -2)
 
@@ -228,7 +228,7 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
     fill: bool = True
     seed: int = 0
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         A = torch.zeros_like(S)
         h = documents.vectors.shape[-1]
         for normals in random_planes(h, self.planes, self.repetitions, self.seed):
@@ -252,7 +252,7 @@ def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]
     return share.clamp(min=1) if k < 1 else torch.full_like(tokens, int(k))
 
 
-def retrieved_tokens(S: Pairs, valid: Valid, k: int | float) -> Valid:
+def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
     """Â of XTR: which pairs are among query token j's k most similar tokens of the whole pool."""
     if k <= 0:
         raise ValueError(f"token retrieval needs k above 0, got {k}")
@@ -265,14 +265,14 @@ def retrieved_tokens(S: Pairs, valid: Valid, k: int | float) -> Valid:
     return valid & (S.detach() >= threshold[:, None, None, :])
 
 
-def _argmax(S: Pairs, valid: Valid, axis: int) -> Pairs:
+def _argmax(S: TokenPairs, valid: Valid, axis: int) -> TokenPairs:
     if not S.shape[axis]:
         return torch.zeros_like(S)
     best = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
     return torch.zeros_like(S).scatter(axis, best, 1.0) * valid
 
 
-def _largest(S: Pairs, valid: Valid, k: Int[Tensor, "x n"]) -> Pairs:
+def _largest(S: TokenPairs, valid: Valid, k: Int[Tensor, "x n"]) -> TokenPairs:
     most = min(int(k.max()) if k.numel() else 1, S.shape[-2])
     best = S.detach().masked_fill(~valid, -torch.inf).topk(most, dim=-2).indices
     within = torch.arange(most, device=S.device)[:, None] < k[..., None, None]
@@ -284,27 +284,27 @@ def _largest(S: Pairs, valid: Valid, k: Int[Tensor, "x n"]) -> Pairs:
 SMALLEST = 1e-6  # stands in for a Z of 0, whose sum is 0 as well: nothing aligned, rel = 0
 
 
-def one(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Z = 1."""
     return A.new_ones(A.shape[:2])
 
 
-def query_tokens(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+def query_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Z = N, the query's real tokens: changes no ranking, but the scale that a loss sees."""
     return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 
-def document_tokens(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+def document_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Z = M, the document's real tokens."""
     return documents.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 
-def total(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+def total(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Z = Σ A (Qian et al. 2022, Eq. 1), at least 1e-6: where nothing is aligned rel is 0, not 0/0."""
     return A.sum((-2, -1)).clamp(min=SMALLEST)
 
 
-def retrieved(A: Pairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
+def retrieved(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Z = |{j : A_ij > 0 for some i}|, query tokens that retrieved one of d's (Lee et al. 2023, Eq. 2)."""
     return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
 

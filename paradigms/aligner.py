@@ -12,7 +12,7 @@ from typing import Annotated
 
 from paradigms.align import Alignment, TopK, as_alignment
 from paradigms.encoder.settings import EncoderSettings, Salience
-from paradigms.io.typed import Range
+from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from paradigms.align import EqualIds
 from paradigms.encoder.settings import EncoderSettings
-from paradigms.io.typed import Range
+from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Pairs: TypeAlias = Float[Tensor, "b n i j"]
+TokenPairs: TypeAlias = Float[Tensor, "b n i j"]
 Valid: TypeAlias = Bool[Tensor, "b n i j"]
 
 
@@ -54,9 +54,9 @@ class Tokens:
 
 # A of the formula: (S, valid, documents, queries) -> A, of S's shape. Hard alignments are 0/1 and carry
 # no gradient, which makes the gradient of rel exactly that of max or top-k; soft ones are differentiable.
-Align: TypeAlias = Callable[[Pairs, Valid, Tokens, Tokens], Pairs]
+Align: TypeAlias = Callable[[TokenPairs, Valid, Tokens, Tokens], TokenPairs]
 # Z of the formula: (A, documents, queries) -> Z.
-Normalise: TypeAlias = Callable[[Pairs, Tokens, Tokens], Float[Tensor, "b n"]]
+Normalise: TypeAlias = Callable[[TokenPairs, Tokens, Tokens], Float[Tensor, "b n"]]
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Interaction:
     The rel of a decoder has one more part, `rest`, which comes from the identifier's prefix alone.
     """
 
-    similarity: Pairs  # S = DᵀQ; 0 where either token is padding
-    alignment: Pairs  # A
+    similarity: TokenPairs  # S = DᵀQ; 0 where either token is padding
+    alignment: TokenPairs  # A
     normaliser: Float[Tensor, "b n"]  # Z
     rest: Float[Tensor, "b n"] | None = None  # None = 0
 
@@ -83,7 +83,7 @@ class Interaction:
         return view.framed(view.explanations_of(self))
 
 
-def similarity(documents: Tokens, queries: Tokens) -> tuple[Pairs, Valid]:
+def similarity(documents: Tokens, queries: Tokens) -> tuple[TokenPairs, Valid]:
     """S = DᵀQ and which of its entries are pairs of real tokens; padded entries of S are 0."""
     valid = documents.mask[..., :, None] & queries.mask[..., None, :]
     S = torch.einsum("bnih,bmjh->bnij", documents.vectors, queries.vectors)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.align import retrieved_tokens
-from paradigms.core import Pairs, Valid
+from paradigms.core import TokenPairs, Valid
 
 Retrieved = Float[Tensor, "j k"]
 Missing = Float[Tensor, " j"]
@@ -85,7 +85,7 @@ IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
 }
 
 
-def imputed_rel(S: Pairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
+def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
     """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
 
     With "none", Z is the query tokens that retrieved something of d. S and valid [b, n, i, j] span the whole

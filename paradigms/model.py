@@ -26,9 +26,9 @@ from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
 from paradigms.encoder.towers import Encoder, TwoTowers, described
 from paradigms.explanation import Explanation
 from paradigms.impute import IMPUTATIONS
+from paradigms.io.checks import check_known, json_or_empty, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
-from paradigms.io.typed import check_known, json_or_empty, read_settings
 from paradigms.recipe import Recipe, recipe_fields
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, as_alignment
 from paradigms.core import Normalise
 from paradigms.impute import IMPUTATIONS
-from paradigms.io.typed import OneLine, Range, check_types
+from paradigms.io.checks import OneLine, Range, check_types
 
 
 @dataclass(frozen=True)

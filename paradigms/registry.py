@@ -17,9 +17,9 @@ from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import Generative
 from paradigms.generative.seal import seal
+from paradigms.io.checks import check_files, naming
 from paradigms.io.files import settle
 from paradigms.io.plugins import load_plugins
-from paradigms.io.typed import check_files, naming
 from paradigms.me_bert import me_bert
 from paradigms.model import Paradigm
 from paradigms.saving import KINDS, read_checkpoint

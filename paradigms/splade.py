@@ -23,7 +23,7 @@ from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
-from paradigms.io.typed import Range
+from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 

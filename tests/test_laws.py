@@ -40,7 +40,7 @@ from paradigms.core import (
     rel,
     similarity,
 )
-from paradigms.fixed import random_planes
+from paradigms.muvera import random_planes
 from tests.near import assert_same
 
 B, N, I, J, H = 3, 5, 6, 4, 8

@@ -60,11 +60,11 @@ from parts.shared import MiB, last_line, run_worker, timed
 from parts.vectors import prepare
 from rich.table import Table
 
+from paradigms.io.checks import json_or_empty, read_json
 from paradigms.io.device import processor
 from paradigms.io.files import held, remove_folder, write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import json_or_empty, read_json
 
 K = 10
 COLUMNS = (  # heading, key of a row, decimal places

@@ -13,7 +13,7 @@ import torch
 
 from paradigms import PARADIGMS
 from paradigms.align import Alignment
-from paradigms.core import Pairs, Tokens, Valid
+from paradigms.core import TokenPairs, Tokens, Valid
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
@@ -24,7 +24,7 @@ class Softmax(Alignment, reads={"similarity"}):
 
     tau: float = 0.1
 
-    def __call__(self, S: Pairs, valid: Valid, documents: Tokens, queries: Tokens) -> Pairs:
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         A = (S / self.tau).masked_fill(~valid, -torch.inf).softmax(-2)
         return A.masked_fill(~valid, 0.0)  # NaN for a document without tokens
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from studies.pages import Rows
 
 from paradigms.core import Tokens
-from paradigms.fixed import FixedEncoding
+from paradigms.muvera import FixedEncoding
 from paradigms.store import Store
 from theory.buckets import expected_recall, expected_shares
 

@@ -16,7 +16,7 @@ from studies.model_runs import training_cost
 from studies.systems import (
     CUT,
     STAGES,
-    Data,
+    ComparisonData,
     Training,
     finished,
     read_stage,
@@ -32,18 +32,20 @@ from paradigms.data.within import learned_share
 from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
+from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import read_json
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
-from paradigms.train.job import DEV_DEPTH
+from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.loop import dev_values
 
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(data: Data, settings: Any, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
+def make_report(
+    data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
+) -> Report:
     """Write the report. settings: compare.py's, here and below. where: the machine."""
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
@@ -205,7 +207,7 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
     return f"{name} (untrained)" if undone or plain else name
 
 
-def notes(data: Data, settings: Any, undone: set[str], share: float) -> Iterator[str]:
+def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -> Iterator[str]:
     """Notes below the tables. undone: systems whose untrained encoder was better on dev queries.
 
     share: share of test queries whose relevant documents have training queries."""

@@ -22,22 +22,20 @@ from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, candidates, holm, paired_test, per_query, seeds_interval
 from paradigms.evaluate.claims import ALPHA
 from paradigms.find import Index, Store, kinds
+from paradigms.io.checks import read_json
 from paradigms.io.files import remove_folder, write_json
-from paradigms.io.typed import read_json
 from paradigms.train.checkpoint import TRAINED
-from paradigms.train.job import (
+from paradigms.train.fit import (
     DEV_DEPTH,
     NEGATIVES_DEPTH,
     STATES,
-    content,
     deleted_after,
     fit,
-    keep_settings,
     keep_states,
-    open_collection,
     training_splits,
 )
 from paradigms.train.loop import TrainingSettings, dev_values, kept_step, training_seconds
+from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 DEV = "dev nDCG@10"  # key of dev values in what `encoder_job` measures
@@ -45,7 +43,7 @@ LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of 
 
 
 @dataclass(frozen=True)
-class Bench:
+class StudyData:
     """A collection with its training and dev queries, the test queries that are measured, and BM25."""
 
     collection: Collection
@@ -80,9 +78,9 @@ class Bench:
         return per_query(self.bm25.search(self.test.queries, 100), self.test.judgements, measures)
 
 
-def open_bench(
+def open_study(
     settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
-) -> Bench:
+) -> StudyData:
     """Open the collection of the settings, or another one; dev queries are held out if it has none.
 
     Raises SystemExit if one of the `needs` has no queries. A `division` "within" divides them anew.
@@ -104,7 +102,7 @@ def open_bench(
         if kind in needs and not split.queries:
             which = f"{name}, cut to {settings.documents} documents," if cut else name
             raise SystemExit(f"{which} has no {kind} queries; its splits: {', '.join(opened.splits)}")
-    return Bench(opened, train, dev, test, BM25(opened.corpus))
+    return StudyData(opened, train, dev, test, BM25(opened.corpus))
 
 
 def some_queries(split: Split, count: int) -> Split:
@@ -216,7 +214,7 @@ def encoder_job(
     seed: int,
     make: Callable[[], Paradigm],
     measure: Callable[[Paradigm, Index], Measured],
-    bench: Bench,
+    data: StudyData,
     settings: EncoderStudy,
     accelerator: Accelerator,
     *,
@@ -232,13 +230,13 @@ def encoder_job(
     training measured none.
     """
 
-    layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, bench.collection.corpus
+    layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        runs = bench.mined if settings.negatives else {}, bench.dev_run
-        splits, counts = (bench.train, bench.dev), (settings.negatives, settings.dev_queries)
+        runs = data.mined if settings.negatives else {}, data.dev_run
+        splits, counts = (data.train, data.dev), (settings.negatives, settings.dev_queries)
         how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        arguments = paradigm, bench.collection, splits, runs, *counts, how, training, accelerator
+        arguments = paradigm, data.collection, splits, runs, *counts, how, training, accelerator
         return fit(*arguments, states=states)
 
     def prepare() -> Paradigm:
@@ -256,7 +254,7 @@ def encoder_job(
         training = training_of(folder) if checkpoint is None else {"kept step": None, DEV: {}}
         return training | measure(paradigm, Index(store))
 
-    return Job(f"{bench.collection.name}, {name}", folder / "values.json", prepare, measured, states)
+    return Job(f"{data.collection.name}, {name}", folder / "values.json", prepare, measured, states)
 
 
 def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:

@@ -21,11 +21,11 @@ from studies.settings import DIVISIONS
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import UNDECIDED, Claim, judge
 from paradigms.evaluate.report import format_number
+from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
 from paradigms.io.files import atomic_text, replace_file, write_json, write_text
 from paradigms.io.terminal import Terminal
-from paradigms.io.typed import json_or_empty
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -169,7 +169,7 @@ def publish(
 
     settings: a dataclass with an output folder; headings name its `division` of queries.
     """
-    from paradigms.train.job import environment
+    from paradigms.train.script import environment
 
     folder, where = Path(settings.output), environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}

@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from paradigms.io.checks import check_known, check_type, check_types
 from paradigms.io.command_line import command_line, folder_name
 from paradigms.io.terminal import interruptible, shown
-from paradigms.io.typed import check_known, check_type, check_types
 
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
@@ -227,7 +227,7 @@ class PairSettings(Results, OneCollection):
 
 
 @dataclass(frozen=True)
-class System:
+class SystemSettings:
     """One system of a comparison: a paradigm to train, or a given checkpoint."""
 
     paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; of a checkpoint it may be left out
@@ -245,7 +245,7 @@ class System:
     distil: dict[str, Any] = field(default_factory=dict)  # fields of `Distillation`
 
 
-def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
+def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings]:
     """Read name -> system from a list of paradigms, or from a mapping of names to fields.
 
     Raises SystemExit with the system and its error."""
@@ -260,9 +260,9 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
             raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
         with refusing(f"system {name}: ", options=True):
             check_type("its settings", options, dict)
-            check_known(System, options)
+            check_known(SystemSettings, options)
             unnamed = "checkpoint" in options or "fuse" in options
-            systems[name] = System(**{"paradigm": "" if unnamed else name} | options)
+            systems[name] = SystemSettings(**{"paradigm": "" if unnamed else name} | options)
             check_types(systems[name])
             fields = {of: f for of, f in named.items() if of != name and isinstance(f, dict)}
             whole = ["bm25", *(of for of, f in fields.items() if not f.get("fuse"))]
@@ -272,7 +272,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, System]:
     return systems
 
 
-def _check(system: System, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
+def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
     """Raise ValueError if fields are incompatible. others: the systems that can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from encode import open_encoded
-from studies.model_runs import Bench, trained_once
-from studies.settings import System, training_fields
+from studies.model_runs import StudyData, trained_once
+from studies.settings import SystemSettings, training_fields
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -32,8 +32,8 @@ from paradigms.evaluate.tuning import tune_weights
 from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.settings import TRAINING, GenerativeSettings
+from paradigms.io.checks import check_known, read_json
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_known, read_json
 from paradigms.model import autocast
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.registry import as_paradigm
@@ -48,8 +48,8 @@ from paradigms.retrieve import (
     retriever_of,
 )
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.train.fit import STATES, fit, keep_states, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.job import STATES, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
 from paradigms.train.teacher import ScorePairs, scored_once
@@ -63,7 +63,7 @@ TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # queries that are timed alone, how often e
 
 
 @dataclass(frozen=True)
-class Data(Bench):
+class ComparisonData(StudyData):
     """A collection as every system of a comparison sees it."""
 
     others: dict[str, Split] = field(default_factory=dict)  # more queries, of other splits
@@ -82,7 +82,7 @@ class Training(NamedTuple):
     untrained: bool = False
 
 
-def training_settings(system: System, settings: Any, seed: int) -> TrainingSettings | None:
+def training_settings(system: SystemSettings, settings: Any, seed: int) -> TrainingSettings | None:
     """The system's training settings; None if it is not trained. settings: of compare.py, here and below."""
     if system.checkpoint or system.fuse:
         return None
@@ -146,7 +146,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
     return train, dev, collection.split(settings.split), {name: collection.split(name) for name in also}
 
 
-def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> Data:
+def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
     """Divide the collection (`divided`), and build BM25 and, if set, passages."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
@@ -157,7 +157,7 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     cut, read = read_by_encoders(corpus, settings)
     more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own, "pieces": pieces}
     more |= {"cut": cut, "read": read}
-    return Data(collection, *splits, bm25, progress, **more)
+    return ComparisonData(collection, *splits, bm25, progress, **more)
 
 
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
@@ -177,7 +177,7 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
     return None, ""
 
 
-def built(system: System, settings: Any) -> Paradigm:
+def built(system: SystemSettings, settings: Any) -> Paradigm:
     """The untrained encoder of a system."""
     return PARADIGMS[system.paradigm](
         system.backbone or settings.backbone, **settings.options | system.options
@@ -185,7 +185,12 @@ def built(system: System, settings: Any) -> Paradigm:
 
 
 def retriever(
-    model: Model, system: System, data: Data, settings: Any, folder: Path, launch: Accelerator
+    model: Model,
+    system: SystemSettings,
+    data: ComparisonData,
+    settings: Any,
+    folder: Path,
+    launch: Accelerator,
 ) -> Retriever:
     """Make the retriever of a trained model; without an index, all processes encode documents into `folder`.
 
@@ -208,7 +213,7 @@ def retriever(
     return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
 
 
-def finished(name: str, data: Data, settings: Any, seed: int | None = None) -> Retriever:
+def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:
     """The retriever of a finished system, in this process alone. seed: of its training; None: the first."""
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
@@ -262,7 +267,7 @@ def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | 
     return float(np.median(elapsed[1:])) if elapsed else None
 
 
-def check(system: System, collection: Collection, settings: Any) -> None:
+def check(system: SystemSettings, collection: Collection, settings: Any) -> None:
     """Raise errors in the system's settings, as `trained` and `retriever` would, before anything is trained.
 
     The models that this builds are discarded.
@@ -279,7 +284,7 @@ def check(system: System, collection: Collection, settings: Any) -> None:
         built(system, settings)
 
 
-def opened(system: System) -> Model:
+def opened(system: SystemSettings) -> Model:
     """Load the system's checkpoint and change its recipe by the options, such as the alignment.
 
     Raises ValueError if the checkpoint has another paradigm, or one without these options.
@@ -301,7 +306,9 @@ def reranks(checkpoint: Path) -> bool:
     return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
 
 
-def trained(of: Training, data: Data, settings: Any, folder: Path, accelerator: Accelerator) -> Model:
+def trained(
+    of: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
+) -> Model:
     """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`.
 
     Raises Paused when the minutes run out.
@@ -388,7 +395,7 @@ def rows(run: Run) -> int:
     return sum(map(len, run.values()))
 
 
-def run_fused(name: str, system: System, data: Data, settings: Any) -> None:
+def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
     """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
     folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
     if system.fusion == "sum" and not weights:

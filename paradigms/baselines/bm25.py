@@ -28,9 +28,9 @@ import regex  # type: ignore[import-untyped]
 
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
+from paradigms.io.checks import naming, read_json
 from paradigms.io.files import atomic_folder, contents, settle
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import naming, read_json
 
 if TYPE_CHECKING:
     import scipy.sparse

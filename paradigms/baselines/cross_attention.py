@@ -23,9 +23,9 @@ from paradigms.encoder.backbone import beginnings, load_heads, load_model, load_
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
+from paradigms.io.checks import require
 from paradigms.io.files import settle
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import require
 from paradigms.model import Trainable, autocast
 
 NAME = "cross_attention"

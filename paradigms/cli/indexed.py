@@ -23,9 +23,9 @@ from paradigms.data.collection import Digest, Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.find import INDEXES, open_index
+from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, write_json, write_text
-from paradigms.io.typed import read_settings
 from paradigms.model import Paradigm
 from paradigms.registry import as_paradigm, load
 from paradigms.retrieve import Indexed, Passages, Retriever

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from paradigms.data.collection import Document, Stored, mended, text_of, title_of
+from paradigms.io.checks import parse_json
 from paradigms.io.gzipped import byte_lines
-from paradigms.io.typed import parse_json
 
 Parse = Callable[[bytes, str], Document | None]
 """(line, file and line number) -> its document, or None for a line without one, such as a header."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from paradigms.data.collection import Collection, Document, Problems, assemble, joined
 from paradigms.data.lines import json_object, read_documents
+from paradigms.io.checks import parse_json
 from paradigms.io.gzipped import decoded, numbered_lines
-from paradigms.io.typed import parse_json
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
 PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from paradigms.data.collection import Judgements, Run, best_first, grade
+from paradigms.io.checks import check_text
 from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
-from paradigms.io.typed import check_text
 
 INFINITY = 0x7F800000  # the bits of ∞ in float32
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer
-from paradigms.io.typed import check_files, check_header, json_or_empty, naming
+from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 
 PATIENCE = 0.2  # seconds that a regular expression may take per name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder import int8
 from paradigms.encoder.precision import product_precision
-from paradigms.io.typed import json_or_empty
+from paradigms.io.checks import json_or_empty
 
 TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` stands for
 PARTS = {  # parts of a layer, and whether they are layer norms

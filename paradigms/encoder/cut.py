@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paradigms.encoder.backbone import beginnings
-from paradigms.encoder.settings import Layout
+from paradigms.encoder.settings import InputFormat
 from paradigms.encoder.towers import Encoder, TwoTowers
 
 COUNTED = 1_000  # documents that are counted at most, evenly spaced
@@ -62,7 +62,7 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
     return read
 
 
-def _room(encoder: Encoder) -> tuple[Any, Layout, int]:
+def _room(encoder: Encoder) -> tuple[Any, InputFormat, int]:
     """The document side's tokenizer and layout, and the number of tokens that the layout leaves for text."""
     encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])

@@ -1,7 +1,7 @@
 """hidden = upper(lower(text)): frozen layers run once per text, and their output is stored.
 
-`Split` cuts a backbone in two; `LowerStates` stores the output of its lower part on disk, in float16.
-Encoders read these states, so this module is part of the encoder; `train.job` decides what is stored where.
+`SplitBackbone` cuts a backbone in two; `LowerStates` stores the output of its lower part on disk, in float16.
+Encoders read these states, so this module is part of the encoder; `train.fit` decides what is stored where.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ SCALE = 2.0**-6  # of stored states: those of T5's lower layers exceed 65,504, t
 MOST = 64 << 30  # bytes of states that one `LowerStates.add` may store, in at most half of the free space
 
 
-class Split:
+class SplitBackbone:
     """A backbone as upper(lower(text)), with `trained` upper layers; the lower layers are frozen.
 
     Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen,

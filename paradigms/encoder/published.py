@@ -14,7 +14,7 @@ from typing import Any
 
 from paradigms.encoder.backbone import packaged
 from paradigms.encoder.settings import EncoderSettings
-from paradigms.io.typed import json_or_empty, parse_json, read_json
+from paradigms.io.checks import json_or_empty, parse_json, read_json
 
 MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from paradigms.io.typed import Range, check_types
+from paradigms.io.checks import Range, check_types
 
 Side = Literal["query", "document"]
 # A text's vectors: one pooled vector; the states of all tokens; or m vectors: the states of [CLS] and the
@@ -93,7 +93,7 @@ class TokenSettings(EncoderSettings):
     skip: str = string.punctuation
 
 
-class Layout(NamedTuple):
+class InputFormat(NamedTuple):
     """Length and marker of a side's tokenised texts."""
 
     length: int

@@ -29,12 +29,12 @@ from paradigms.encoder.backbone import (
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
-from paradigms.encoder.frozen import LowerStates, Split
+from paradigms.encoder.frozen import LowerStates, SplitBackbone
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
-from paradigms.encoder.settings import SIDES, EncoderSettings, Layout, Side, settings_fields
+from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
 from paradigms.encoder.tokenizing import token_rows
+from paradigms.io.checks import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_several, check_text, json_or_empty, read_settings, require
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
 # Padded tokens per pass on a CPU, whose cache then holds a layer's activations; a GPU has no limit.
@@ -52,7 +52,7 @@ class TextEncoder(nn.Module):
         names = (name for name, kind in ENCODERS.items() if kind is type(self))
         self.settings = settings = replace(settings, encoder=next(names, type(self).__name__))
         self.tokens = TOKENS  # padded tokens per pass at most, by device type
-        self.split: Split | None = None  # set by `freeze`, if only the upper layers are trained
+        self.split: SplitBackbone | None = None  # set by `freeze`, if only the upper layers are trained
         backbone = packaged(backbone)
         self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
@@ -125,7 +125,7 @@ class TextEncoder(nn.Module):
         """Tokens that do not count in documents."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
-    def _layout(self, side: Side) -> Layout:
+    def _layout(self, side: Side) -> InputFormat:
         length, marker = (getattr(self.settings, f"{side}_{name}") for name in ("length", "marker"))
         vocabulary = self.tokenizer.get_vocab() if marker else {}
         ids = [vocabulary[marker]] if marker in vocabulary else []
@@ -137,7 +137,7 @@ class TextEncoder(nn.Module):
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
         at = int(around[:1] == [self.tokenizer.cls_token_id])
-        return Layout(length, prefix, ids, at)
+        return InputFormat(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:
         """Description of all settings that determine the token ids and attention of a side's texts."""
@@ -206,15 +206,15 @@ class TextEncoder(nn.Module):
     def freeze(self, trained_layers: int) -> None:
         """Train only the heads and the `trained_layers` upper layers; 0 trains all layers.
 
-        Frozen layers run without dropout. Raises ValueError as `frozen.Split` does.
+        Frozen layers run without dropout. Raises ValueError as `frozen.SplitBackbone` does.
         """
         if trained_layers == (self.split.trained if self.split else 0):
             return
         if self.split is not None:
             self.split.release()
-            self.split = None  # all layers are trained if the next Split fails
+            self.split = None  # all layers are trained if the next split fails
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
-        self.split = Split(self.backbone, trained_layers, probe) if trained_layers else None
+        self.split = SplitBackbone(self.backbone, trained_layers, probe) if trained_layers else None
 
     def keep_states(self, folder: Path) -> LowerStates:
         """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there."""

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paradigms.io.typed import json_or_empty
+from paradigms.io.checks import json_or_empty
 
 BERT = ("BertTokenizer", "BertTokenizerFast")
 SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from paradigms.align import UNBOUNDED
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
+from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import naming
 from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import text_of
 from paradigms.store import Store

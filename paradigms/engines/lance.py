@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from paradigms.engines.base import Engine, Vectors
-from paradigms.io.typed import naming
+from paradigms.io.checks import naming
 
 TABLE, DOT, COSINE = "documents", "dot", "cosine"
 UNIT = 1e-2  # a vector's length may differ from 1 by this much

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from paradigms.engines.base import Engine, Vectors
-from paradigms.io.typed import naming
+from paradigms.io.checks import naming
 
 TABLE, INDEX = "documents", "documents_vector"
 COLUMNS = """SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.engines.base import Engine, Vectors
-from paradigms.io.typed import naming
+from paradigms.io.checks import naming
 
 COLLECTION = "documents"
 REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32

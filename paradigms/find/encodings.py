@@ -17,7 +17,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.nearest import Factory, Nearest
 from paradigms.find.ranking import Ranked, best, scores
-from paradigms.fixed import FixedEncoding
+from paradigms.muvera import FixedEncoding
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer

@@ -30,7 +30,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.ranking import Ranked, best, imputed, scanned, scores
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import Packed, Scanned
+from paradigms.scoring.stored import PackedQueries, Scanned
 from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
@@ -152,7 +152,7 @@ class Probing:
             tokens[n, : len(top.values)] = torch.from_numpy(rows).to(tokens.device)[top.indices]
         return values, tokens
 
-    def _near(self, store: Store, packed: Packed, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _near(self, store: Store, packed: PackedQueries, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Find documents with a probed token, and N · f of each, weighted by the query's salience if any."""
         from paradigms.find import loops
         from paradigms.scoring import kernels

@@ -13,7 +13,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.impute import retrieved_rel
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import Packed, Scanned, compiled, score
+from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from paradigms.store.build import Advance
 from paradigms.store.store import Store
 
@@ -72,7 +72,11 @@ def _retrieved(
 
 
 def scores(
-    store: Store, recipes: Sequence[Recipe], query: Tokens, rows: np.ndarray, packed: Packed | None = None
+    store: Store,
+    recipes: Sequence[Recipe],
+    query: Tokens,
+    rows: np.ndarray,
+    packed: PackedQueries | None = None,
 ) -> Float[Tensor, "s n"]:
     """`stored.score` of one query with each recipe, for documents by row.
 

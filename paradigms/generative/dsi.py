@@ -21,8 +21,8 @@ from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, Identifiers, atomic, make
 from paradigms.generative.model import Generative
 from paradigms.generative.settings import GenerativeSettings
+from paradigms.io.checks import check_type
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import check_type
 
 Kind = Literal["semantic", "atomic"]
 BATCH = 64  # documents per batch

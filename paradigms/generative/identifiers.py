@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
+from paradigms.io.checks import check_type, naming, parse_json, require
 from paradigms.io.files import write_json
-from paradigms.io.typed import check_type, naming, parse_json, require
 
 START, END, FIRST = 0, 1, 2
 TITLE_WORDS = 10  # words of the text that replace a missing title

@@ -28,8 +28,8 @@ from paradigms.generative.identifiers import START, Identifiers, Targets
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings, check_places
+from paradigms.io.checks import read_settings
 from paradigms.io.files import settle, write_json
-from paradigms.io.typed import read_settings
 from paradigms.model import Trainable
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"

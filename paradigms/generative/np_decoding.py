@@ -24,8 +24,8 @@ from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
 from paradigms.generative.ngrams import Branches, ranges
 from paradigms.generative.settings import GenerativeSettings
+from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import naming
 
 ENCODED = 32  # windows per batch of the encoder
 SORTED = 32  # batches whose windows are sorted by length together, to reduce padding

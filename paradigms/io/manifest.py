@@ -3,8 +3,8 @@
 import hashlib
 from pathlib import Path
 
+from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
-from paradigms.io.typed import read_json
 
 MANIFEST = "manifest.json"
 

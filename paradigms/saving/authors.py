@@ -11,7 +11,7 @@ from paradigms.align import PositiveEqualIds
 from paradigms.coil import coil
 from paradigms.encoder.backbone import load_model, load_tokenizer, quiet
 from paradigms.encoder.published import MODEL, MODULES
-from paradigms.io.typed import json_or_empty, naming, read_json
+from paradigms.io.checks import json_or_empty, naming, read_json
 from paradigms.model import Paradigm
 from paradigms.saving.heads import (
     ACTIVATIONS,

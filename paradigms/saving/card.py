@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paradigms.io.typed import json_or_empty, read_json
+from paradigms.io.checks import json_or_empty, read_json
 from paradigms.model import Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that do not describe the model

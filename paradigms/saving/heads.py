@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paradigms.align import AllPairs, QueryToDocument
 from paradigms.encoder.text import EncoderSettings, TextEncoder
-from paradigms.io.typed import read_json
+from paradigms.io.checks import read_json
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.saving.weights import read_weights

@@ -21,7 +21,7 @@ SAVED_FOLDERS = ("backbone/", *(f"{side}/" for side in SIDES), "[0-9]_*/")
 SAVED = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md", *SAVED_FOLDERS)
 
 
-class Layout(NamedTuple):
+class SaveLayout(NamedTuple):
     """A way to store a model in a folder."""
 
     write: Callable[[Any, Path], None]  # writes all files into an existing folder, or raises ValueError
@@ -37,9 +37,9 @@ KINDS: dict[str, type[Trainable]] = {
 }
 
 # Name -> layout.
-SAVE_LAYOUTS: dict[str, Layout] = {
-    "paradigms": Layout(lambda model, folder: model.write(folder, merged=True), KINDS),
-    "sentence-transformers": Layout(write_sentence_transformers, {MODULES}, model_card),
+SAVE_LAYOUTS: dict[str, SaveLayout] = {
+    "paradigms": SaveLayout(lambda model, folder: model.write(folder, merged=True), KINDS),
+    "sentence-transformers": SaveLayout(write_sentence_transformers, {MODULES}, model_card),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.encoder.backbone import positions, pretrained
 from paradigms.encoder.published import MODULES, modules
-from paradigms.io.typed import json_or_empty
+from paradigms.io.checks import json_or_empty
 from paradigms.model import Paradigm
 from paradigms.saving.heads import POOLED, encoder_with, one_vector
 from paradigms.splade import splade

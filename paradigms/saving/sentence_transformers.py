@@ -12,7 +12,7 @@ from typing import Any
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
 from paradigms.encoder.text import bare
-from paradigms.io.typed import json_or_empty, read_json
+from paradigms.io.checks import json_or_empty, read_json
 from paradigms.model import Paradigm
 from paradigms.saving.heads import POOLED, Head, dense, encoder_with, late_interaction, one_vector
 from paradigms.saving.plain import longest

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paradigms.encoder.published import MODULES, modules
-from paradigms.io.typed import naming
+from paradigms.io.checks import naming
 
 # Settings and weights in a hub repository; other files, such as its card, are neither read nor replaced.
 SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")

@@ -14,7 +14,7 @@ from paradigms.align import Alignment, ids_of, one
 from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
 
 
-class Pairs(NamedTuple):
+class AlignedPairs(NamedTuple):
     """S and A of aligned pairs, without salience, and the places of the pairs' document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
@@ -22,7 +22,9 @@ class Pairs(NamedTuple):
     place: Int[Tensor, "b n r j"]  # i; arbitrary, or −1, where A is 0
 
 
-def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalise) -> Float[Tensor, "b n"]:
+def rel_of(
+    pairs: AlignedPairs, documents: Tokens, queries: Tokens, normalise: Normalise
+) -> Float[Tensor, "b n"]:
     """Compute rel(d, q) from pairs: multiply A by the salience, then divide by Z. documents: [1, n, i, h]."""
     S, A, place = pairs
     if documents.salience is not None:
@@ -34,7 +36,7 @@ def rel_of(pairs: Pairs, documents: Tokens, queries: Tokens, normalise: Normalis
     return Interaction(S, A, normalise(A, documents, queries)).rel
 
 
-def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
+def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     """(maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over the real tokens of each document, without gradients; r = 1.
 
     equal_ids: only over tokens with the id of j; A is 0 if there is none. S is one product [n, i, b·j], so
@@ -54,7 +56,7 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> Pairs:
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return Pairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place))
+    return AlignedPairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -101,7 +103,7 @@ def _rel(
         from paradigms.scoring import fused
 
         best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in known.reads))
-        return rel_of(Pairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
+        return rel_of(AlignedPairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
     b, (n, i), j = queries.mask.shape[0], documents.mask.shape[1:], queries.mask.shape[-1]
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     rows = max(1, cells // max(1, n * i * j))
@@ -145,7 +147,7 @@ def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
 
 def _chunked_pairs(
     documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align, known: Alignment | None
-) -> Pairs | None:
+) -> AlignedPairs | None:
     """The pairs of a hard alignment, from S formed chunk by chunk.
 
     Returns None if A is soft or has many pairs. known: the alignment if it is a maximum, else None; if None,
@@ -170,7 +172,7 @@ def _chunked_pairs(
     )
     if trains:
         S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
-    return Pairs(S, A, place)
+    return AlignedPairs(S, A, place)
 
 
 def _any_requires_grad(*sides: Tokens) -> bool:
@@ -186,11 +188,11 @@ def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
         return align(S.clone().requires_grad_(), valid, document, query).requires_grad
 
 
-def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Pairs:
+def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> AlignedPairs:
     """Collect the nonzero entries of each column of A."""
     r = max(1, int((A != 0).sum(-2).max()))
     weight, place = A.max(-2, keepdim=True) if r == 1 else A.topk(r, dim=-2)
-    return Pairs(S.gather(-2, place), weight, place)
+    return AlignedPairs(S.gather(-2, place), weight, place)
 
 
 class _PairSimilarity(torch.autograd.Function):

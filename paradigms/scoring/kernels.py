@@ -64,7 +64,7 @@ class Query(NamedTuple):
     With codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
 
-    tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.Packed`
+    tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.QueryTiles`
     edges: np.ndarray
     spans: np.ndarray  # int64 [b + 1]: query n has the tokens spans[n] to spans[n + 1]
     weights: np.ndarray  # float32 [lanes]: salience, or 1

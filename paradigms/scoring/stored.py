@@ -66,7 +66,7 @@ class Codes(NamedTuple):
     centroids: np.ndarray  # C, float32 [K, h]
 
 
-class Packed:
+class PackedQueries:
     """Queries [b, 1, j, h] in the kernels' format: all real tokens, one query after another."""
 
     def __init__(self, queries: Tokens, codes: Codes | None = None) -> None:
@@ -122,16 +122,16 @@ class Scanned:
         self.salience = np.asarray(fields.get("salience", none))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
-    def packed(self, queries: Tokens) -> Packed:
+    def packed(self, queries: Tokens) -> PackedQueries:
         """Pack queries to be scored against these tokens."""
-        return Packed(queries, self.codes)
+        return PackedQueries(queries, self.codes)
 
-    def relevance(self, recipe: Recipe, packed: Packed, rows: np.ndarray) -> Float[Tensor, "b n"]:
+    def relevance(self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray) -> Float[Tensor, "b n"]:
         """rel(d, q) of the documents at `rows`, equal to `score`. The recipe must be `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(
-        self, recipes: Sequence[Recipe], packed: Packed, rows: np.ndarray
+        self, recipes: Sequence[Recipe], packed: PackedQueries, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
         """rel(d, q) with each recipe, from one S unless a recipe imputes or reads ids."""
         if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
@@ -166,7 +166,7 @@ class Scanned:
         return torch.from_numpy(out.transpose(1, 2, 0))
 
     def imputed(
-        self, recipe: Recipe, packed: Packed, rows: np.ndarray, corpus: int
+        self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray, corpus: int
     ) -> tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]:
         """f_XTR'(q, d) with the documents at `rows` as the pool, and a mask of those with a retrieved token.
 
@@ -206,7 +206,7 @@ class Scanned:
             owns[b, met] = (maxima > -torch.inf).any(1).numpy()
         return scores, owns
 
-    def _matches(self, recipe: Recipe, packed: Packed) -> "kernels.Matches":
+    def _matches(self, recipe: Recipe, packed: PackedQueries) -> "kernels.Matches":
         from paradigms.scoring import kernels
 
         if self.ids is None or packed.ids is None:

@@ -64,7 +64,7 @@ _INDEX, _INT, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.
 _FLOATS = ir.VectorType(_FLOAT, GRAIN)
 
 
-class Packed(NamedTuple):
+class QueryTiles(NamedTuple):
     """Query tokens as consecutive tiles [h, lanes]: tile t has grains edges[t] to edges[t + 1]."""
 
     tiles: np.ndarray  # float32 [grains · GRAIN · h]
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
         return int(self.edges[-1]) * GRAIN
 
 
-def pack(queries: np.ndarray) -> Packed:
+def pack(queries: np.ndarray) -> QueryTiles:
     """Pack query tokens [j, h], zero-padded to whole grains, in tiles of two grains (last: one to three)."""
     count, width = queries.shape
     grains = max(1, -(-count // GRAIN))
@@ -84,7 +84,7 @@ def pack(queries: np.ndarray) -> Packed:
     cut = max(0, grains - 2 - grains % 2)
     twos = full[: cut * GRAIN].reshape(-1, 2 * GRAIN, width).transpose(0, 2, 1)
     tiles = np.concatenate([twos.ravel(), full[cut * GRAIN :].T.ravel()])
-    return Packed(tiles, np.array([*range(0, cut + 1, 2), grains], np.int64))
+    return QueryTiles(tiles, np.array([*range(0, cut + 1, 2), grains], np.int64))
 
 
 def _dot_tile(grains: int):

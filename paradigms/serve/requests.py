@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paradigms.align import NORMALISERS, as_alignment
-from paradigms.io.typed import Range, check_known, check_text, check_types, parse_json
+from paradigms.io.checks import Range, check_known, check_text, check_types, parse_json
 from paradigms.serve.systems import View
 
 MOST_BYTES = 1 << 20  # of a request

@@ -35,7 +35,7 @@ from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Retriever
 from paradigms.serve import requests
 from paradigms.serve.guard import Guard
-from paradigms.serve.systems import CANDIDATES, System, knobs_of, systems_of
+from paradigms.serve.systems import CANDIDATES, ServedSystem, knobs_of, systems_of
 from paradigms.serve.together import QUERIES, Busy, Together
 from paradigms.view import FOLDER, card_data, page
 
@@ -89,7 +89,7 @@ class Service:
 
         texts = asked.queries.values()
 
-        async def ask(system: System) -> dict[str, Any]:
+        async def ask(system: ServedSystem) -> dict[str, Any]:
             if view.plain or system.model is None:
                 ranked = await gather(*(self.together.search(system, text, asked.k) for text in texts))
                 runs, seconds = [scores for scores, _ in ranked], sum({seconds for _, seconds in ranked})
@@ -110,7 +110,7 @@ class Service:
         check_not_blank(asked.queries)
         view = asked.view
 
-        async def ask(system: System) -> dict[str, Any]:
+        async def ask(system: ServedSystem) -> dict[str, Any]:
             run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
 
             ranked, seconds = await self.together.run(lambda: system.rerank(asked.queries, run, view))
@@ -124,7 +124,7 @@ class Service:
         self.corpus.position(asked.document)
         view = asked.view
 
-        async def ask(system: System) -> dict[str, Any]:
+        async def ask(system: ServedSystem) -> dict[str, Any]:
             (explained, rank), seconds = await self.together.run(
                 lambda: system.explain(asked.query, asked.document, asked.text, view)
             )
@@ -175,7 +175,7 @@ class Service:
             ]
         return {"measure": MEASURE, "queries": self._differences[key]}
 
-    async def _measured(self, system: System, judged: Split) -> dict[str, float]:
+    async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
         """nDCG@10 of each judged query. Other requests' searches can run after every `QUERIES` queries."""
         run: Run = {}
         ids = list(judged.queries)
@@ -190,14 +190,14 @@ class Service:
         position = self.corpus.position(id)
         return self.corpus.titles[position], self.corpus[position][:characters]
 
-    def _chosen(self, names: list[str] | None) -> list[System]:
+    def _chosen(self, names: list[str] | None) -> list[ServedSystem]:
         for name in names or ():
             if name not in self.systems:
                 raise KeyError(f"unknown system {name!r:.80}; there are {', '.join(self.systems)}")
         return list(self.systems.values()) if names is None else [self.systems[name] for name in names]
 
     async def _of_each(
-        self, names: list[str] | None, ask: Callable[[System], Awaitable[dict[str, Any]]]
+        self, names: list[str] | None, ask: Callable[[ServedSystem], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """The answer of each system, or an error sentence if it cannot answer."""
         answers: dict[str, Any] = {}

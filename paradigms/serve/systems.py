@@ -38,7 +38,7 @@ class View:
         return self == View()
 
 
-class System:
+class ServedSystem:
     """A retriever, its name and its corpus. `model` is the paradigm whose A can change, or None."""
 
     def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
@@ -194,9 +194,9 @@ def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
     return knobs
 
 
-def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, System]:
+def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:
     """A system for each retriever of the corpus, by name."""
-    return {name: System(name, retriever, corpus) for name, retriever in retrievers.items()}
+    return {name: ServedSystem(name, retriever, corpus) for name, retriever in retrievers.items()}
 
 
 def _seen(tokens: Tokens, view: View) -> Tokens:

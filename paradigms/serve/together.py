@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from paradigms.serve.systems import System
+from paradigms.serve.systems import ServedSystem
 
 QUERIES = 64  # of one search, at most
 WAITING = 1024  # requests, at most
@@ -28,7 +28,7 @@ class Together:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "compute")
-        self._queries: dict[tuple[System, int], list[Waiting]] = {}
+        self._queries: dict[tuple[ServedSystem, int], list[Waiting]] = {}
         self._searching: asyncio.Task[None] | None = None
         self._waiting = 0
 
@@ -37,7 +37,7 @@ class Together:
         with self._one_more():
             return await self._run(compute)
 
-    async def search(self, system: System, query: str, k: int) -> tuple[dict[str, float], float]:
+    async def search(self, system: ServedSystem, query: str, k: int) -> tuple[dict[str, float], float]:
         """Find a query's k best documents; return them and the seconds of the search that it shared."""
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
@@ -77,7 +77,7 @@ class Together:
             await self._answer(*key, waiting[:QUERIES])
         self._searching = None
 
-    async def _answer(self, system: System, k: int, waiting: list[Waiting]) -> None:
+    async def _answer(self, system: ServedSystem, k: int, waiting: list[Waiting]) -> None:
         texts = {str(n): query for n, (query, _) in enumerate(waiting)}
         try:
             run, seconds = await self._run(lambda: system.retriever.search(texts, k))

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from paradigms.core import Tokens
+from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
-from paradigms.io.typed import parse_json
 from paradigms.store.building import Alone, Building, Launch, begun, grown
 from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, LENGTHS, Codec, Kind, Rows
-from paradigms.store.pruning import Fewer
+from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
 Advance = Callable[[float], object]  # called with the number of documents, or queries, that are just done
@@ -46,9 +46,9 @@ def store_files(folder: Path) -> Collection[str] | None:
     return MANIFEST, *map(str, names), *(f"{name.stem}.[0-9]*{name.suffix}" for name in names)
 
 
-def entries(kind: Kind, fewer: Fewer, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Make the manifest of an empty store. Raises ValueError if the kind of store rejects its entries."""
-    made = {"kind": kind.name, "settings": kind.settings} | asdict(fewer) | dict(manifest)
+    made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
     kind.check(made)
     return made
 
@@ -56,7 +56,7 @@ def entries(kind: Kind, fewer: Fewer, manifest: Mapping[str, Any]) -> dict[str, 
 def build_memory(
     kind: Kind,
     shards: Iterator[Shard],
-    fewer: Fewer,
+    reduction: TokenReduction,
     derive: Callable[[Writer], None],
     *,
     source: Mapping[str, Any] = MappingProxyType({}),
@@ -67,7 +67,7 @@ def build_memory(
     """Fill columns in memory; arguments as in `build_folder`."""
     if launch is not None and launch.num_processes > 1:
         raise ValueError("a store in memory is built by one process: give a folder that all processes see")
-    files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, fewer, manifest))
+    files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
     for shard in different(shards):
         columns = encoded(kind.codec, shard, files.manifest, str(files), advance)
         for name, rows in columns.items():
@@ -83,7 +83,7 @@ def build_folder(
     kind: Kind,
     shards: Iterator[Shard],
     folder: str | Path,
-    fewer: Fewer,
+    reduction: TokenReduction,
     derive: Callable[[Writer], None],
     *,
     source: Mapping[str, Any] = MappingProxyType({}),
@@ -96,7 +96,7 @@ def build_folder(
     derive: writes the kind's derived files. source: everything that tokens depend on besides the manifest's
     entries and the sources of the shards.
     """
-    made = entries(kind, fewer, manifest)
+    made = entries(kind, reduction, manifest)
     launch = launch or Alone()
     target = Path(os.path.realpath(folder))
     check_replaceable(target, store_files)

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike
 
+from paradigms.io.checks import parse_json
 from paradigms.io.files import locked, read_settled, settle, write_json
-from paradigms.io.typed import parse_json
 
 FORMAT = 2
 CHUNK = 1 << 22  # bytes read at once for a checksum

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paradigms.io.typed import check_types
+from paradigms.io.checks import check_types
 from paradigms.scoring.stored import Scanned
 from paradigms.store.columns import DEFECTS, MANIFEST, Files, Writer
-from paradigms.store.pruning import Fewer
+from paradigms.store.pruning import TokenReduction
 
 if TYPE_CHECKING:
     from paradigms.store.store import Store
@@ -123,7 +123,7 @@ class Kind:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
         if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
             raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
-        if Fewer.kept_by(manifest).pool > 1 and "ids" in names:
+        if TokenReduction.kept_by(manifest).pool > 1 and "ids" in names:
             raise ValueError("tokens that are compared by their ids cannot be pooled: take pool=1")
         self.codec.columns(dim, names)
         self.derived.check(dim)

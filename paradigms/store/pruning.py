@@ -46,7 +46,7 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
 
 @dataclass(frozen=True)
-class Fewer:
+class TokenReduction:
     """Reduce the tokens of documents that an index stores: the `most_salient` ones, then `pooled`.
 
     keep: β^d, the share of kept tokens. pool: number of tokens per pooled one, on average; 1 pools none.
@@ -66,7 +66,7 @@ class Fewer:
             raise ValueError(f"pooling must be ward or sequential, got {self.pooling!r:.40}")
 
     @classmethod
-    def kept_by(cls, manifest: Mapping[str, Any]) -> "Fewer":
+    def kept_by(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
         """Which tokens a store keeps, from its manifest."""
         return cls(*(manifest[field.name] for field in fields(cls)))
 

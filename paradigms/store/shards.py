@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from paradigms.core import Tokens
 from paradigms.data.collection import Digest
 from paradigms.encoder.batches import by_length
-from paradigms.io.typed import check_several, check_text
+from paradigms.io.checks import check_several, check_text
 from paradigms.model import Paradigm, autocast
-from paradigms.store.pruning import Fewer
+from paradigms.store.pruning import TokenReduction
 
 SHARD = 1024  # documents whose lengths are sorted together, so that batches hold little padding
 SHARD_TOKENS = 1 << 18  # padded tokens, of documents that come as tokens, that are held for a shard
@@ -32,7 +32,7 @@ def text_shards(
     ids: Iterable[str],
     texts: Iterable[str],
     *,
-    fewer: Fewer,
+    reduction: TokenReduction,
     batch_size: int,
     precision: str,
 ) -> Iterator[Shard]:
@@ -49,7 +49,7 @@ def text_shards(
         texts = [text for _, text in window]
         for places in by_length([len(text) for text in texts], rows=batch_size):
             with autocast(paradigm.encoder.device, precision):
-                tokens = fewer(paradigm.encode_documents([texts[n] for n in places]))
+                tokens = reduction(paradigm.encode_documents([texts[n] for n in places]))
             yield places, tokens
 
     pairs = _pairs(ids, texts)
@@ -62,7 +62,7 @@ def text_shards(
         yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
 
 
-def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Iterator[Shard]:
+def token_shards(parts: Iterable[tuple[list[str], Tokens]], reduction: TokenReduction) -> Iterator[Shard]:
     """Make shards of documents given as tokens, axes [1, n, i, h], from whole parts.
 
     A shard is full once it has SHARD documents. Raises ValueError if a part's numbers of ids and documents
@@ -79,10 +79,10 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], fewer: Fewer) -> Ite
             held.append((ids, tokens))
         documents = sum(len(ids) for ids, _ in held)
         if documents >= SHARD or sum(tokens.mask.numel() for _, tokens in held) >= SHARD_TOKENS:
-            yield _joined(held, fewer)
+            yield _joined(held, reduction)
             held = []
     if held:
-        yield _joined(held, fewer)
+        yield _joined(held, reduction)
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
@@ -120,11 +120,11 @@ def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]
         yield id, text
 
 
-def _joined(parts: list[tuple[list[str], Tokens]], fewer: Fewer) -> Shard:
+def _joined(parts: list[tuple[list[str], Tokens]], reduction: TokenReduction) -> Shard:
     def encode() -> Encoded:
         first = 0
         for ids, tokens in parts:
-            yield list(range(first, first + len(ids))), fewer(tokens)
+            yield list(range(first, first + len(ids))), reduction(tokens)
             first += len(ids)
 
     source = hashlib.sha256()

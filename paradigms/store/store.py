@@ -20,15 +20,15 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.encoder.precision import AUTO, resolved
+from paradigms.io.checks import check_several, naming, parse_json
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import check_several, naming, parse_json
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, build_folder, build_memory, encoded, lines
 from paradigms.store.building import Launch, grown
 from paradigms.store.checksum import weights_checksum
 from paradigms.store.columns import CHUNK, ColumnFolder, Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, LENGTHS, Kind, Kinds, kind_of
-from paradigms.store.pruning import Fewer, directed_distances
+from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
 LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
@@ -92,7 +92,7 @@ class Store:
 
         kind: such as `find.kinds.exact()`. ids: the documents' ids, which get the rows 0, 1, … in this order.
         folder: None keeps everything in memory.
-        keep, pool, pooling: which tokens of a document are stored (`pruning.Fewer`).
+        keep, pool, pooling: which tokens of a document are stored (`pruning.TokenReduction`).
         precision: as in `encoder.precision`; vectors are stored as float16 anyway.
         launch: the processes that share the work (`building`), all of which call this with the same
         arguments, such as accelerate's `Accelerator` or `PartialState`. Each returns the store; its bytes
@@ -102,16 +102,18 @@ class Store:
         or documents was interrupted there, or several processes build without a folder. Raises
         BlockingIOError while a process outside the launch builds or writes there.
         """
-        count, fewer = check_ids(ids, texts), Fewer(keep, pool, pooling)
+        count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
-        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
+        shards = text_shards(
+            paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
+        )
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
             return cls._build(
                 kind,
                 shards,
                 folder,
-                fewer,
+                reduction,
                 source={"batch": batch_size, "precision": precision} | paradigm.description(),
                 launch=launch,
                 advance=lambda n: bar.advance(task, n),
@@ -140,9 +142,9 @@ class Store:
         parts: ids and Tokens [1, n, i, h] of some documents at a time. paradigm: its name. fields: the fields
         of Tokens to store: vectors, ids, salience. Other arguments and errors: see `build`.
         """
-        fewer, names = Fewer(keep, pool, pooling), list(fields)
+        reduction, names = TokenReduction(keep, pool, pooling), list(fields)
         return cls._build(
-            kind, token_shards(parts, fewer), folder, fewer, paradigm=paradigm, dim=dim, fields=names
+            kind, token_shards(parts, reduction), folder, reduction, paradigm=paradigm, dim=dim, fields=names
         )
 
     def copy(
@@ -158,23 +160,28 @@ class Store:
 
         keep, pool, pooling: as in `build`, applied to the tokens of this store.
         """
-        fewer, before = Fewer(keep, pool, pooling), Fewer.kept_by(self.manifest)
+        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
         parts = ((self.names(rows), self.tokens(rows)) for rows in self._living_blocks())
         entries = ("paradigm", "weights", "dim", "fields")
         same = {name: self.manifest[name] for name in entries if name in self.manifest}
-        both = Fewer(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
-        return self._build(kind, token_shards(parts, fewer), folder, both, **same)
+        both = TokenReduction(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
+        return self._build(kind, token_shards(parts, reduction), folder, both, **same)
 
     @classmethod
     def _build(
-        cls, kind: Kind, shards: Iterator[Shard], folder: str | Path | None, fewer: Fewer, **how: Any
+        cls,
+        kind: Kind,
+        shards: Iterator[Shard],
+        folder: str | Path | None,
+        reduction: TokenReduction,
+        **how: Any,
     ) -> "Store":
         def derive(writer: Writer) -> None:
             kind.derived.write(writer, cls(writer, kind, writer.files.manifest), True)
 
         if folder is None:
-            return cls.opened(build_memory(kind, shards, fewer, derive, **how), kind)
-        build_folder(kind, shards, folder, fewer, derive, **how)
+            return cls.opened(build_memory(kind, shards, reduction, derive, **how), kind)
+        build_folder(kind, shards, folder, reduction, derive, **how)
         return _open(folder, lambda files: kind, verify=False)
 
     @classmethod
@@ -387,15 +394,17 @@ class Store:
         Raises ValueError if an id is already stored and not deleted.
         """
         self.check(paradigm)
-        count, fewer = check_ids(ids, texts), Fewer.kept_by(self.manifest)
-        shards = text_shards(paradigm, ids, texts, fewer=fewer, batch_size=batch_size, precision=precision)
+        count, reduction = check_ids(ids, texts), TokenReduction.kept_by(self.manifest)
+        shards = text_shards(
+            paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
+        )
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
             return self._add(shards, lambda n: bar.advance(task, n))
 
     def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> "Store":
         """Store more documents, as `add` does, from their ids and tokens."""
-        return self._add(token_shards(parts, Fewer.kept_by(self.manifest)))
+        return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)))
 
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
         with self._writing() as (now, writer):

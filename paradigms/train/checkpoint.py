@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paradigms.io.checks import parse_json, read_json
 from paradigms.io.files import check_locks, contents, remove_folder, write_text
 from paradigms.io.manifest import damage
 from paradigms.io.manifest import write_manifest as write_manifest
-from paradigms.io.typed import parse_json, read_json
 from paradigms.saving.layouts import SAVED
 from paradigms.train.parallel import gathered, spread
 

@@ -20,7 +20,7 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.terminal import shown
 from paradigms.model import autocast
-from paradigms.train.job import STATES, DevMeasure, add_states, deleted_after, training_splits
+from paradigms.train.fit import STATES, DevMeasure, add_states, deleted_after, training_splits
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.state import by_main

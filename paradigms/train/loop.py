@@ -57,7 +57,7 @@ class TrainingSettings:
     fast_cpu: bool = True
     temperature: float | None = None  # None = the paradigm's own
     in_batch: bool = True  # whether documents of other queries are negatives too
-    own_negatives: bool = False  # hard negatives are what the model finds before training (`job.fit`)
+    own_negatives: bool = False  # hard negatives are what the model finds before training (`train.fit`)
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from paradigms.core import Tokens
-from paradigms.io.typed import check_types
+from paradigms.io.checks import check_types
 
 
 def contrastive(

@@ -21,7 +21,7 @@ from paradigms.data import Corpus, Run, Split
 from paradigms.retrieve import Reranking
 from paradigms.train.contrastive import Listwise
 from paradigms.train.examples import Example
-from paradigms.train.job import DevMeasure
+from paradigms.train.fit import DevMeasure
 from paradigms.train.loop import TrainingSettings, train
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training

@@ -11,7 +11,7 @@ import pytest
 from paradigms.data import Collection, load_collection, write_folder, write_run
 from paradigms.data.lines import Lines
 from paradigms.io.command_line import folder_name
-from paradigms.train.job import training_splits
+from paradigms.train.fit import training_splits
 from tests.experiments.scripts import run as run_script
 
 PASSAGES = [

@@ -15,7 +15,7 @@ from paradigms import PARADIGMS
 from paradigms.encoder.frozen import SCALE, LowerStates, _find_layers, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.io.files import locked
-from paradigms.train.job import add_states, deleted_after, sweep_states
+from paradigms.train.fit import add_states, deleted_after, sweep_states
 from tests.near import assert_same
 from tests.tiny import FAMILIES
 

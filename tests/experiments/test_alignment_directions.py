@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
 from papers.wu2024 import trained_pairs
 from rich.console import Console
-from studies.model_runs import DEV, open_bench
+from studies.model_runs import DEV, open_study
 
 from paradigms import PARADIGMS, load
 from paradigms.evaluate import per_query
@@ -47,7 +47,7 @@ def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bflo
     colbert = PARADIGMS["colbert"](tiny_bert).eval()
     found: list[tuple[str, torch.Tensor]] = []
 
-    def measure(_: object, task: str, seed: int, bench: object, models: list[Any]) -> dict[str, Any]:
+    def measure(_: object, task: str, seed: int, data: object, models: list[Any]) -> dict[str, Any]:
         vectors = models[0].encode_queries(["the sea"]).vectors
         found.append((AcceleratorState().mixed_precision, vectors))
         return {"queries": []}
@@ -91,14 +91,14 @@ def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
 
 def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
     own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
-    bench, folder = open_bench(own, Console(quiet=True)), finished / "models" / "seed-0"
+    data, folder = open_study(own, Console(quiet=True)), finished / "models" / "seed-0"
     mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
-    corpus, pool = bench.collection.corpus, bench.pool(4)
-    runs = study.rankings([mvdr, generative], bench, pool)
+    corpus, pool = data.collection.corpus, data.pool(4)
+    runs = study.rankings([mvdr, generative], data, pool)
     assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
     for query, candidates in pool.items():
         assert all(run[query].keys() == candidates.keys() for run in runs.values())
-        q = mvdr.encode_queries([bench.test.queries[query]])
+        q = mvdr.encode_queries([data.test.queries[query]])
         for id in candidates:
             d = mvdr.encode_documents([corpus[corpus.position(id)]])
             own = d.vectors[0, 0][d.mask[0, 0]].half().float()  # as the index stores them

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityResults
-from papers.luan2021.capacity_tasks import open_bench, projected_ranks, question_passages, read_answers, worth
+from papers.luan2021.capacity_tasks import open_task, projected_ranks, question_passages, read_answers, worth
 from scipy import sparse
 from studies.model_runs import DEV
 
@@ -56,8 +56,8 @@ def settings(collection: Path | str, backbone: Path | str, output: Path, **chang
     return scripts.settings("capacity", **SMALL | flags | changes)
 
 
-def first_benches(given: capacity.Settings) -> list[capacity.Bench]:
-    return capacity.open_benches(given, load_collection(given.collection))
+def first_tasks(given: capacity.Settings) -> list[capacity.PassageTask]:
+    return capacity.open_tasks(given, load_collection(given.collection))
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
     finished: Path, texts: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
     given = settings(texts, tiny_bert, tmp_path)
-    bench = first_benches(given)[1]
-    test, corpus = bench.collection.split("test"), bench.collection.corpus
+    task = first_tasks(given)[1]
+    test, corpus = task.collection.split("test"), task.collection.corpus
     model = load(finished / "length-60/seed-0/ME-BERT-4/checkpoint")
     assert isinstance(model, Paradigm)
     encoder = model.encoder.settings
@@ -106,30 +106,30 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
     result = json.loads((finished / "length-60/seed-0/ME-BERT-4.json").read_text())
     for stage, run in (
         ("retrieve", Indexed(index, model).search(test.queries, 12)),
-        ("rerank", Indexed(index, model).rerank(test.queries, bench.pool)),
+        ("rerank", Indexed(index, model).rerank(test.queries, task.pool)),
     ):
         expected = per_query(run, test.judgements, ("RR@10",)).values["RR@10"].tolist()
         assert result["stages"]["ME-BERT-4"][stage] == expected
     assert not (finished / "length-60/seed-0/ME-BERT-4/training/checkpoints").exists()
     # Half of the candidates are BM25-bi's, half random, and the relevant one is there.
     for query, gold in test.judgements.items():
-        own = bench.bm25["BM25-bi"].search({query: test.queries[query]}, 6)[query]
-        assert own.keys() | gold.keys() <= bench.pool[query].keys()
-        assert 12 <= len(bench.pool[query]) <= 13
+        own = task.bm25["BM25-bi"].search({query: test.queries[query]}, 6)[query]
+        assert own.keys() | gold.keys() <= task.pool[query].keys()
+        assert 12 <= len(task.pool[query]) <= 13
 
 
 def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Inner products of layer-normed vectors spread by about √k at any width k."""
     given = settings(texts, tiny_bert, tmp_path)
-    bench = first_benches(given)[0]
-    corpus, queries = bench.collection.corpus, list(bench.collection.split("train").queries.values())
+    task = first_tasks(given)[0]
+    corpus, queries = task.collection.corpus, list(task.collection.split("train").queries.values())
     found = {}
     torch.manual_seed(0)
     for name in ("DE-BERT-4", "DE-BERT-32", "ME-BERT-32"):
-        model = capacity.build(name, bench.length, given)
+        model = capacity.build(name, task.length, given)
         assert isinstance(model, Paradigm)
         scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
-        found[name] = capacity.temperature(model, bench)
+        found[name] = capacity.temperature(model, task)
         # Not of all passages.
         assert found[name] == pytest.approx(float(scores.std(-1).mean()), rel=0.35)
     assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
@@ -160,12 +160,12 @@ def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path
     answers = {"q": [" ".join(words[5:7])], "lost": [" ".join(words[8:10])], "d": [words[0]]}
     collection, counts = assemble("qa", rows, queries, judged), {"train": 2, "dev": 1, "test": 1}
     answers["e"] = answers["q"]
-    task = question_passages(collection, answers, counts, [10], load_tokenizer(tiny_bert))[10]
-    bench = open_bench(10, task, "Success@2", "BM25-uni", 4, None)
+    passages = question_passages(collection, answers, counts, [10], load_tokenizer(tiny_bert))[10]
+    task = open_task(10, passages, "Success@2", "BM25-uni", 4, None)
     # a#1's passages hold the answer of q too, and b#0's; the answer of "lost" lies across a cut.
-    assert bench.collection.split("train").judgements == {"q": {"a#0:0": 1}, "lost": {}}
-    assert bench.collection.corpus.ids == ["a#0:0", "a#0:1", "a#0:2", "a#0:3", "b#0:0", "b#0:1"]
-    held = bench.judged({"e": dict.fromkeys(bench.collection.corpus.ids, 0.0)}).judgements["e"]
+    assert task.collection.split("train").judgements == {"q": {"a#0:0": 1}, "lost": {}}
+    assert task.collection.corpus.ids == ["a#0:0", "a#0:1", "a#0:2", "a#0:3", "b#0:0", "b#0:1"]
+    held = task.judged({"e": dict.fromkeys(task.collection.corpus.ids, 0.0)}).judgements["e"]
     assert held == {"a#0:0": 1, "a#0:3": 1, "b#0:1": 1}
 
 

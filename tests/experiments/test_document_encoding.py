@@ -13,7 +13,7 @@ from document_encoding import BM25, CONTROL, MEASURES, SYSTEMS, Settings, claims
 from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import build, trained
 from rich.console import Console
-from studies.model_runs import Bench, open_bench
+from studies.model_runs import StudyData, open_study
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query
@@ -39,20 +39,20 @@ def given(words: Path, seq2seq: dict[str, Path]) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def bench(given: tuple[Path, Path]) -> Bench:
-    return open_bench(settings(*given, given[0]), Console(quiet=True))
+def data(given: tuple[Path, Path]) -> StudyData:
+    return open_study(settings(*given, given[0]), Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
-def own(given: tuple[Path, Path], bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def own(given: tuple[Path, Path], data: StudyData, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings with a trained DPR, whose vectors DSI clusters."""
     found = settings(*given, tmp_path_factory.mktemp("own"))
-    trained("dpr", 0, bench, found, Accelerator(cpu=True), Console(quiet=True))
+    trained("dpr", 0, data, found, Accelerator(cpu=True), Console(quiet=True))
     return found
 
 
 def test_a_run_measures_every_system_and_goes_on(
-    given: tuple[Path, Path], bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: tuple[Path, Path], data: StudyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document_encoding.main(settings(*given, tmp_path, seeds="[1]", systems='["GENRE"]'))
     checkpoint = tmp_path / "models/seed-1/genre/checkpoint/heads.safetensors"
@@ -72,10 +72,10 @@ def test_a_run_measures_every_system_and_goes_on(
     model = load(tmp_path / "models/seed-1/dsi-pawa/checkpoint")
     assert isinstance(model, Generative)
     model.settings = replace(model.settings, beams=40)
-    run = GenerativeRetriever(model).search(bench.test.queries, 10)
+    run = GenerativeRetriever(model).search(data.test.queries, 10)
     values = json.loads((folder / "seed-1/DSI-PAWA.json").read_text())
     assert values["exhaustive"] == values["retrieve"], "as many beams as there are identifiers miss nothing"
-    found = per_query(run, bench.test.judgements, MEASURES)
+    found = per_query(run, data.test.judgements, MEASURES)
     assert values["queries"] == found.queries
     for name in MEASURES:
         np.testing.assert_array_equal(values["retrieve"][name], found.values[name])
@@ -85,8 +85,8 @@ def test_a_run_measures_every_system_and_goes_on(
     document_encoding.main(every)
 
 
-def test_names_say_what_is_encoded(given: tuple[Path, Path], bench: Bench, own: Settings) -> None:
-    models = {name: build(name, 0, bench, own) for name in ("dsi", *ENCODINGS)}
+def test_names_say_what_is_encoded(given: tuple[Path, Path], data: StudyData, own: Settings) -> None:
+    models = {name: build(name, 0, data, own) for name in ("dsi", *ENCODINGS)}
     ranks = {name: model.settings.pawa_rank for name, model in models.items() if model.settings.pawa_rank}
     assert ranks == {"dsi-pawa": WIDTH, "genre-pawa": 8, "seal-pawa": 8}
     clustered = {n: m.settings.refresh for n, m in models.items() if m.settings.tokens == "clusters"}

@@ -39,8 +39,8 @@ def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5-v1.1"], named(rows))
     pool = {"q": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
     split = Split({"q": "the lazy dog"}, {"q": {"d1": 1}})
-    bench: Any = SimpleNamespace(pool=lambda depth: pool, test=split)
-    found = state(model, bench, 3)
+    data: Any = SimpleNamespace(pool=lambda depth: pool, test=split)
+    found = state(model, data, 3)
     of = {s: np.array([log_p(model, "the lazy dog", [*row, 1], s) for row in rows]) for s in SCORERS}
     p = np.exp(of["log_probability"] / [3, 2, 4]).mean()
     assert found["p"] == pytest.approx([p])

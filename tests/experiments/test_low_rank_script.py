@@ -9,7 +9,7 @@ import pytest
 import torch
 from papers.wu2024.attention import Seen, best_name, seen
 from rich.console import Console
-from studies.model_runs import open_bench
+from studies.model_runs import open_study
 
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
 from paradigms.generative.identifiers import Targets
@@ -156,13 +156,13 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     assert published(results) == {"claims", "layers", "shares", "training", "layers.svg"}
     assert len(json.loads((results / "shares.json").read_text())) == 9
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
-    bench = open_bench(settings("low_rank", **given), Console(quiet=True))
-    bench.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}
-    assert low_rank.relevant(bench)["q30"] == "d2"
-    del bench.test.judgements["q30"]["d3"], bench.test.judgements["q30"]["d2"]
+    data = open_study(settings("low_rank", **given), Console(quiet=True))
+    data.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}
+    assert low_rank.relevant(data)["q30"] == "d2"
+    del data.test.judgements["q30"]["d3"], data.test.judgements["q30"]["d2"]
     errors = []
-    for query, document in low_rank.relevant(bench).items():
-        text = bench.test.queries[query]
+    for query, document in low_rank.relevant(data).items():
+        text = data.test.queries[query]
         view = seen(model, text, best_name(model, text, int(document[1:])))
         errors.append(float(lemma.best_rank_one(view.attention[1, 0])[1]))
     heads = json.loads((results / "seed-1" / "genre.json").read_text())["heads"]

@@ -13,7 +13,7 @@ import train
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load_collection, read_run, write_run
-from paradigms.train.job import keep_settings
+from paradigms.train.script import keep_settings
 from tests.experiments.scripts import run, settings, training
 from tests.near import assert_within_rounding
 

@@ -7,7 +7,7 @@ import torch
 
 from paradigms.core import Tokens
 from paradigms.scoring import kernels
-from paradigms.scoring.stored import Codes, Packed
+from paradigms.scoring.stored import Codes, PackedQueries
 
 QUERIES = (1, 16, 17, 33)
 LENGTHS = (3, 0, 1, 8, 9, 0, 16, 23, 7, 0)
@@ -73,7 +73,7 @@ class Corpus:
         tokens = centroids[nearest] + LEVELS[scales][:, None] * spread * (unpacked(codes, bits) - middle)
         self.similarities = tokens.astype(np.float64) @ queries.T.astype(np.float64)
         self.queries, self.codes = queries, Codes(spread, middle, centroids)
-        self.packed = Packed(texts([queries]), self.codes)
+        self.packed = PackedQueries(texts([queries]), self.codes)
         self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
         self.coded = kernels.Stored(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
         self.order = np.argsort(nearest, kind="stable")

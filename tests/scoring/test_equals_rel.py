@@ -22,7 +22,7 @@ from paradigms.scoring import kernels
 from paradigms.scoring import stored as by_kernels
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.scoring.scorer import Scorer
-from paradigms.scoring.stored import Packed, Scanned, compiled, score
+from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from tests.near import assert_same, assert_within_rounding
 from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, frozen, normal, offsets_of, stored_tokens
 from tests.scoring.coded import texts as stored_texts
@@ -114,7 +114,9 @@ def test_scorer_of_other_libraries_losses(recipe: Recipe) -> None:
     assert_same(own, torch.cat(alone))
 
 
-def stored_cases(folder: Path, width: int, salience: bool) -> list[tuple[Scanned, Packed, Tokens, Tokens]]:
+def stored_cases(
+    folder: Path, width: int, salience: bool
+) -> list[tuple[Scanned, PackedQueries, Tokens, Tokens]]:
     """float16 that begin anywhere in a file and queries of 0 tokens, of a tile, of several; and codes."""
     lengths = (*LENGTHS, 60, 0, 1, 1, 1)
     offsets, random = offsets_of(lengths), np.random.default_rng(0)
@@ -125,7 +127,7 @@ def stored_cases(folder: Path, width: int, salience: bool) -> list[tuple[Scanned
     (folder / "vectors.bin").write_bytes(bytes(6) + halves.tobytes())
     mapped = np.asarray(np.memmap(folder / "vectors.bin", np.uint16, "r", 6, halves.shape))
     queries = stored_texts([normal(j, width, seed=j) for j in (0, *QUERIES)], ids=True, salience=salience)
-    cases = [(Scanned(kernels.halves(mapped), offsets, fields), Packed(queries), queries, halves)]
+    cases = [(Scanned(kernels.halves(mapped), offsets, fields), PackedQueries(queries), queries, halves)]
     for bits in BITS if width == 128 else ():
         corpus = Corpus(bits, width, 33, lengths)
         one = stored_texts([corpus.queries], ids=True, salience=salience)
@@ -176,7 +178,7 @@ def test_imputed_from_stored_tokens(
     scanned = Scanned(kernels.halves(frozen(halves)), offsets, {})
     recipe = Recipe("test", PoolTopK(k=8), "retrieved", "impute", k, imputation)
     documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
-    found, owns = scanned.imputed(recipe, Packed(queries), rows, int(offsets[-1]))
+    found, owns = scanned.imputed(recipe, PackedQueries(queries), rows, int(offsets[-1]))
     assert 1 <= len(kept) <= threads
     S, valid = similarity(in_float64(documents), in_float64(queries))
     expected = imputed_rel(S, valid, k, imputation)

@@ -17,7 +17,7 @@ from paradigms.align import QueryToDocument
 from paradigms.find import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
-from paradigms.scoring.stored import Codes, Packed, Scanned
+from paradigms.scoring.stored import Codes, PackedQueries, Scanned
 from paradigms.store import loops as quantising
 from tests.near import assert_within_rounding
 from tests.scoring.coded import BITS, LENGTHS, LEVELS, QUERIES, Corpus, frozen, normal, texts, unpacked
@@ -68,7 +68,7 @@ def test_every_float16_is_widened_exactly() -> None:
     rows = np.arange(len(halves))
     scanned = Scanned(kernels.halves(frozen(halves)), np.arange(len(halves) + 1), {})
     units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
-    found = scanned.relevance(Recipe("test", QueryToDocument(), "one"), Packed(units), rows)
+    found = scanned.relevance(Recipe("test", QueryToDocument(), "one"), PackedQueries(units), rows)
     assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
 
 
@@ -137,7 +137,9 @@ def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
     codes[numbers] = np.random.default_rng(0).integers(0, 256, (len(numbers), 64))
     scales[numbers] = 255
     queries = normal(2, 128)
-    packed = Packed(texts([queries]), Codes(np.ones(128, np.float32), 7.5, np.zeros((1, 128), np.float32)))
+    packed = PackedQueries(
+        texts([queries]), Codes(np.ones(128, np.float32), 7.5, np.zeros((1, 128), np.float32))
+    )
     coded = kernels.Stored(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
     entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
     owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1
@@ -211,7 +213,7 @@ GUARDED = """
 import ctypes, itertools, mmap, os, signal
 import numpy as np
 from paradigms.scoring import kernels, tiles
-from paradigms.scoring.stored import Packed
+from paradigms.scoring.stored import PackedQueries
 from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, normal, offsets_of, texts
 from tests.scoring.test_stored import probed
 
@@ -257,10 +259,10 @@ def everything(tokens, width, packed):
 for width, j in itertools.product((16, 48, 128), QUERIES):
     vectors, packed = guarded(normal(13, width)), tiles.pack(normal(j, width))
     out = guarded(np.empty((13, packed.lanes), np.float32))
-    kernels.products(vectors, tiles.Packed(*map(guarded, packed)), out)
+    kernels.products(vectors, tiles.QueryTiles(*map(guarded, packed)), out)
     halves = normal(int(offsets[-1]), width).astype(np.float16).view(np.uint16)
     halves.setflags(write=False)
-    everything(kernels.halves(guarded(halves)), width, Packed(texts([normal(j, width)])))
+    everything(kernels.halves(guarded(halves)), width, PackedQueries(texts([normal(j, width)])))
 for bits, j in itertools.product(BITS, (1, 17)):
     corpus = Corpus(bits, 128, j)
     corpus.coded = kernels.Stored(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))

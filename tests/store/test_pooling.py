@@ -18,7 +18,7 @@ from paradigms.core import Tokens
 from paradigms.find import INDEXES, Index, Store, kinds, open_index
 from paradigms.recipe import Recipe
 from paradigms.store import Kind
-from paradigms.store.pruning import Fewer, directed_distances, pooled
+from paradigms.store.pruning import TokenReduction, directed_distances, pooled
 from tests.find.test_near_tokens import DIM, documents, queries
 from tests.near import assert_within_rounding
 from tests.store.test_storage import IDS, TEXTS, contents
@@ -81,7 +81,7 @@ def test_every_index_is_built_pooled(tiny_bert: Path, kind: str) -> None:
 def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
     for wrong in ({"pool": 0}, {"keep": 0.0}, {"keep": 1.5}):
         with pytest.raises(ValueError, match=r"pool|keep"):
-            Fewer(**wrong)  # type: ignore[arg-type]
+            TokenReduction(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="compared by their ids cannot be pooled"):
         Store.build(kinds.exact(), PARADIGMS["coil"](tiny_bert), IDS, TEXTS, tmp_path / "index", pool=2)
     assert not list(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, how: str) -> No
     """|maxᵢ dᵢᵀq − maxᵢ′ d′ᵢ′ᵀq| ≤ the directed distances, for unit q; pooled maxima are never larger."""
     D = some(seed, [9, 4, 1])
     if how == "pruned":
-        E = Fewer(keep=1 / pool)(D)
+        E = TokenReduction(keep=1 / pool)(D)
     elif how == "rounded":
         E = Tokens((D.vectors * pool).round() / pool, D.mask)
     else:

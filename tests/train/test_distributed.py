@@ -17,7 +17,7 @@ from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.job import keep_states
+from paradigms.train.fit import keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation
 from paradigms.train.state import signature

@@ -22,10 +22,11 @@ from paradigms.encoder.text import Side
 from paradigms.evaluate import candidates
 from paradigms.retrieve import Indexed
 from paradigms.store.checksum import weights_checksum
-from paradigms.train import job, loop
+from paradigms.train import fit as fitting
+from paradigms.train import loop
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples, step_batches
-from paradigms.train.job import DevMeasure
+from paradigms.train.fit import DevMeasure
 from paradigms.train.loop import (
     Paused,
     TrainingSettings,
@@ -304,15 +305,15 @@ def test_states_are_kept_while_a_run_is_paused(tmp_path: Path) -> None:
     accelerator, states = Accelerator(cpu=True), tmp_path / "out" / "states"
 
     def pause() -> None:
-        with job.deleted_after(states, accelerator):
+        with fitting.deleted_after(states, accelerator):
             (states / "0123456789abcdef").mkdir()
             raise Paused("after 3 of 6 steps")
 
     with pytest.raises(Paused):
         pause()
-    assert job.sweep_states(tmp_path / "other") == []
+    assert fitting.sweep_states(tmp_path / "other") == []
     assert (states / "0123456789abcdef").is_dir()
-    with job.deleted_after(states, accelerator):
+    with fitting.deleted_after(states, accelerator):
         assert [entry.name for entry in states.iterdir()] == ["0123456789abcdef"]
     assert not states.exists()
 
@@ -392,8 +393,8 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_ber
         splits, given = (judged, judged), (run, run)
         if states is not None:
             texts: dict[Side, list[str]] = {"document": list(CORPUS), "query": list(queries.values())}
-            job.keep_states(paradigm, 1, states, texts, Accelerator(cpu=True))
-        trained = job.fit(
+            fitting.keep_states(paradigm, 1, states, texts, Accelerator(cpu=True))
+        trained = fitting.fit(
             paradigm, collection, splits, given, 0, 16, settings, folder, Accelerator(cpu=True), states=states
         )
         after = trained.state_dict()

@@ -12,7 +12,7 @@ from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, l
 from paradigms.find import Index, Store, kinds
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
-from paradigms.train import job
+from paradigms.train import fit
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine, with_random
@@ -84,7 +84,7 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
         drawn.append(run)
         return build_examples(corpus, split, run, *more, **options)
 
-    monkeypatch.setattr(job, "build_examples", build)
+    monkeypatch.setattr(fit, "build_examples", build)
     collection, none = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1"), Split({}, {})
     given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
     found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
@@ -92,9 +92,9 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
         training = TrainingSettings(steps=1, batch_size=4, own_negatives=own, fast_cpu=False)
         runs, folder = (given, {}), tmp_path / f"own-{own}"
         model = dense(tiny_bert)
-        job.fit(model, collection, (SPLIT, none), runs, 2, 0, training, folder, Accelerator(cpu=True))
+        fit.fit(model, collection, (SPLIT, none), runs, 2, 0, training, folder, Accelerator(cpu=True))
         same_run(drawn[-1], found if own else given)
-        monkeypatch.setattr(job, "mine", lambda *_, **__: None) if own else None
+        monkeypatch.setattr(fit, "mine", lambda *_, **__: None) if own else None
 
 
 def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path: Path) -> None:

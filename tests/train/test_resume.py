@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 from paradigms import Paradigm
 from paradigms.io.files import write_json
-from paradigms.train import checkpoint, job
+from paradigms.train import checkpoint, script
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
 from tests.forks import Fork, fork
@@ -405,7 +405,7 @@ def test_wandb_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.Mon
         Accelerator, "init_trackers", lambda self, project, config, options: started.append(options["wandb"])
     )
     for name in ("a", "a", "b"):
-        job.begin(Settings(str(tmp_path / name), tracker="wandb"))
+        script.begin(Settings(str(tmp_path / name), tracker="wandb"))
     first, again, other = (options["id"] for options in started)
     assert first == again != other
     assert {options["resume"] for options in started} == {"allow"}

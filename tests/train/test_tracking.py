@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
-from paradigms.train import job, tracking
+from paradigms.train import script, tracking
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def device(self) -> torch.device:
             return torch.device(given["device"])
 
-    monkeypatch.setattr(job, "Accelerator", Recorder)
+    monkeypatch.setattr(script, "Accelerator", Recorder)
     monkeypatch.setattr(tracking, "take", lambda *given: None)
     return given
 
@@ -44,7 +44,7 @@ class Settings:
 
 def test_fp16_on_a_processor_ends_with_a_line(given: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="fp16 needs a GPU"):
-        job.begin(Settings(precision="fp16"))
+        script.begin(Settings(precision="fp16"))
 
 
 def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
@@ -52,16 +52,16 @@ def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp
     monkeypatch.setattr(tracking, "start_wandb", lambda *given: joined.append(given[-1]))
     settings = Settings(str(tmp_path), tracker="wandb")
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
-        job.begin(settings)
+        script.begin(settings)
     assert not joined
-    job.begin(settings)
+    script.begin(settings)
     assert joined == [tmp_path]
     with pytest.raises(BlockingIOError), locked(tmp_path):
         pass
 
 
 def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> None:
-    job.begin(Settings())
+    script.begin(Settings())
     (group,) = given["kwargs_handlers"]
     assert group.timeout > timedelta(hours=24)
 

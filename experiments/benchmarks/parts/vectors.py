@@ -14,9 +14,9 @@ from rich.console import Console
 from paradigms import PARADIGMS
 from paradigms.data import load_collection
 from paradigms.encoder.batches import by_length
+from paradigms.io.checks import json_or_empty
 from paradigms.io.files import atomic_folder, contents, write_json
 from paradigms.io.progress import progress_bar
-from paradigms.io.typed import json_or_empty
 
 
 def prepare(settings: Any, folder: Path, console: Console) -> Path:

@@ -21,7 +21,7 @@ from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
 from paradigms.io.gzipped import numbered_lines
-from paradigms.train.job import DEV_DEPTH, NEGATIVES_DEPTH
+from paradigms.train.fit import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
 from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
 
@@ -30,7 +30,7 @@ NGRAMS = {UNI: 1, BI: 2}
 
 
 @dataclass(frozen=True)
-class Bench:
+class PassageTask:
     """A collection of passages of at most `length` tokens, with BM25 and candidates for all systems."""
 
     length: int
@@ -50,21 +50,23 @@ class Bench:
         return on_split(run, self.judged(run), (self.measure,)).values[self.measure].tolist()
 
 
-def open_bench(
-    length: int, task: Collection, measure: str, first: str, depth: int, pieces: str | Path | None
-) -> Bench:
-    """Open the task on a collection, with candidates that always include the relevant passages.
+def open_task(
+    length: int, collection: Collection, measure: str, first: str, depth: int, pieces: str | Path | None
+) -> PassageTask:
+    """Open a collection of passages, with candidates that always include the relevant passages.
 
     first: the BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by default
     words are.
     """
-    corpus, half, each = task.corpus, depth // 2, NEGATIVES_DEPTH // 2
+    corpus, half, each = collection.corpus, depth // 2, NEGATIVES_DEPTH // 2
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
-    train, test = task.split("train"), task.split("test")
+    train, test = collection.split("train"), collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
-    dev_run = bm25[first].search(task.split("dev").queries, DEV_DEPTH)
+    dev_run = bm25[first].search(collection.split("dev").queries, DEV_DEPTH)
     pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
-    return Bench(length, task, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0))
+    return PassageTask(
+        length, collection, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0)
+    )
 
 
 def question_passages(
@@ -126,25 +128,25 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
     return answers
 
 
-def predict(bench: Bench, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
+def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
     """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
 
     k*: dimensions that keep BM25's first passage first in 95% of the queries, by the exact law of
     `theory.recall`, with its interval over queries. values: k -> the measure of each query, by the same law
     for all passages together. BM25's terms are words here.
     """
-    test = bench.collection.split("test")
-    counts = count_terms(bench.collection.corpus, test.queries, queries, 0)
+    test = task.collection.split("test")
+    counts = count_terms(task.collection.corpus, test.queries, queries, 0)
     problem = Problem.of(*weigh(counts))
     required = projected_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
-    corpus, ids, rng = bench.collection.corpus, counts.query_ids, np.random.default_rng(1)
+    corpus, ids, rng = task.collection.corpus, counts.query_ids, np.random.default_rng(1)
     every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
     judged = with_judgements(test.only(ids), corpus, [every]).judgements
     draw, rows = problem.draw(samples, rng), []
     for query, id in enumerate(ids):
         relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
         ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)
-        rows.append([float(worth(column, bench.measure).mean()) for column in ranks])
+        rows.append([float(worth(column, task.measure).mean()) for column in ranks])
     values = {str(k): list(column) for k, column in zip(dimensions, zip(*rows, strict=True), strict=True)}
     return {"k*": list(required), "values": values}
 

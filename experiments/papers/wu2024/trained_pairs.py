@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies import model_runs
-from studies.model_runs import LEARNED, Bench, Job, training_of, training_section, unlearned
+from studies.model_runs import LEARNED, Job, StudyData, training_of, training_section, unlearned
 from studies.pages import Measured, Section, publish
 from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
@@ -29,9 +29,10 @@ from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.model import autocast
 from paradigms.retrieve import Reranking
+from paradigms.train.fit import STATES, DevMeasure, fit
 from paradigms.train.generative import fit_pairs, training_pairs
-from paradigms.train.job import STATES, DevMeasure, begin, content, fit, keep_settings
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.script import begin, content, keep_settings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
 
@@ -47,7 +48,7 @@ TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multi
 
 
 def trained(
-    name: str, seed: int, bench: Bench, settings: PairSettings, accelerator: Accelerator, console: Console
+    name: str, seed: int, data: StudyData, settings: PairSettings, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative:
     """Load the seed's model, or train it if it has no checkpoint.
 
@@ -60,12 +61,12 @@ def trained(
 
     def make() -> Any:
         if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
-            trained("dpr", seed, bench, settings, accelerator, console)
-        console.print(f"{bench.collection.name}, seed {seed}: {name}")
+            trained("dpr", seed, data, settings, accelerator, console)
+        console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
             with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
-                return build(name, seed, bench, settings)
+                return build(name, seed, data, settings)
         options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
         backbone = settings.second if second else settings.backbone
         return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
@@ -73,20 +74,20 @@ def trained(
     def train(model: Any, training: Path) -> Any:
         if kind in GENERATIVE:
             problems = Problems()
-            pairs = pairs_of(model, bench, settings, problems)
+            pairs = pairs_of(model, data, settings, problems)
             how = training_settings(settings.generative_steps, seed, settings), training, accelerator
             kept: dict[str, Any] = {"states": models / STATES, "problems": problems}
-            if bench.dev.queries:
-                dev = bench.dev, bench.dev_run, DEV_QUERIES, accelerator.mixed_precision
-                kept["dev"] = DevMeasure(bench.collection.corpus, *dev)
-            return fit_pairs(model, bench.collection.corpus, pairs, *how, **kept)
+            if data.dev.queries:
+                dev = data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision
+                kept["dev"] = DevMeasure(data.collection.corpus, *dev)
+            return fit_pairs(model, data.collection.corpus, pairs, *how, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         training_steps = training_settings(settings.steps, seed, settings, **changes)
-        runs, splits = (bench.mined if paired else {}, bench.dev_run), (bench.train, bench.dev)
+        runs, splits = (data.mined if paired else {}, data.dev_run), (data.train, data.dev)
         counts = int(paired), DEV_QUERIES
-        return fit(model, bench.collection, splits, runs, *counts, training_steps, training, accelerator)
+        return fit(model, data.collection, splits, runs, *counts, training_steps, training, accelerator)
 
     return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
@@ -97,7 +98,7 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
     return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
 
 
-def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generative:
+def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Generative:
     """Make an untrained generative model by its name."""
     identifiers, _, encoding = name.partition("-")
     options: dict[str, Any] = lengths_of(settings)
@@ -117,16 +118,16 @@ def build(name: str, seed: int, bench: Bench, settings: PairSettings) -> Generat
             options["softmax"] = "place"
         if encoding == "pawa":  # the backbone's width, as in NCI
             options["pawa_rank"] = int(pretrained(AutoConfig, packaged(settings.backbone)).hidden_size)
-    return GENERATIVE[identifiers](settings.backbone, bench.collection.corpus, **options)
+    return GENERATIVE[identifiers](settings.backbone, data.collection.corpus, **options)
 
 
-def pairs_of(model: Generative, bench: Bench, settings: PairSettings, problems: Problems) -> list[Pair]:
+def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problems: Problems) -> list[Pair]:
     """Training pairs: queries and passages with documents' identifiers; spans if identifiers are text."""
-    corpus, ids = bench.collection.corpus, model.identifiers
+    corpus, ids = data.collection.corpus, model.identifiers
     if ids.kind == "text":
-        return training_pairs(model, corpus, bench.train, problems, seed=0)
+        return training_pairs(model, corpus, data.train, problems, seed=0)
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    return retrieval_pairs(bench.train, ids) + indexing_pairs(corpus, ids, problems, **size)
+    return retrieval_pairs(data.train, ids) + indexing_pairs(corpus, ids, problems, **size)
 
 
 TaskResults = dict[str, list[Measured]]  # task -> what was measured of each seed
@@ -136,24 +137,24 @@ def study(
     settings: Any,
     title: str,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[Any, str, int, Bench, list[Any]], Measured],
-    report: Callable[[Any, Bench, TaskResults], tuple[str, dict[str, Section]]],
+    measure: Callable[[Any, str, int, StudyData, list[Any]], Measured],
+    report: Callable[[Any, StudyData, TaskResults], tuple[str, dict[str, Section]]],
     *,
     heard: bool = False,
     half: bool = False,
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
-    measure(settings, task, seed, bench, models) is kept as seed-N/TASK.json, with the dev values that
-    `training_of` gives, and the same "queries". report(settings, bench, results) -> summary, sections.
+    measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values that
+    `training_of` gives, and the same "queries". report(settings, data, results) -> summary, sections.
     heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
     precision of their training, and not in float32.
     """
     accelerator, console = begin(settings)
-    bench, models = model_runs.open_bench(settings, console), Path(settings.models)
+    data, models = model_runs.open_study(settings, console), Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
-    of_models |= {"fingerprint": bench.collection.fingerprint, "processes": accelerator.num_processes}
+    of_models |= {"fingerprint": data.collection.fingerprint, "processes": accelerator.num_processes}
     of_models |= {"precision": accelerator.mixed_precision}
     take(models, accelerator)
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
@@ -163,18 +164,16 @@ def study(
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
         # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
-            more = (
-                recalls(bench, settings.depth, dict(zip(tasks[task], models, strict=True))) if heard else {}
-            )
-            of_task = measure(settings, task, seed, bench, models)
+            more = recalls(data, settings.depth, dict(zip(tasks[task], models, strict=True))) if heard else {}
+            of_task = measure(settings, task, seed, data, models)
         trainings = {name: training_of(Path(settings.models, f"seed-{seed}", name)) for name in tasks[task]}
         return of_task | more | {"training": trainings}
 
     def job(task: str, seed: int) -> Job:
         return Job(
-            f"{bench.collection.name}, seed {seed}, {task}",
+            f"{data.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
-            lambda: [trained(name, seed, bench, settings, accelerator, console) for name in tasks[task]],
+            lambda: [trained(name, seed, data, settings, accelerator, console) for name in tasks[task]],
             partial(measured, task, seed),
             models / STATES,
         )
@@ -185,7 +184,7 @@ def study(
     if accelerator.is_main_process:
         count = len(settings.seeds)
         by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-        summary, sections = report(settings, bench, by_task)
+        summary, sections = report(settings, data, by_task)
         sections |= {"training": training_section(trainings_of(by_task))}
         publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
@@ -200,15 +199,15 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
     }
 
 
-def recalls(bench: Bench, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
+def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
     """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
     A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
     """
-    pool, corpus = bench.pool(depth), bench.collection.corpus
-    runs = {name: Reranking(model, corpus).rerank(bench.test.queries, pool) for name, model in models.items()}
+    pool, corpus = data.pool(depth), data.collection.corpus
+    runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
     means = {
-        name: per_query(run, bench.test.judgements, ["R@10"]).mean("R@10")
+        name: per_query(run, data.test.judgements, ["R@10"]).mean("R@10")
         for name, run in {"BM25": pool, **runs}.items()
     }
     return {"R@10": means}
@@ -220,12 +219,12 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
-def sample(bench: Bench, settings: PairSettings) -> str:
+def sample(data: StudyData, settings: PairSettings) -> str:
     """Describe the data of training and measurement for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
-        f"{len(bench.test.queries)} test queries over {len(bench.collection.corpus):,} documents of "
-        f"{bench.collection.name}{unseen}, of which {learned_share(bench.train, bench.test):.0%} ask for "
+        f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
+        f"{data.collection.name}{unseen}, of which {learned_share(data.train, data.test):.0%} ask for "
         f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained for {settings.steps} steps of {settings.batch_size}, generative ones for "
         f"{settings.generative_steps}. Intervals (95 %) resample seeds "

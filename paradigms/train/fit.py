@@ -1,21 +1,15 @@
-"""Training scripts around the loop: settings, data, splits, fitting, environment."""
+"""Training around the loop: splits, examples, the dev measure, states of frozen layers."""
 
 import hashlib
-import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Collection as Names
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
-from rich.console import Console
 
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.data import (
@@ -24,36 +18,25 @@ from paradigms.data import (
     Problems,
     Run,
     Split,
-    check_collection,
     hold_out,
-    load_collection,
     read_run,
     write_run,
 )
 from paradigms.data.identical import own_documents, without_own
-from paradigms.data.trec import check_ids
-from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import KEPT, LowerStates
-from paradigms.encoder.precision import choose_precision, native_precision
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import candidates, per_query
-from paradigms.io.device import chosen_device
-from paradigms.io.files import check_locks, locked, remove_folder, write_json, write_text
-from paradigms.io.manifest import sha256
-from paradigms.io.plugins import LOADED
-from paradigms.io.terminal import Terminal, shown
-from paradigms.io.typed import parse_json
+from paradigms.io.files import check_locks, locked, remove_folder, write_text
+from paradigms.io.terminal import shown
 from paradigms.model import Paradigm, autocast
 from paradigms.retrieve import Model, Reranking
-from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import Dev, Paused, TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.mining import mine
-from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
@@ -63,7 +46,6 @@ DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure r
 NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
 STATES = "states"  # folder for states of frozen layers, while a run lasts
 PAUSED = "paused.txt"  # in it, between the calls of a run that has used its minutes
-BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at its start
 
 
 class DevMeasure:
@@ -84,96 +66,6 @@ class DevMeasure:
         reranker = Reranking(model, self.corpus, precision=self.precision)
         reranked = reranker.rerank(self.queries, self.pool)
         return per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
-
-
-def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """Start a script: check its settings, lock the output folder; return the accelerator and a console.
-
-    settings: with output, precision and optionally tracker. Precision "auto" is bf16 if the hardware
-    multiplies it natively. Only the main process's console prints. Raises SystemExit while another run holds
-    the folder, for fp16 on a CPU, and for a launch on missing GPUs. Before the folder is created, raises
-    SystemExit if the collection or backbone does not exist.
-    """
-    tracking.check_launch()
-    check_names(settings)
-    folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
-    automatic = settings.precision == "auto"
-    accelerator = Accelerator(
-        mixed_precision=native_precision(chosen_device()) if automatic else settings.precision,
-        log_with=None if tracker == "none" else tracker,
-        project_dir=folder,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],
-    )
-    choose_precision(accelerator.mixed_precision)
-    if settings.precision == "fp16" and accelerator.device.type == "cpu":
-        raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    tracking.take(folder, accelerator)  # before joining its W&B run
-    for place in by_main(lambda: sweep_states(folder), accelerator):
-        accelerator.print(f"Deleted {place}, which a killed run left behind")
-    if tracker == "wandb" and accelerator.is_main_process:  # only the main process logs
-        tracking.start_wandb(accelerator, asdict(settings), folder)
-    return accelerator, Terminal(quiet=not accelerator.is_main_process)
-
-
-def check_names(settings: Any) -> None:
-    """Raise SystemExit if the collection or a backbone in a script's settings does not exist."""
-    systems = getattr(settings, "chosen", {}).values()
-    names = [getattr(settings, name, "") for name in ("backbone", "second")]
-    try:
-        if collection := getattr(settings, "collection", ""):
-            check_collection(collection)
-        for name in dict.fromkeys([*names, *(system.backbone for system in systems)]):
-            if name and name != "small":
-                check_backbone(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(shown(error)) from error
-
-
-def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`.
-
-    A setting that config.json does not name, since it was added later, differs only if it is not empty now.
-    """
-    file = folder / "config.json"
-    if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
-        old = parse_json(file.read_text(encoding="utf-8"), str(file))
-        named = (k for k in settings if k not in free and (k in old or settings[k]))
-        changed = [k for k in named if old.get(k) != settings[k]]
-        if changed:
-            raise SystemExit(
-                f"{folder} holds results with other settings ("
-                + "; ".join(f"{k}: {old.get(k)} then, {settings[k]} now" for k in changed)
-                + "). Choose another --output, or delete that folder."
-            )
-    write_json(file, settings)
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files."""
-    if path.is_file():
-        return sha256(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    listed = "".join(f"{sha256(file)} {file.relative_to(path)}\n" for file in files)
-    return hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def open_collection(name: str, documents: int | None, console: Console) -> Collection:
-    """Open a collection and print its size and problems. Raises SystemExit if that fails.
-
-    documents: size of a fixed subset, for pydocs only. Checks that all ids are valid in TREC runs.
-    """
-    try:
-        collection = load_collection(name, documents=documents)
-        check_ids(collection.corpus.ids, "document id")
-        for split in collection.splits.values():
-            check_ids(split.queries, "query id")
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(shown(error)) from error
-    queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
-    console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
-    if collection.problems:
-        console.print(f"Problems in the data:\n{collection.problems}")
-    return collection
 
 
 def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
@@ -381,23 +273,3 @@ def _texts(
         documents |= {corpus.position(d) for row in dev.pool.values() for d in row}
         queries |= dict.fromkeys(dev.queries.values())
     return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
-
-
-def content(**paths: str) -> dict[str, str]:
-    """Checksums of the given files and folders, skipping any that do not exist."""
-    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
-
-
-def environment(accelerator: Accelerator) -> dict[str, Any]:
-    """Describe where a result was computed: versions, device, processes, precision."""
-    packages = ("torch", "transformers", "accelerate", "numpy", "bm25s", "ir-measures")
-    return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": str(accelerator.device),
-        "processes": accelerator.num_processes,
-        "sharded": sharded(),
-        "threads": torch.get_num_threads(),
-        "precision": accelerator.mixed_precision,
-        **{f"plug-in {file.name}": sha256(file) for file in LOADED},
-    } | {name: version(name) for name in packages}

@@ -9,7 +9,7 @@ import torch
 
 from paradigms.align import Buckets, QueryToDocument, one
 from paradigms.core import Tokens, interact, rel, similarity
-from paradigms.fixed import FixedEncoding
+from paradigms.muvera import FixedEncoding
 from tests.near import assert_same
 from tests.scoring.table import texts
 

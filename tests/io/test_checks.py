@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms.io.typed import check_types
+from paradigms.io.checks import check_types
 from paradigms.model import autocast
 
 
