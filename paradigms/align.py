@@ -59,9 +59,9 @@ class Alignment:
         raise NotImplementedError
 
     def kept(self, lengths: Lengths) -> Lengths | None:
-        """How many tokens of documents of these lengths are aligned to each query token; None: another form.
+        """Number of tokens aligned to each query token, by document length; None if A is not a top-k.
 
-        These are the tokens of largest similarity: of all, or where A reads ids, of those with the query
+        They are the most similar tokens of the document or, if A reads ids, of those with the query
         token's id.
         """
         return None
@@ -72,7 +72,7 @@ class Alignment:
         return kept is not None and not self.positive and int(kept) <= 1
 
     def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
-        """`is_maximum`, over all tokens of a document whatever their ids."""
+        """Whether A is the argmax over all tokens of a document, whatever their ids."""
         return self.is_maximum(longest) and "ids" not in self.reads
 
 
@@ -218,7 +218,7 @@ class Entropic(Alignment, reads={"similarity"}):
 class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
-    The A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `fixed.FixedEncoding` gives the
+    The A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `muvera.FixedEncoding` gives the
     same rel as one inner product. fill: where the document has no token in bucket(j), those at the least
     Hamming distance share the 1.
     """

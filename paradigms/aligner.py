@@ -1,10 +1,10 @@
 """rel(d, q) = 1/Z · Σᵢⱼ Sᵢⱼ Ãᵢⱼ u_dᵢ u_qⱼ, Z = Σ A: sparse alignment with unary salience.
 
 Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
-entropic; reads S), u the salience of each token (reads that token's own vector and, through the budget of
-the gate, the scores of the text's other tokens). The paper trains with top-1 and α^q = .5, α^d = .4,
-ε = .002. Where every salience of a text is 0, or only tokens of salience 0 align, so is Z, and rel is defined
-as 0. Another alignment at test time: `Paradigm.with_alignment`; pruning by salience: `index.pruning`.
+entropic; reads S), u the salience of each token (reads that token's own vector and, through the budget of the
+gate, the scores of the text's other tokens). The paper trains with top-1 and α^q = .5, α^d = .4, ε = .002. If
+every salience of a text is 0, or only tokens of salience 0 align, Z is 0 and rel is defined as 0.
+`Paradigm.with_alignment` sets another alignment at test time; `store.pruning` prunes by salience.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ EPS = 0.2
 class Aligner(EncoderSettings):
     """`align` is `TopK`, `TopP` or `Entropic`.
 
-    `salience` is entropic (Eq. 4; `iterations` steps of Eq. 5 instead), or what the paper compares with it:
+    `salience` is entropic (Eq. 4, or `iterations` steps of Eq. 5), or one of the paper's alternatives:
     hard, relu, and relu with `salience_l1`.
     """
 

@@ -4,9 +4,9 @@ Khattab & Zaharia 2020 (SIGIR), Eq. 3: ColBERT. A reads S: per query token, argm
 Z = 1; Z = N, used by Lee et al. 2023 (Eq. 1), ranks the same and gives the loss one scale for queries of
 every length. Markers, [MASK] augmentation and the punctuation skip list of the paper are settings.
 
-The paper projects token states to 128 dimensions: `dim=128`. The projection starts at random, which a short
-training does not make good. By default there is none, and an index saves the bytes: 4 bits of each of 384
-dimensions are fewer than 16 of 128.
+The paper projects token states to 128 dimensions: `dim=128`. The projection is random at first, and a short
+training does not repair that, so by default there is none. An index saves the bytes instead: 384 dimensions
+of 4 bits take fewer than 128 of 16 bits.
 """
 
 from dataclasses import dataclass

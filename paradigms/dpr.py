@@ -27,5 +27,5 @@ class DPR(EncoderSettings):
 
 @paradigm(DPR)
 def dpr(settings: DPR) -> Recipe:
-    """DPR over a backbone. τ is 1 of inner products."""
+    """DPR over a backbone. τ is 1 for inner products."""
     return Recipe("dpr", AllPairs(), "one", temperature=0.05 if settings.normalize else 1.0)

@@ -1,10 +1,10 @@
-"""mⱼ ≈ maxᵢ dᵢᵀqⱼ of a document of which query token j retrieved nothing, and scores that fill it in.
+"""mⱼ ≈ maxᵢ dᵢᵀqⱼ for a document from which query token j retrieved nothing, and scores that use mⱼ.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
 corpus_tokens) -> m: the similarities of the document tokens that each query token retrieved, [j, k'], in any
-order and −∞ where fewer were found, and the tokens of the corpus; m [j] is on the same scale. nan in m leaves
-the query token out, of the sum and of Z: where nothing was found, and in `none` everywhere. Under exact
-search nothing missing is above the smallest retrieved similarity: `kth` is a bound, `tail_mean` and
+order and −∞ where fewer were found, and the tokens of the corpus; m [j] is on the same scale. A NaN in m
+leaves the query token out of the sum and of Z: `none` always returns NaN. Under exact search no missing
+similarity exceeds the smallest retrieved one: `kth` is a bound, `tail_mean` and
 `percentile` estimates above it, `power_law` below.
 """
 
@@ -29,7 +29,7 @@ def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """No mⱼ: the mean of what was retrieved; Z = the query tokens that retrieved something of d (Eq. 2)."""
+    """No mⱼ: the mean over the query tokens that retrieved a token of d; Z is their number (Eq. 2)."""
     return torch.full_like(retrieved[:, 0], torch.nan)
 
 
@@ -58,8 +58,8 @@ def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
 
-    Least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle of what was not
-    retrieved on the log scale. Capped at the k'-th similarity, which is also the fallback.
+    Least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle, on the log scale,
+    of the ranks that were not retrieved. Capped at the k'-th similarity, which is also the fallback.
     """
     best, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)
@@ -88,8 +88,8 @@ IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
 def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
     """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
 
-    With "none", Z is the query tokens that retrieved something of d. S and valid [b, n, i, j] span the whole
-    corpus: the readable twin of the index search.
+    With "none", Z is the number of query tokens that retrieved a token of d. S and valid [b, n, i, j] span
+    the whole corpus: the readable twin of the index search.
     """
     retrieved = retrieved_tokens(S, valid, k)
     pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
@@ -102,10 +102,10 @@ def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") ->
 def retrieved_rel(
     similarities: Retrieved, owners: Int[Tensor, "j k"], corpus_tokens: int, imputation: str = "kth"
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
-    """f_XTR'(q, d) = 1/Z Σⱼ (the best similarity of d that j retrieved, else mⱼ) of every retrieved document.
+    """f_XTR'(q, d) = 1/Z Σⱼ (d's best similarity that j retrieved, else mⱼ) for every retrieved document.
 
     Equals `imputed_rel` on the whole corpus. owners: the document of each retrieved token, −1 where the
-    similarity is −∞; those found are returned, ascending.
+    similarity is −∞; the retrieved documents are returned too, ascending.
     """
     documents, places = owners.unique(return_inverse=True)
     best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
@@ -115,12 +115,12 @@ def retrieved_rel(
 
 
 def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:
-    """The mean over query tokens of `best`, with `missing` where it is −∞; a nan counts nowhere."""
+    """The mean over query tokens of `best`, with `missing` where it is −∞; NaN is left out."""
     return best.where(best > -torch.inf, missing).nanmean(-1).nan_to_num(0.0)
 
 
 def _ranked(retrieved: Retrieved) -> tuple[Retrieved, Float[Tensor, "j 1"]]:
-    """The similarities, best first, and how many were found."""
+    """Sort the similarities, best first, and count those that were found."""
     best = retrieved.sort(1, descending=True).values
     return best, (best > -torch.inf).sum(1, keepdim=True).to(best.dtype)
 

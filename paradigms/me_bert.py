@@ -11,7 +11,7 @@ until they are trained for it. By default, a document's vectors are therefore th
 its text, with m = 1 the DPR of mean pooling. "learned" learns how tokens are pooled to m vectors.
 
 ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False), with the projection and layer
-normalisation of DE-BERT-k (see dpr.py); of ME-BERT-k the paper names the projection alone.
+normalisation of DE-BERT-k (see dpr.py); for ME-BERT-k the paper mentions only the projection.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class MEBERT(EncoderSettings):
-    """One vector of a query and m of a document, the setting `vectors`."""
+    """One vector for a query and m for a document; m is the setting `vectors`."""
 
     query_vectors: Vectors = "pooled"
     document_vectors: Vectors = "spans"
@@ -32,5 +32,5 @@ class MEBERT(EncoderSettings):
 
 @paradigm(MEBERT)
 def me_bert(settings: MEBERT) -> Recipe:
-    """ME-BERT over a backbone. τ is 1 of inner products."""
+    """ME-BERT over a backbone. τ is 1 for inner products."""
     return Recipe("me_bert", QueryToDocument(), "one", temperature=0.05 if settings.normalize else 1.0)

@@ -75,7 +75,7 @@ class Trainable(nn.Module, ABC):
         """Raise ValueError if the model can rank only one corpus, and these documents are not that corpus."""
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
-        """`saving.save_pretrained` of this model."""
+        """Save this model with `saving.save_pretrained`."""
         from paradigms import saving  # upwards, so that every layout is known
 
         saving.save_pretrained(self, folder, layout, card)
@@ -98,7 +98,7 @@ class Trainable(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Turn dropout off inside, then restore the modules' modes; one thread at a time for all models."""
+        """Context without dropout, which then restores the modules' modes; one thread at a time enters it."""
         with EVALUATING:
             # Not the model's mode alone: models with other alignments share the encoder.
             training = [module for module in self.modules() if module.training]
@@ -138,9 +138,9 @@ class Paradigm(Trainable):
         return self.recipe.align.reads | salience
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
-        """The same encoder under another A, `TopK(k=2)`, and `normalise` if given.
+        """The same encoder with another A, such as `TopK(k=2)`, and another Z if `normalise` is given.
 
-        ALIGNER's alignments at test time; MVDR (q←d). Another class of A is searched without imputation.
+        For ALIGNER's alignments at test time, or MVDR (q←d). Search with another class of A does not impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -151,7 +151,7 @@ class Paradigm(Trainable):
         return count_cut(self.encoder, texts)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
-        """(Q, D) of tokenised texts in one call, as DistributedDataParallel wants it. chunk: see
+        """(Q, D) of tokenised texts in one call, as DistributedDataParallel requires. chunk: see
         `TextEncoder`.
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
@@ -159,8 +159,8 @@ class Paradigm(Trainable):
     def encode(self, texts: Sequence[str], side: Side) -> Tokens:
         """Tokens of raw texts, without gradients and without dropout.
 
-        The precision is that of the surrounding `encoder.precision.autocast`; outside of any, bf16 where
-        the device has it natively.
+        The precision is that of the surrounding `encoder.precision.autocast`; outside it, bf16 where
+        the device multiplies it natively.
         """
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
@@ -193,7 +193,7 @@ class Paradigm(Trainable):
     def explain_tokens(
         self, query: str, document: str, queries: Tokens, documents: Tokens, pool: Tokens | None = None
     ) -> Explanation:
-        """`explain`, for the texts' tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
+        """`explain` from encoded tokens: Q [1, 1, j, h] and D [1, 1, i, h]."""
         joined = documents if pool is None else join_documents([documents, pool])
         with torch.inference_mode():
             interaction = self.interact(joined, queries)
@@ -259,11 +259,11 @@ S = TypeVar("S", bound=EncoderSettings)
 def paradigm(
     kind: Callable[P, S],
 ) -> Callable[[Callable[[S], Recipe]], Callable[Concatenate[str | Path, P], Paradigm]]:
-    """Make a builder, (backbone, **settings) -> Paradigm, of a function from settings to a recipe.
+    """Turn a function from settings to a recipe into a builder, (backbone, **settings) -> Paradigm.
 
-    kind: the dataclass of the settings; its fields are the builder's keywords. What the backbone's folder
-    says of its own use beats their defaults (`as_published`), and what the caller sets beats both. A class
-    of `ENCODERS` may have more settings. The builder raises ValueError for unknown ones.
+    kind: the dataclass of the settings; its fields are the builder's keywords. Settings that the backbone's
+    folder publishes override the defaults (`as_published`), and the caller's override both. A class of
+    `ENCODERS` may have more settings. The builder raises ValueError for unknown ones.
     """
     made: Any = kind
     defaults: dict[str, Any] = {field.name: field.default for field in fields(made)}

@@ -92,8 +92,8 @@ class FixedEncoding:
     def documents(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "n w"]:
         """F_d of documents [1, n, i, h]; zeros for one without tokens.
 
-        centre: what is subtracted from every token first. This changes all scores of a query by the same
-        number if empty buckets are filled, and lets planes divide vectors that share a large mean.
+        centre: a vector that is subtracted from every token first. This changes all scores of a query by the
+        same number if empty buckets are filled, and lets planes divide vectors that share a large mean.
         """
         vectors = _centred(_real(tokens), centre)
 
@@ -137,7 +137,7 @@ class FixedEncoding:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # cached, and used in training too
 def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """±1/√inner for each repetition [r, h, inner]; of each dimension its slot in the final ones, and sign."""
+    """±1/√inner for each repetition [r, h, inner]; each dimension's slot in the final vector, and sign."""
     random = torch.Generator().manual_seed(encoding.seed + 1)
 
     def signs(*shape: int) -> Tensor:

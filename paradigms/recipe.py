@@ -40,7 +40,7 @@ class Recipe:
             )
 
     def described(self) -> dict[str, Any]:
-        """Every field as JSON holds it."""
+        """All fields, as values of JSON."""
         return vars(self) | {"align": str(self.align)}
 
     @property
@@ -50,12 +50,12 @@ class Recipe:
 
     @property
     def reads_pool(self) -> bool:
-        """Whether the score of a document depends on which other candidates there are."""
+        """Whether a document's score depends on the other candidates."""
         return self.search == "impute" or "pool" in self.align.reads
 
 
 def recipe_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a recipe of what `described` wrote; formerly "top_k" and {"k": 1} were "TopK(k=1)"."""
+    """Convert what `described` wrote to a recipe's fields; "TopK(k=1)" was formerly "top_k" and {"k": 1}."""
     read = dict(values)
     if "align_knobs" in read:
         knobs = ", ".join(f"{name}={value!r}" for name, value in read.pop("align_knobs").items())

@@ -55,14 +55,14 @@ def load(
     plugin: str | Path | Iterable[str | Path] = (),
     for_search: bool = False,
 ) -> Paradigm | Generative | CrossAttention:
-    """A model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
+    """Open a model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
 
-    What `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`). documents: likewise,
-    the encoder of documents, where `name` encodes queries alone (DPR). layout: the format of another
-    library's checkpoint, where its files do not tell. pickled: read pickled weights too, as weights alone.
-    plugin: files that register what the model needs (`io.plugins`). for_search: the model will encode texts,
-    and be neither trained nor saved; a plain BERT then opens without transformers. Raises FileNotFoundError
-    if there is no such folder; ValueError says what a folder holds that cannot be read, or needs.
+    The folder holds what `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`).
+    documents: folder or name of the document encoder, if `name` encodes only queries (DPR). layout: format of
+    another library's checkpoint, if its files do not identify it. pickled: accept pickled weights, of which
+    only the weights are read. plugin: files that register what the model needs (`io.plugins`). for_search:
+    the model will encode texts only; a plain BERT then opens without transformers. Raises FileNotFoundError
+    if there is no such folder, and ValueError if its content cannot be read or needs something else.
     """
     if for_search:
         with backbone.for_search():

@@ -2,8 +2,8 @@
 
 Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the logits are those of the backbone's
 masked-language-model head, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
-terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and the ids: equal ids; Z = 1. The
-same rel is that of one vector of h = |V| numbers with A = 1 (DPR's), by which training computes it.
+terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and the ids: equal ids; Z = 1. One
+vector of h = |V| numbers with A = 1, as in DPR, gives the same rel, and training computes it so.
 
 - query_terms "own": no query expansion, terms of the query alone; "ones": SPLADE-doc, where these have the
   weight 1 and no encoder reads the query.
@@ -32,10 +32,11 @@ STARTS = 300  # terms of a text above 0 that a tied head starts with
 
 @dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
-    """`EncoderSettings`, with the terms that are kept and the term of the loss that makes them few.
+    """`EncoderSettings`, with the choice of terms to keep and the part of the loss that makes them sparse.
 
-    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) joins the loss, where λ rises quadratically to 1
-    in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of `losses.REGULARISERS`.
+    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss, where λ rises
+    quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of
+    `losses.REGULARISERS`.
     """
 
     encoder: str = "splade"
@@ -61,7 +62,7 @@ class Splade(TextEncoder):
     """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
 
     tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, chosen so
-    that some `STARTS` terms of a text are above 0 initially. Raises ValueError without a head or tied_head.
+    that about `STARTS` terms of a text are above 0 initially. Raises ValueError without a head or tied_head.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -124,7 +125,7 @@ class Splade(TextEncoder):
         return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
 
     def _weights(self, batch: Batch) -> Float[Tensor, "x v"]:
-        """log(1 + relu(maxᵢ logit_it)), the maximum over all that is attended to."""
+        """log(1 + relu(maxᵢ logit_it)), the maximum over all attended tokens."""
         logits = self._hidden(batch)
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)

@@ -1,10 +1,10 @@
 """rel(d, q) = 1/Z · Σⱼ maxᵢ Âᵢⱼ dᵢᵀqⱼ: ColBERT that trains on, and scores from, retrieved tokens only.
 
-Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool:
-per query token, argmax over i where that similarity is among the pool's k best; Z = the query tokens that
-retrieved something of the document. Unretrieved similarities are −∞ before the max, not 0 as printed, or
-negative retrieved scores would turn into 0. In training the pool is every document of the batch, of all
-processes, those included that the loss sets aside for a query as relevant too.
+Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool: per
+query token, argmax over i where that similarity is among the pool's k best; Z = the number of query tokens
+that retrieved a token of the document. Unretrieved similarities are −∞ before the max, not 0 as printed, or
+negative retrieved scores would turn into 0. In training the pool is every document of the batch, from all
+processes, including those that the loss excludes for a query because they are relevant too.
 """
 
 from dataclasses import dataclass

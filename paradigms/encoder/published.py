@@ -1,4 +1,4 @@
-"""Settings of a pretrained encoder that its folder tells: pooling, prompts and length.
+"""Settings that a pretrained encoder's folder publishes: pooling, prompts and length.
 
 sentence-transformers and PyLate store them in modules.json, the modules' configurations and
 config_sentence_transformers.json.

@@ -1,9 +1,9 @@
 """Candidates by one inner product of fixed-dimensional encodings, then rel exactly: MUVERA.
 
 Dhulipala et al. 2024 (arXiv:2405.19504). The token vectors are stored with a FAISS index of one vector per
-document (`fixed.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest
-inner products with the query's vector are scored on all of their tokens: by `core.rel`, or for an imputing
-paradigm as in reranking.
+document (`muvera.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest
+inner products with the query's vector are scored on all of their tokens: by `core.rel` or, if the
+paradigm imputes, as in reranking.
 """
 
 from collections.abc import Sequence

@@ -45,7 +45,8 @@ def compressed(
 def inverted(bits: int = 8) -> Kind:
     """Id and weight of each term, in 8 bits or float16: SPLADE, uniCOIL, BM25.
 
-    Documents that share a term with the query are scored; blocks that cannot reach the k-th score are not.
+    Documents that share a term with the query are scored; blocks that cannot reach the k-th score are
+    skipped.
     """
     return Kind("inverted", Weights(bits), BlockMax(), Terms())
 
@@ -64,7 +65,7 @@ def fixed(
 ) -> Kind:
     """float16 vectors, and one long vector per document, whose inner products select the documents to score.
 
-    planes, repetitions, inner, final, fill, seed: see `fixed.FixedEncoding`. factory, probes: FAISS's index
+    planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory, probes: FAISS's index
     of the long vectors, and the lists read per query. centre: whether to subtract the mean of all tokens.
     candidates: documents to score in full; 0 means 64, or 4 per wanted document.
     """

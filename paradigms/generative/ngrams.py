@@ -1,9 +1,9 @@
 """{v : p·v is valid} for a prefix p: the tokens that a beam search may generate next, in time ∝ their number.
 
-Valid are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua et al. 2022,
-arXiv:2204.10628, §3), or only n-grams that begin a document: a trie of identifiers (De Cao et al. 2021).
-LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An n-gram of
-depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al.
+The valid n-grams are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua
+et al. 2022, arXiv:2204.10628, §3), or only those that begin a document: a trie of identifiers (De Cao et al.
+2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An n-gram
+of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al.
 2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by n-gram, so that a set
 of successors is a slice.
 """

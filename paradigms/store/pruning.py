@@ -67,7 +67,7 @@ class TokenReduction:
 
     @classmethod
     def kept_by(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
-        """Which tokens a store keeps, from its manifest."""
+        """The reduction that a store's manifest records."""
         return cls(*(manifest[field.name] for field in fields(cls)))
 
     def __call__(self, tokens: Tokens) -> Tokens:

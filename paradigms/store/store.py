@@ -39,10 +39,10 @@ Pooling = Literal["ward", "sequential"]
 
 
 class Store:
-    """Documents by row, with the tokens of each. `compact` alone changes rows; ids never change.
+    """Documents by row, with the tokens of each. Only `compact` changes rows; ids never change.
 
     ids and offsets cover all rows, including deleted documents until `compact`; `living` marks the others,
-    and len() counts them. columns: the stored fields of all tokens. errors: of each document (`certify`).
+    and len() counts them. columns: the stored fields of all tokens. errors: one row per document (`certify`).
     """
 
     def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
@@ -479,7 +479,7 @@ class Store:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
 
     def _living_blocks(self) -> Iterator[np.ndarray]:
-        """Rows of the documents that are not deleted, in their order, some tokens at a time."""
+        """Yield the rows of the documents that are not deleted, in order, in blocks of tokens."""
         return self.blocks(BLOCK, np.flatnonzero(self.living))
 
 
