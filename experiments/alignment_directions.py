@@ -99,7 +99,7 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """The statements of §7.1, for each Z of q←d and each scorer of GR.
+    """Claims of §7.1, for each Z of q←d and each scorer of GR.
 
     A system has not learned enough to be compared if its RR@10 does not exceed a random order's, or if its
     model, ranking by its training score, has less than `LEARNED` of BM25's R@10.

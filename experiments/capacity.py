@@ -183,7 +183,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Retitle a corpus for joining it to long texts: if all titles differ, by ids up to a colon."""
+    """Make titles by which texts are joined: if all titles differ, the ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])

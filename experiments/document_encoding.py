@@ -5,7 +5,7 @@ NP-decoding are compared end to end with DPR, S-T5, ColBERT and BM25, on the sam
 Neural systems are named after the paper's backbone, T5; DPR and Table 7's second ColBERT use another
 backbone.
 
-DSI-place has the rest of NCI's decoder without PAWA: place-specific digits, and a softmax over each place's.
+DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
 model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
 scoring all documents.
@@ -121,7 +121,7 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
 
 
 def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:
-    """Runs of the search; for identifiers in a trie also of greedy search and of scoring all documents.
+    """Runs of the search and, for identifiers in a trie, of greedy search and of scoring all documents.
 
     Scores of cluster names are left out, as a search takes the best of several ways to write a name.
     """

@@ -1,9 +1,12 @@
 """Encode a collection with a saved paradigm into an index; a second start resumes an interrupted one.
 
-Several processes or GPUs share the documents: accelerate launch --config_file experiments/configs/gpus.yaml
-experiments/encode.py --checkpoint FOLDER If all processes compute alike, the index is the same to the byte
-for any number of processes and interruptions. The output folder, on a disk shared by all, gets index/,
-config.json and environment.json; compare.py takes it with --indexes, rerank.py with --index.
+Several processes or GPUs share the documents:
+
+    accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
+
+If all processes compute alike, the index is the same to the byte for any number of processes and
+interruptions. The output folder, on a disk that all of them share, gets index/, config.json and
+environment.json; compare.py takes it with --indexes, rerank.py with --index.
 """
 
 import json

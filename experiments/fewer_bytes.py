@@ -143,7 +143,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
 
 
 def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
-    """Each way to store less: kind, name, store, and bytes per document."""
+    """Yield each way to store less: kind, name, store, and bytes per document."""
     ways: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
         ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
@@ -172,7 +172,7 @@ def principal_axes(exact: Store, dim: int) -> np.ndarray:
 
 
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Project token vectors on their first `dim` principal axes: same inner products as `dim` numbers."""
+    """Project token vectors onto their first `dim` principal axes, without reducing the width."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)

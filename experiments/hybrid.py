@@ -230,7 +230,7 @@ def measure(
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """`training_of` all rounds up to `round`: the dev values before the first and after the last."""
+    """`training_of` for all rounds up to `round`: dev values before the first round and after the last."""
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 

@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:
-    """The given share of words, by largest salience above 0; a word's salience is its pieces' maximum."""
+    """The most salient words, a given share of all; a word's salience is the maximum over its pieces."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:

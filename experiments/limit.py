@@ -115,7 +115,7 @@ def main(settings: Settings) -> None:
 
 
 def laws(settings: Settings) -> Rows:
-    """A row for each n with the values of the statements of `theory.capacity`."""
+    """A row for each n, with the values that the statements of `theory.capacity` take."""
     k, rows = settings.relevant, []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)

@@ -3,8 +3,8 @@
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
 constant. But C differs by query and prefix. At several states of one training, this script measures how small
-p is, and how (and how well) the logit, the logit less its mean over the vocabulary, and log p order each
-query's candidates.
+p is, and how the logit, the logit minus its mean over the vocabulary, and log p order each query's
+candidates, and how well.
 """
 
 import os

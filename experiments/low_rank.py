@@ -153,7 +153,7 @@ def elu_error(D: Array, Q: Array) -> Array:
 def parts_of_rel(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """ "scorer, form" -> rel of each query and name, and the part of it that Σ(DᵀQ ⊙ A) makes."""
+    """ "scorer, form" -> rel of each query and name, and the part Σ(DᵀQ ⊙ A) of it."""
     shares: dict[str, list[list[float]]] = {}
     scorers: tuple[ScoreName, ...] = get_args(ScoreName)
     for scorer in scorers:
@@ -171,7 +171,7 @@ def parts_of_rel(
 
 
 def claims(heads: Heads, unlearned: str = "") -> list[Claim]:
-    """Claims on means over layers and heads: how far Lemma 5.2, refuted by theory_checks.py, is off."""
+    """Claims on means over layers and heads: the error of Lemma 5.2, which theory_checks.py refutes."""
     h = heads
     lower = "‖A − R‖ is “much lower” than ‖W‖"
     control = "the low error is evidence of low rank"

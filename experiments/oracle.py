@@ -140,7 +140,7 @@ def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
 
 
 def told(row: dict[str, Any]) -> dict[str, Any]:
-    """A row in words, without what `text` sums up."""
+    """Format a row, without the columns that `text` sums up."""
     shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("possible", "reached")}
     system = f"{row['system']}, {'trained' if row['trained'] else 'untrained'}"
     return {
@@ -151,7 +151,7 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(rows: Rows) -> str:
-    """What holds for all rows."""
+    """Sum up what all rows have in common."""
     held, tried = np.sum([row["verified"] for row in rows], axis=0)
     counts = sorted({row["queries"] for row in rows})
     return (

@@ -154,7 +154,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """k of a published bound over the exact k, for recall@r of single queries over all documents: medians."""
+    """Medians over queries of a published bound's k over the exact k, for recall@r over all documents."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]

@@ -2,8 +2,8 @@
 
 Trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each document's
 tokens, searches with a share β^q of each query's tokens, and rescores the found documents with all vectors.
-Bytes, milliseconds and multiply-adds are reported. The full model has no salience. Which words are salient,
-how many tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning are measured too.
+Bytes, milliseconds and multiply-adds are reported. The full model has no salience. It also measures which
+words are salient, how many tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning.
 Methods and seeds may be added to a results folder.
 """
 

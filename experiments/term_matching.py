@@ -1,16 +1,16 @@
 """How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2, 3 and 5.
 
-Wu et al. 2024 (arXiv:2404.00684), §7.2. q→d, per query token of a ColBERT: the hard rate, whether the
-document token it is aligned to has its id, and the soft rate, the weight on tokens of its id in the softmax
-of A's column; means over the candidates. d→q, per document token: both rates under q←d (softmax of A's row),
-and the soft one of SEAL, the mean of all layers and heads, as in the exact identity, or of the last layer's
-heads, as public practice has it. Figure 5 is one pair of texts, in which names draw the attention of GR; here
-names are the query's tokens of an IDF of 4 and more, and the attention on them less their share of the query
-is measured.
+Wu et al. 2024 (arXiv:2404.00684), §7.2. Two rates are measured for each query token of a ColBERT (q→d), as
+means over its candidates. The hard rate is whether the aligned document token has the same id; the soft rate
+is the weight on tokens with the same id in the softmax of A's column. For each document token (d→q), both
+rates are measured under q←d (softmax of A's row), and the soft rate for SEAL, whose A is the mean over all
+layers and heads, as in the exact identity, or over the last layer's heads, as is usual in practice. Figure 5
+shows one pair of texts, in which names draw the attention of GR. Here names are the query's tokens with an
+IDF of at least 4, and the measure is the attention on them minus their share of the query.
 
-Rates are over all tokens, and over those that occur on the other side. "uniform" looks at nothing. Special
-tokens, punctuation and stop words do not count. IDF: ln(1 + (N − df + ½)/(df + ½)) over the tokens of N
-documents.
+Rates are over all tokens, and over those that occur on the other side. "uniform" aligns all tokens equally.
+Special tokens, punctuation and stop words do not count. IDF: ln(1 + (N − df + ½)/(df + ½)) over the tokens of
+N documents.
 """
 
 from collections.abc import Sequence
@@ -178,7 +178,7 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """The name's model if it is `poor`; the name if its rate does not exceed the uniform alignment's."""
+    """For `Claim.unlearned`: the model if it is `poor`; the name if its rate does not exceed "uniform"'s."""
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model
     return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""

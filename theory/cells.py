@@ -133,7 +133,7 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The number m of judged queries from which the share answered predicts new queries within `error`.
+    """The number m of judged queries whose answered share predicts that of new queries within `error`.
 
     Whatever the documents' vectors, the share of m random queries that they answer differs from the
     probability that they answer a new one by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
@@ -166,8 +166,8 @@ def table(
 ) -> list[dict[str, Any]]:
     """Make a row for each A: least h, numbers per document, VC bound and judged queries.
 
-    The first two are those that all patterns with distinct sets need. vectors, tokens: M and N where A has
-    several. numbers: h in the last two columns.
+    Least h and numbers per document are what all patterns with distinct sets need. vectors, tokens: M and N
+    where A has several. numbers: h in the last two columns.
     """
     rows = []
     for name, aligned, M, N in (

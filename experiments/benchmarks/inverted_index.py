@@ -66,7 +66,7 @@ Answers = np.ndarray  # [queries, k] scores of the best documents, best first
 
 @dataclass
 class Method:
-    """A search method. stored: the document weights in its index; queries: in the format it takes."""
+    """A search method. stored: the document weights in its index. queries: in the format that it accepts."""
 
     search: Callable[[], Answers]
     bytes_per_document: float

@@ -6,7 +6,7 @@ separate virtual environment, once. Every measurement runs in a new process; sys
 round, so that other load affects all alike. A loss without dropout checks that all do the same work. Compare
 ratios: seconds depend on the machine.
 
-Two threads take about 45 minutes for the default of 2 rounds with both peers, a quarter of that without.
+With two threads, the default of 2 rounds takes about 45 minutes with both peers, a quarter without.
 A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` does not allow it.
 """
 

@@ -1,4 +1,4 @@
-"""Text pairs to look at: their choice, their alignment by every system of a comparison, and their words."""
+"""Choose pairs of texts to look at, explain them with every system of a comparison, and find their words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,8 +49,8 @@ def align_query(
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:
     """The text's tokens that count as words, each with the places of its pieces among the tokens.
 
-    WordPiece marks the pieces that continue a word (##), the vocabularies of SentencePiece and byte-level BPE
-    those that begin one (▁, Ġ).
+    WordPiece marks pieces that continue a word (##); SentencePiece and byte-level BPE mark pieces that begin
+    one (▁, Ġ).
     """
     begins, special = _pieces(paradigm.encoder.tokenizer)
     spans: list[tuple[str, list[int]]] = []

@@ -21,7 +21,7 @@ MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit
 
 
 def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
-    """Recall of the exact first ten among the first CANDIDATES by encodings: predicted from angles, measured.
+    """Recall of the exact first ten among the encodings' first CANDIDATES: predicted and measured.
 
     Each vector is measured unchanged; with a mean of norm MEAN in an extra dimension, which changes no order
     of MaxSim; and with that mean subtracted for the planes.
@@ -73,7 +73,7 @@ def moments(
 
 
 def draw_law(rows: Rows) -> Figure:
-    """Measured recall by predicted recall, a point for each setting."""
+    """Plot measured recall against predicted recall, one point for each setting."""
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     panel = figure.subplots()
     panel.plot([0, 1], [0, 1], color="grey", linewidth=1)

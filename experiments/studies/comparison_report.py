@@ -135,7 +135,7 @@ def make_report(
 def costs_picture(
     tables: dict[str, ResultTable], labels: dict[str, str], systems: Sequence[str], folder: Path, measure: str
 ) -> Picture:
-    """Quality against bytes and against milliseconds, of searches of the whole corpus."""
+    """Plot quality against bytes and against milliseconds, for searches of the whole corpus."""
     quality = {
         table.title: {name: interval(table.rows[labels.get(name, name)][measure]) for name in systems}
         for stage, table in tables.items()
@@ -165,7 +165,7 @@ def interval(cell: Cell) -> Interval:
 def learning_picture(
     trainings: dict[str, Training], settings: Any, folder: Path, processes: int
 ) -> Iterator[Picture]:
-    """Dev quality by training pairs seen, for every system whose training measured dev queries."""
+    """Plot dev quality by training pairs seen, for every system whose training measured dev queries."""
     points: dict[str, dict[int, list[Any]]] = {}
     for run, of in trainings.items():
         values = dev_values(folder / run / "training")

@@ -66,7 +66,7 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Means, with bands for the intervals; a system has one colour in all panels."""
+        """Draw means with bands for the intervals; a system has the same colour in all panels."""
         from matplotlib.figure import Figure
 
         words = isinstance(self.x[0], str)

@@ -115,7 +115,7 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder with other settings, except the `free` ones.
+    """Refuse a results folder whose settings differ, except in the `free` ones.
 
     named: settings that name files or folders, which are bound by their content.
     """
@@ -265,8 +265,8 @@ def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
-    """For `Claim.unlearned`: the first system below LEARNED times BM25's mean of the same measure, or one of
-    whose `models` the untrained encoder was kept; "" if there is none."""
+    """For `Claim.unlearned`: the first system below LEARNED times BM25's mean of the same measure, or one for
+    which the untrained encoder was kept (`models`); "" if there is none."""
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)
     return poor or ("a model that training made worse on dev queries" if kept else "")

@@ -64,7 +64,7 @@ class Section:
 
 
 def print_sections(sections: Iterable[Section]) -> None:
-    """The sections on the console, without figures."""
+    """Print the sections on the console, without figures."""
     console = Terminal()
     for section in sections:
         console.print(f"\n{section.heading}", style="bold")
@@ -100,7 +100,7 @@ def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Each section's rows as NAME.csv, NAME.json and NAME.md, its figure as NAME.svg."""
+    """Write each section's rows as NAME.csv, NAME.json and NAME.md, and its figure as NAME.svg."""
     for name, section in sections.items():
         write_rows(folder / name, section.rows)
         if section.figure:
@@ -148,7 +148,7 @@ def verdicts(
 def write_page(
     path: Path, title: str, summary: str, sections: Iterable[Section], settings: Mapping[str, Any]
 ) -> None:
-    """All sections as one HTML file that loads nothing."""
+    """Write all sections to one HTML file that loads nothing."""
     import jinja2
 
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
@@ -236,7 +236,7 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> Any:
-    """Values [seeds, queries] as their mean with its interval; anything else as it is."""
+    """Replace values [seeds, queries] by their mean with its interval; return anything else unchanged."""
     return shown(seeds_interval(value)) if isinstance(value, np.ndarray) else value
 
 

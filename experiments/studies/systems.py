@@ -268,7 +268,7 @@ def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | 
 
 
 def check(system: SystemSettings, collection: Collection, settings: Any) -> None:
-    """Raise errors in the system's settings, as `trained` and `retriever` would, before anything is trained.
+    """Raise the errors that `trained` and `retriever` would raise, before anything is trained.
 
     The models that this builds are discarded.
     """
@@ -309,7 +309,7 @@ def reranks(checkpoint: Path) -> bool:
 def trained(
     of: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
 ) -> Model:
-    """The system's checkpoint, or the model that it builds; one that is trained is kept in `folder`.
+    """The system's checkpoint, or the model that it builds; a trained model is kept in `folder`.
 
     Raises Paused when the minutes run out.
     """

@@ -52,7 +52,7 @@ class Checkpoint:
         )
 
     def open(self, *, pickled: bool, for_search: bool = True) -> Any:
-        """Load the model on the `chosen_device`, to encode alone unless `for_search` is False. Raises the
+        """Load the model on the `chosen_device`, only to encode unless `for_search` is False. Raises the
         errors of `load`.
         """
         documents, layout = self.document_model or None, self.model_layout or None

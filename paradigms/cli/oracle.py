@@ -30,7 +30,7 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmeti
 class Stored(NamedTuple):
     """All tokens of an index, in float64, sorted by document. ids, salience: None if the index has none.
 
-    axes [h, k]: all vectors, also those of queries, are projected on these; None: on none.
+    axes [h, k]: all vectors, including the queries', are projected onto these; None projects nothing.
     """
 
     vectors: np.ndarray  # [t, h]
@@ -53,7 +53,7 @@ class Question:
     salience: tuple[np.ndarray, np.ndarray] | None = None  # of the tokens, and of the query's
 
     def scores(self, query: np.ndarray, salience: np.ndarray | None = None) -> np.ndarray:
-        """rel of all documents, but for a factor of the query. salience: of its tokens; None: the model's."""
+        """rel of all documents, up to a factor per query. salience: the query tokens'; None: the model's."""
         sums, chosen = maxima(self.tokens, self.owners, query, self.kinds, self.asked)
         if self.salience is None:
             return sums
@@ -178,8 +178,8 @@ def outcomes(tokens: Stored, model: Paradigm, asked: Sequence[tuple[str, np.ndar
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
     """The question of the n-th query.
 
-    Exact matches depend on the tokens with the query's ids alone; a document without one of them has a zero
-    vector instead, as has every document where A drops similarities that are not positive.
+    Exact matches depend only on the tokens with the query's ids. A document without such a token gets a zero
+    vector instead; if A drops similarities that are not positive, so does every document.
     """
     mask = queries.mask[n, 0]
 

@@ -167,7 +167,7 @@ def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
-    """The first two columns of each line; the second holds all that follows unless `most` is 0."""
+    """The first two of at most `most` columns of each line; 0 splits the line at every tab."""
     return ((cells[0], cells[1]) for _, cells in _rows(path, 2, most))
 
 

@@ -46,7 +46,7 @@ def model_card(
         "",
         "## Training data",
         "",
-        f"{_line(str(_told(data)))}: its training queries and documents." if data else "Not recorded.",
+        f"{_line(str(_shortened(data)))}: its training queries and documents." if data else "Not recorded.",
         "",
         *_table("Settings", described),
     ]
@@ -67,7 +67,7 @@ def results_of(checkpoint: str | Path) -> Path | None:
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:
-    cells = {name: json.dumps(_told(value), ensure_ascii=False) for name, value in values.items()}
+    cells = {name: json.dumps(_shortened(value), ensure_ascii=False) for name, value in values.items()}
     rows = [f"| {_line(name)} | {_line(cell)} |" for name, cell in cells.items()]
     return [f"## {title}", "", "| setting | value |", "|---|---|", *rows, ""]
 
@@ -77,11 +77,11 @@ def _line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text).replace("|", BAR)
 
 
-def _told(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     """Shorten each absolute or home path in a value to its last part."""
     if isinstance(value, dict):
-        return {name: _told(part) for name, part in value.items()}
+        return {name: _shortened(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(part) for part in value]
+        return [_shortened(part) for part in value]
     local = isinstance(value, str) and value.startswith(("/", "~/")) and value.strip("/").count("/")
     return Path(value).name if local else value

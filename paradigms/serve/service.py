@@ -45,7 +45,7 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Service:
-    """The answers to each path. judged: queries with relevant documents, for the page to browse."""
+    """Compute the answer to each path. judged: queries with relevant documents, for the page to browse."""
 
     def __init__(
         self, retrievers: Mapping[str, Retriever], corpus: Corpus, judged: Split | None = None

@@ -16,7 +16,7 @@ Waiting = tuple[str, "asyncio.Future[tuple[dict[str, float], float]]"]
 
 
 class Busy(Exception):
-    """More requests wait than `WAITING`."""
+    """Raised when more requests wait than `WAITING`."""
 
 
 class Together:

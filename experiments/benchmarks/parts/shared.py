@@ -39,7 +39,7 @@ def last_line(printed: str) -> Any:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Time a call: its seconds, and what the function returns."""
+    """Time a call; return its seconds and its result."""
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value

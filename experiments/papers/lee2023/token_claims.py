@@ -104,7 +104,7 @@ def claims(results: TokenResults) -> list[Claim]:
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
-        """Documents in the order of their scores."""
+        """A claim that one system ranks documents better than another, by `measure`."""
         one, other = (results.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
         bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""

@@ -83,7 +83,7 @@ Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of docu
 
 
 def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
-    """f_XTR' with k' = k (Eq. 4) of the documents with a retrieved token."""
+    """f_XTR' with k' = k (Eq. 4), for the documents with a retrieved token."""
     if not len(retrieved.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     owners = torch.from_numpy(retrieved.owners[:, :k])
@@ -92,7 +92,7 @@ def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth")
 
 
 def gathered(retrieved: Retrieved, k: int) -> Scored:
-    """f_ColBERT of the documents with a retrieved token, by all of their tokens."""
+    """f_ColBERT, from all tokens, for the documents with a retrieved token."""
     places = np.unique(retrieved.owners[:, :k])
     return places, retrieved.whole[places]
 

@@ -85,7 +85,7 @@ class CapacityResults:
         return True
 
     def trained(self, systems: Iterable[str]) -> dict[str, list[Any]]:
-        """What training changed of the named systems, and of the hybrids' dense parts, at each length."""
+        """What training changed in the named systems, and in the hybrids' dense parts, at each length."""
         names = {parts(name)[0] if name.startswith("HYBRID-") else name for name in systems}
         return {f"{s}, {n} tokens": seeds for (s, n), seeds in self.trainings.items() if s in names}
 

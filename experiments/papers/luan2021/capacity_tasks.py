@@ -79,7 +79,8 @@ def question_passages(
     """length -> questions over articles cut at that length. counts: split -> number of questions.
 
     A passage is relevant in training if it holds an answer within the question's own paragraph, and in dev
-    and test if it holds one anywhere. A training question whose answers are cut in two has none.
+    and test if it holds one anywhere. A training question whose answers are all cut in two has no relevant
+    passage.
     """
     splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
     known = {query for split in splits.values() for query in split.queries}

@@ -220,7 +220,7 @@ def _distractors(
     count: int,
     name: str,
 ) -> list[tuple[str, str]]:
-    """(id, text) of `count` distractors per query, none of which contains a query, ordered by host."""
+    """(id, text) of `count` distractors per query, ordered by host; none contains a query."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
@@ -250,7 +250,7 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Start and end of the characters that are replaced by so many tokens; as many or a few more are lost.
+    """Start and end of the characters that `tokens` new tokens replace; at least as many tokens are lost.
 
     A passage with fewer tokens loses only its first run, and grows.
     """

@@ -76,8 +76,8 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
 def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[tuple[int, int, int]]:
     """Cut a text into units (place, start, end) of at most `length` tokens, as long as its runs allow.
 
-    Units of fewer than `least` tokens are left out, as are runs of more than `length`. From one multiple of
-    `group` to the next, units follow each other without a gap in the text.
+    Units of fewer than `least` tokens are left out, as are runs of more than `length`. Units with
+    numbers from one multiple of `group` to the next follow each other without a gap in the text.
     """
     first = place = 0
     while first < len(runs.starts):
@@ -91,7 +91,7 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
 
 
 def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
-    """tokens: start and end of each. White space before a run may be its first token, or part of it."""
+    """The `Runs` of a text. tokens: start and end of each; a token may begin in the white space."""
     starts, ends = _spans([match.span() for match in RUN.finditer(text)])
     first, last = _spans(tokens)
     return Runs(starts, ends, np.searchsorted(last, starts), np.searchsorted(first, ends))

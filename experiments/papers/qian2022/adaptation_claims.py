@@ -80,7 +80,7 @@ class Task:
 
 
 def difference(task: Task, better: float | None, worse: float | None) -> str:
-    """For `Claim.printed`."""
+    """Format the difference of two printed values, for `Claim.printed`; "" if either is missing."""
     if better is None or worse is None:
         return ""
     return f"{better - worse:+.3f}" + " (NQ)" * (task.paper == "squad")
@@ -200,7 +200,7 @@ def _average(contrasts: Sequence[Values]) -> Values:
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """State whether choosing by this number of judged queries gains or costs nDCG@10.
+    """State whether choosing a strategy by this number of judged queries gains or costs nDCG@10.
 
     For each training alignment: the mean over collections, then each collection."""
     groups = [

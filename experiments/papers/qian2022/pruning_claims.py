@@ -123,7 +123,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """Counts without a test: retrieved tokens, and savings, which follow from the ratios."""
+    """Rows that no test judges: retrieved tokens, and savings, which follow from the ratios."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:

@@ -90,8 +90,7 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
 def attended(
     model: Generative, source: Batch, targets: Targets
 ) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
-    """The encoder's states of one query, and A of `interaction.decompose` for its document tokens apart by
-    layer, place and head."""
+    """The encoder's states of one query, and A of `interaction.decompose` by layer, place and head."""
     trace = Trace()
     with model.evaluating(), torch.no_grad():
         memory, past = model.begin(source.to(model.device))
@@ -100,7 +99,7 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """(direction, series, rates) of a query's and its candidates' tokens; id −1: not counted."""
+    """(direction, series, rates) for the tokens of a query and of its candidates; id −1 does not count."""
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
     equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
@@ -127,7 +126,7 @@ def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
 
 
 def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int) -> Float[Tensor, "n i j"]:
-    """The softmax of A over an axis: 0 at padding, and where all is padding."""
+    """The softmax of A over an axis; 0 at padding, even if there is nothing else."""
     return A.masked_fill(~valid, -torch.inf).softmax(axis).where(valid, 0)
 
 
