@@ -21,8 +21,9 @@ class Settings(EncoderStudy, OneCollection):
     a T5 with random weights and the collection's vocabulary, all of it trained"""
     other_batch_sizes: list[int] = field(default_factory=lambda: [8])
     """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
-    k_train: list[int] = field(default_factory=lambda: [8, 128])
-    """tokens of the batch that each query token retrieves in training"""
+    k_train: list[int | float] = field(default_factory=lambda: [0.005, 0.05])
+    """what each query token retrieves in training: a share of the batch's tokens, one rule for batches of any
+    size, or from 1 on a number of tokens, as in the paper"""
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """the k' that are tried"""
@@ -34,7 +35,9 @@ class Settings(EncoderStudy, OneCollection):
         if self.backbone == "small":
             self.trained_layers = 0
         different(self, "k_train", "search_tokens")
-        at_least(self, k_train=1, search_tokens=1, other_batch_sizes=1, table_tokens=1)
+        if len({share < 1 for share in self.k_train}) > 1 or min(self.k_train) <= 0:
+            raise SystemExit(f"k_train: shares between 0 and 1, or numbers of tokens, got {self.k_train}")
+        at_least(self, search_tokens=1, other_batch_sizes=1, table_tokens=1)
 
     def searched(self) -> list[int]:
         """The measured values of k', ascending."""

@@ -14,7 +14,7 @@ from studies.model_runs import DEV
 from paradigms.align import Entropic, TopK
 from paradigms.data import load_collection
 from paradigms.evaluate import per_query
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, YES, judge
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED
@@ -160,6 +160,8 @@ def test_strategies_of_another_default_get_verdicts() -> None:
     found = words(planted("scifact", "p=1%", LIKE_THE_PAPER))
     assert len(found) == 7 + 1
     assert found["nDCG@10 on scifact, trained with p=1%, p=1% − k=8"] == REPRODUCED
+    gain = "nDCG@10 on nfcorpus, trained with k=1, adapted with 16 examples − default"
+    assert words(planted("nfcorpus", "k=1", GAIN))[gain] == YES  # a control: the paper's sentence cannot fail
     assert not words(planted("pydocs", "p=1%", LIKE_THE_PAPER)).keys() & found.keys()
 
 

@@ -150,7 +150,7 @@ def measure(
     judgements = {name: test.judgements[name] for name in queries}
     runs: dict[tuple[str, object], Run] = {("impute", k): {} for k in search_tokens}
     runs |= {("gather", k): {} for k in search_tokens} | {("imputations", name): {} for name in IMPUTATIONS}
-    tokens: dict[str, list[float]] = {"gold": [], "lexical": [], "gold recall": [], "score of others": []}
+    tokens: dict[str, list[float]] = {"gold": [], "lexical": [], "gold recall": [], "gold − others": []}
     ranks = [rank for rank in RANKS if rank <= min(max(*search_tokens, TOP), len(ids))]
     by_rank = {name: {rank: [] for rank in ranks} for name in ("gold", "lexical")}
     deep: dict[str, list[float]] = {name: [] for name in (*IMPUTATIONS, "gathered") if len(index) > DEEP}
@@ -169,7 +169,9 @@ def measure(
         from_gold = gold[:, :TOP]
         gold_tokens = max(1, lengths[relevant[retrieved.query]].sum())
         tokens["gold recall"].append(len(np.unique(retrieved.rows[:, :TOP][from_gold])) / gold_tokens)
-        tokens["score of others"].append(_mean(retrieved.scores.numpy()[:, :TOP][~from_gold]))
+        # f_ColBERT of a document is the mean, over query tokens, of its best token's cosine (Figure 2).
+        others = _mean(retrieved.scores.numpy()[:, :TOP][~from_gold])
+        tokens["gold − others"].append(_mean(retrieved.whole[relevant[retrieved.query]]) - others)
         for k in search_tokens:
             runs["gather", k][retrieved.query] = best_documents(index, *gathered(retrieved, k))
             runs["impute", k][retrieved.query] = best_documents(index, *imputed(retrieved, index, k))

@@ -22,6 +22,7 @@ PRINTED = printed("qian2022")
 PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 SAID = PRINTED["adaptation"]  # name -> place, claim
+CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
 POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
 CAREFUL = f"p ≤ {LEVEL:g}"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
@@ -104,7 +105,7 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
         if measured := {task: gain for task, gain in gains.items() if gain is not None}:
             most = max(next(iter(measured)).shots)
             what = f"trained with {trained_with}, adapted with {most} examples − default"
-            said = SAID["softly" if trained_with in SOFT else "all models"]
+            said = SAID["softly"] if trained_with in SOFT else ("", CHOOSING)
             made.append(_claim([*measured], *said, what, [*measured.values()]))
     return [*made, *(claim for task in trained if task.own != "k=1" for claim in _of_table(task))]
 
@@ -138,7 +139,7 @@ def _claim(
     """A claim on the mean of the contrasts, one per task or per pair of tasks."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
-    poor, where = next(filter(None, names), ""), f"{PAPER}, {place}"
+    poor, where = next(filter(None, names), ""), place and f"{PAPER}, {place}"
     still = unmoved({t.label: t.models for t in tasks})
     more = {"unlearned": poor, "unmoved": still, "about": about}
     return Claim(where, statement, quantity, _average(contrasts), printed=said, **more)
