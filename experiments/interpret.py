@@ -5,6 +5,7 @@ words, and the k document tokens that every query token aligns with, for each k.
 terminal and as one HTML page with the alignments side by side. A model without salience has no salient words.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -33,6 +34,7 @@ class Settings(OneCollection):
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
+import numpy as np
 from studies.alignment_view import chosen_queries, words
 
 from paradigms import Paradigm
@@ -40,6 +42,7 @@ from paradigms.align import TopK
 from paradigms.cli.show import alignment
 from paradigms.encoder.text import Side
 from paradigms.evaluate import AlignmentExample, Report, write_report
+from paradigms.evaluate.gate import measure_gate
 from paradigms.io.device import chosen_device
 from paradigms.io.terminal import Terminal
 from paradigms.train.script import open_collection
@@ -58,11 +61,12 @@ def main(settings: Settings) -> None:
     split = collection.split(settings.split)
     if unknown := [query for query in settings.queries if query not in split.queries]:
         raise SystemExit(f"--queries: {', '.join(unknown)} not in split {settings.split}")
-    examples, notes = [], []
+    examples, notes, texts = [], list[str](), list[str]()
     for query in settings.queries or chosen_queries(split, QUERIES):
         judged, asked = split.judgements[query], split.queries[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
+        texts.append(text)
         views = [
             replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}")
             for k in settings.k
@@ -75,11 +79,21 @@ def main(settings: Settings) -> None:
         ]
         console.print("\n".join(notes[-2:]), markup=False)
         examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, views))
+    for told in gate(paradigm, texts):
+        notes.append(f"These documents have {told}")
+        console.print(notes[-1], markup=False)
     title = f"What {Path(settings.checkpoint)} aligns on {collection.name}"
     summary = "Each query with its most relevant document, by the number k of tokens that a query token has. "
     summary += "; ".join(notes) + "."
     write_report(settings.output, Report(title=title, summary=summary, alignments=examples))
     console.print(f"Page: {settings.output}")
+
+
+def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
+    """How active the gate is in these documents, if the model has salience for documents."""
+    if texts and (tokens := paradigm.encode_documents(texts).to("cpu")).salience is not None:
+        mask = tokens.mask[0]
+        yield str(measure_gate(tokens.salience[0][mask].numpy(), np.cumsum([0, *mask.sum(-1).tolist()])))
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:

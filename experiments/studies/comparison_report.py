@@ -13,6 +13,7 @@ from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
 from studies.curves import Curves
 from studies.model_runs import training_cost
+from studies.pages import shown
 from studies.systems import (
     CUT,
     STAGES,
@@ -29,7 +30,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture, seeds_interval
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
@@ -167,9 +168,12 @@ def learning_picture(
 ) -> Iterator[Picture]:
     """Plot dev quality by training pairs seen, for every system whose training measured dev queries."""
     points: dict[str, dict[int, list[Any]]] = {}
+    took: dict[str, list[float]] = {}
     for run, of in trainings.items():
         values = dev_values(folder / run / "training")
         training = training_settings(settings.chosen[of.system], settings, of.seed) if values else None
+        if values:
+            took.setdefault(of.system, []).append(training_cost(folder / run)["seconds"])
         for step, dev in values.items():
             assert training is not None
             pairs = step * training.batch_size * training.accumulation * processes
@@ -185,9 +189,16 @@ def learning_picture(
     text = (
         f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
         "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
-        "an earlier state of the same training, whose learning rate was still high, and no shorter training."
+        "an earlier state of the same training, whose learning rate was still high, and no shorter training. "
+        "The last column gives each training the seconds of the shortest one: its last state measured by then."
     )
-    rows = [{key: cell for key, cell in row.items() if key != "measure"} for row in curves.rows]
+    budget = min(map(np.mean, took.values()))
+    rows = []
+    for row in curves.rows:
+        of = points[name := row["system"]]
+        by_then = max(pairs for pairs in of if pairs * np.mean(took[name]) <= max(of) * budget)
+        reached = {f"after {budget:.0f} s of training": shown(seeds_interval(np.stack(of[by_then])))}
+        rows.append({key: cell for key, cell in row.items() if key != "measure"} | reached)
     yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 

@@ -339,6 +339,7 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
     page = (tmp_path / "report.html").read_text()
     assert "training pairs seen = 8" in page
+    assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     with (tmp_path / "retrieve.csv").open() as lines:
         rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
     assert [name for name, row in rows.items() if row["untrained"]] == ["colbert", "colbert-t5"]

@@ -100,6 +100,7 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         assert all(name in found for name in ("Most salient in query q1", "Most salient in document d1"))
         assert "document d2" in found  # empty texts have no words, and do no harm
         assert "query q3" not in found  # nothing relevant
+        assert "its deviation within a document is" in found
     assert "query q1, k = 3" in printed
     assert page.count('"system":"k = 3"') + page.count('"system": "k = 3"') == 2
     assert "q1" not in main(queries='["q2"]')[0]
