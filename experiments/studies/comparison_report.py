@@ -190,7 +190,7 @@ def learning_picture(
         f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
         "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
         "an earlier state of the same training, whose learning rate was still high, and no shorter training. "
-        "The last column gives each training the seconds of the shortest one: its last state measured by then."
+        "The last column gives all the seconds of the shortest training: the last state measured by then."
     )
     budget = min(map(np.mean, took.values()))
     rows = []
