@@ -22,21 +22,21 @@ class Settings(EncoderStudy):
     """Settings: models, collections, and numbers of judged queries."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
-    """each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
+    """collections, each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     checkpoint: str = ""
-    """a saved ALIGNER that is taken to every collection as it is; empty: one is trained on each"""
+    """saved ALIGNER to measure unchanged on every collection; empty: train one on each"""
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
-    """alignments that models are trained with, each its models' default: of k=1, 2, 4, 6, 8, 16; p=0.5%, 1%,
-    1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
+    """training alignments, each the default of its models: any of k=1, 2, 4, 6, 8, 16; p=0.5%, 1%, 1.5%, 2%,
+    4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
     query_length: int = 48
     document_length: int = 180
-    """in training"""
+    """tokens per document in training"""
     indexed_length: int = 512
-    """of the documents that are searched; p = .5% differs from k = 1 from 400 tokens on only"""
+    """tokens per indexed document; p = .5% differs from k = 1 only from 400 tokens on"""
     depth: int = 100
     """candidates per query (the paper: 1000)"""
     shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
-    """judged queries in a fold"""
+    """numbers of judged queries per fold"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,7 @@ class Settings:
     output: str = "results/average"
     """results folder"""
     baseline: str = "bm25"
-    """the system that the others are tested against"""
+    """system against which the others are tested"""
 
     def __post_init__(self) -> None:
         if len(self.folders) == 1 and not Path(self.folders[0], FILE).is_file():

@@ -27,52 +27,53 @@ class Settings(OneCollection, Results):
     """Settings of capacity.py."""
 
     task: Literal["containing", "answers"] = "containing"
-    """containing: find the passage that contains the query; answers: find passages that contain an answer,
-    in a folder with answers.jsonl besides"""
+    """containing: find the passage that contains the query. answers: find passages that contain an answer;
+    the folder then also needs answers.jsonl"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
-    """tokens of the passages at most, of the backbone's tokenizer: multiples of the smallest"""
+    """most tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
         default_factory=lambda: [
             *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
             *("ME-BERT-64", "ME-BERT", CROSS, INIT),
         ]
     )
-    """of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width), CROSS-ATTENTION and BERT-INIT"""
+    """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
-    """which of them are also combined with BM25-uni and with BM25-bi"""
+    """systems that are also combined with BM25-uni and with BM25-bi"""
     vectors: int = 8
-    """m of ME-BERT"""
+    """m, the number of vectors per document of ME-BERT"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of the training; passages, queries and candidates are the same for all"""
+    """training seeds; passages, queries and candidates are the same for all"""
     train_queries: int = 3000
     dev_queries: int = 200
-    """on which the weight of a hybrid is tuned"""
+    """dev queries on which a hybrid's weight is tuned"""
     test_queries: int = 500
     passages: int = 0
-    """of the task containing: how many at every length; 0: all, which are fewer the longer they are"""
+    """number of passages at every length, for the task containing; 0: all, so that longer passages are
+    fewer"""
     distractors: int = 2
-    """of the task containing: passages per query that differ from it in one or two words"""
+    """passages per query that differ from it in one or two words, for the task containing"""
     terms: Literal["words", "pieces"] = "words"
-    """of BM25; pieces: of the backbone's tokenizer, as in the paper"""
+    """BM25's terms; pieces: tokens of the backbone's tokenizer, as in the paper"""
     tokens: int = 400
-    """of the task answers: how many are read of each ranking"""
+    """tokens to read from each ranking, for the task answers"""
     depth: int = 200
-    """candidates that are reranked, half of them BM25's and half random; and passages that a search finds"""
+    """candidates to rerank, half of them BM25's and half random; also the number of passages to retrieve"""
     steps: int = 1000
     batch_size: int = 32
     """queries per step and process"""
     negatives: int = 1
-    """per query, beside the documents of the batch's other queries; the paper has 7"""
+    """hard negatives per query, in addition to the other queries' documents; 7 in the paper"""
     learning_rate: float = 5e-5
     query_length: int = 32
     keep_models: bool = False
-    """keep the trained models too; there is one for each system, length and seed"""
+    """keep the trained models, one for each system, length and seed"""
     theory_queries: int = 100
-    """test queries for which a random projection is predicted"""
+    """test queries for the prediction of a random projection"""
     samples: int = 64
-    """Gaussian vectors per query of that prediction"""
+    """Gaussian vectors per query for that prediction"""
 
     def __post_init__(self) -> None:
         for name, kinds in (("systems", [CROSS, INIT]), ("hybrids", [])):

@@ -34,57 +34,59 @@ class Settings(Results, EncoderTraining):
     """Settings: the systems to compare, and the training of each paradigm."""
 
     collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE or
-    DPR's and EntityQuestions' question answering"""
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE,
+    DPR or EntityQuestions"""
     split: str = "test"
-    """the queries to compare on, which train and choose nothing: dev of MIRACL, search or forum of LoTTE"""
+    """split whose queries the systems are compared on; it is never used to train or choose. MIRACL has dev,
+    LoTTE search and forum"""
     also: list[str] | None = None
-    """other splits whose queries search the same documents, each with a table of its own; by default pydocs'
-    parameters, beside test"""
+    """more splits whose queries search the same documents, each with its own table; by default the split
+    parameters of pydocs"""
     size: Literal["small", "full"] = "small"
-    """small: a fixed subset of pydocs that fits ten minutes on 2 cores; full: all of the collection"""
+    """small: a fixed subset of pydocs that takes ten minutes on 2 cores; full: the whole collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
-    """paradigms: dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, genre, seal. Or systems
-    by name:
-    '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint": "results/mine"}}'.
-    Fields of a system: paradigm (by default its name); options and training, which override those below;
-    backbone (of generative ones an encoder, which is frozen, or a T5 or BART; small: a T5 with random
-    weights); checkpoint, compared as it is, where the options change its alignment: align, as "TopK(k=2)",
-    and normalise, and where a reranker ranks what BM25 finds; index, made of it by experiments/encode.py. Or
-    fuse: '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}' by fusion, rrf (reciprocal
-    ranks) or sum (scores from 0 to 1), and weights, which sum chooses on dev where there are none. Or
-    teacher: '{"colbert": {}, "dpr": {"teacher": "colbert", "distil": {"loss": "margin_mse"}}}', a system
-    whose scores of the relevant document and the hard negatives are learned beside the labels"""
+    """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, genre, seal), or systems
+    by name: '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint":
+    "results/mine"}}'. Fields of a system: paradigm (default: its name); options and training, which override
+    the settings below; backbone (for generative paradigms a T5, a BART, or an encoder, which is frozen;
+    small: a T5 with random weights); checkpoint, a saved model compared without training, whose alignment the
+    options may change: align, as "TopK(k=2)", and normalise (a reranker ranks what BM25 retrieves); index,
+    which experiments/encode.py made with that checkpoint. Or fuse: '{"colbert": {}, "hybrid": {"fuse":
+    ["bm25", "colbert"]}}', with fusion rrf (reciprocal ranks) or sum (scores from 0 to 1), and weights (sum
+    chooses them on dev by default). Or teacher: '{"colbert": {}, "dpr": {"teacher": "colbert", "distil":
+    {"loss": "margin_mse"}}}', a system whose scores of the relevant document and the hard negatives are
+    learned besides the labels"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     steps: int = 30
-    """optimizer steps for each encoder; 0 compares it as it is. Generative ones have training of their own"""
+    """optimizer steps for each encoder; 0 compares untrained encoders. Generative paradigms have their own
+    number"""
     index: str = "exact"
-    """of encoded documents: exact, which for splade is an inverted one; faiss; fixed (MUVERA); inverted,
-    in 8 bits; or compressed, which approximates in a quarter of the bytes"""
+    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA);
+    inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
     passages: int = 0
-    """split documents into passages of at most so many words, with their titles, for all that encode them; 0:
-    what is longer than the paradigm's document_length is cut"""
+    """split documents into passages of at most this many words, with their titles, for all encoders; 0:
+    truncate documents at the paradigm's document_length"""
     best_passages: int = 1
-    """a document's score is the sum of that of so many of its passages, the best ones. 1: MaxP"""
+    """a document's score is the sum over this many of its best passages; 1: MaxP"""
     depth: int = 100
-    """documents retrieved per query, and BM25 candidates per query in rerank mode"""
+    """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
     dev_queries: int = 0
-    """dev queries to choose a state by, drawn by a hash where there are more: nDCG@10 of reranking BM25's
-    first 10 documents and the relevant ones. 0: none, and the last state is kept"""
+    """dev queries for choosing a state, a sample chosen by hash if there are more: nDCG@10 of reranking
+    BM25's first 10 documents and the relevant ones. 0: keep the last state"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """a document with the id of the query: keep; leave_out, as BEIR does; auto: leave_out where most of these
-    documents hold the text of their query (ArguAna, Quora), keep where ids are equal by chance"""
+    """documents whose id equals the query's: keep; leave_out, as BEIR does; auto: leave_out if most of these
+    documents contain their query (ArguAna, Quora), keep if ids are equal by chance"""
     baseline: str = "bm25"
-    """the system that the others are tested against"""
+    """system against which the others are tested"""
     seeds: list[int] = field(default_factory=lambda: [0])
-    """of the trainings of each system, whose mean is reported, with intervals over queries and seeds"""
+    """training seeds of each system; reports have their mean, with intervals over queries and seeds"""
     minutes: float = 0.0
-    """pause after so many minutes, at a checkpoint, with the exit status 75; the same command resumes. 0:
+    """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""
 
     def __post_init__(self) -> None:

@@ -44,11 +44,12 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
-    """names in the tables; BM25 is always there, and those of the second backbone where it is another one"""
+    """systems, by their names in the tables; BM25 is always included, as are those of the second backbone if
+    it differs"""
     queries: int = 400
-    """test queries that are measured, drawn at random; 0: all"""
+    """test queries to measure, drawn at random; 0: all"""
     beams: int = 20
-    """of DSI's and GENRE's search; SEAL has 5, as its authors"""
+    """beams of DSI's and GENRE's search; SEAL has 5, as its authors use"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

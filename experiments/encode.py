@@ -29,19 +29,19 @@ class Settings(OneCollection):
     output: str = ""
     """results folder; empty: results/encode-PARADIGM-COLLECTION"""
     passages: int = 0
-    """split documents into passages of at most so many words, with their titles; 0: what is longer than the
-    paradigm's document_length is cut"""
+    """split documents into passages of at most this many words, with their titles; 0: truncate documents at
+    the paradigm's document_length"""
     index: str = "exact"
-    """exact, faiss, fixed (MUVERA), inverted (of splade), or compressed, which approximates in a quarter of
+    """exact, faiss, fixed (MUVERA), inverted (for splade), or compressed, which approximates in a quarter of
     the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     keep: float = 1.0
-    """share of each document's tokens that are stored, the most salient ones"""
+    """share of each document's tokens to store, the most salient ones"""
     batch_size: int = 64
     """texts encoded at once"""
     precision: Precision = "auto"
-    """auto: bf16 where the hardware has it"""
+    """auto: bf16 if the hardware multiplies it natively"""
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:

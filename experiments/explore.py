@@ -19,7 +19,7 @@ class Settings:
     results: str = "results/compare-pydocs"
     """folder that compare.py wrote"""
     port: int = 8765
-    """of 127.0.0.1; 0 takes a free one"""
+    """port on 127.0.0.1; 0 chooses a free one"""
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds

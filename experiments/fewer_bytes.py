@@ -24,14 +24,14 @@ class Settings:
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
     documents: int = 600
-    """documents of each collection, drawn at random, those relevant to the queries among them; 0: all"""
+    """documents per collection: those relevant to the queries, and others drawn at random; 0: all"""
     queries: int = 60
-    """test queries of each collection, drawn at random"""
+    """test queries per collection, drawn at random"""
     model: str = ""
     """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
     document_length: int = 128
     law_documents: int = 200
-    """documents for which recall is predicted: the first of the sample"""
+    """number of documents for which recall is predicted, the first of the sample"""
     law_queries: int = 6
     output: str = "results/fewer_bytes"
 

@@ -29,19 +29,19 @@ class Settings(OneCollection):
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
     documents: int = 0
-    """for which queries are written, drawn at random; 0: all"""
+    """documents to write queries for, drawn at random; 0: all"""
     queries: int = 3
-    """written for each document, before the filter"""
+    """queries per document, before the filter"""
     prompt: str = "Write a search query that this text answers: {}"
-    """what the model is given; {} is the document"""
+    """the model's input; {} stands for the document"""
     words: int = 200
-    """of a document that the model reads at most"""
+    """most words of a document that the model reads"""
     length: int = 32
-    """tokens of a query at most"""
+    """most tokens of a query"""
     retriever: str = "bm25"
-    """of the round trip: bm25, offline (all-MiniLM-L6-v2), or the folder of a saved paradigm"""
+    """retriever of the round trip: bm25, offline (all-MiniLM-L6-v2), or the folder of a saved paradigm"""
     rank: int = 10
-    """at which the document must be found by the query; 0: all queries are kept"""
+    """rank at which a query must find its document to be kept; 0: keep all queries"""
     batch_size: int = 32
     seed: int = 0
     output: str = ""

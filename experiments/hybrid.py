@@ -23,33 +23,35 @@ class Settings(OneCollection, Results):
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     vectors: int = 3
-    """m: of each document of ME-BERT; 3 for passages and 4 for documents in the paper"""
+    """m, the number of vectors per document of ME-BERT; the paper has 3 for passages and 4 for documents"""
     normalize: bool = False
-    """cosines in place of the paper's inner products"""
+    """compare by cosine instead of the paper's inner product"""
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
-    """of training after the first, each from its end: mined, with the model's own hard negatives; again, with
-    BM25's as before, which tells what more steps do from what other negatives do"""
+    """rounds of training after the first, each starting from its result: mined, with the model's own hard
+    negatives; again, with BM25's as before, which separates the effect of more steps from that of other
+    negatives"""
     steps: int = 200
-    """of each round"""
+    """steps per round"""
     batch_size: int = 32
     """queries per step and process"""
     negatives: int = 3
-    """hard negatives per query, of the first 100 documents"""
+    """hard negatives per query, from the first 100 documents"""
     learning_rate: float = 5e-5
     rerank_steps: int = 400
-    """of cross-attention"""
+    """training steps of cross-attention"""
     rerank_negatives: int = 7
-    """of each query of cross-attention, of BM25's first 100"""
+    """hard negatives per query of cross-attention, from BM25's first 100"""
     query_length: int = 32
     document_length: int = 128
     queries: int = 200
-    """test queries that are measured, drawn at random; 0: all"""
+    """test queries to measure, drawn at random; 0: all"""
     dev_queries: int = 200
-    """dev queries that choose, drawn at random; 0: all"""
+    """dev queries for choices, drawn at random; 0: all"""
     depth: int = 100
-    """documents that each system retrieves, of dense and sparse ones the candidates of their hybrid"""
+    """documents that each system retrieves; those of a dense and a sparse system are the candidates of their
+    hybrid"""
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
-    """first documents that cross-attention orders anew"""
+    """numbers of first documents that cross-attention reranks"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

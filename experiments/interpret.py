@@ -22,7 +22,7 @@ class Settings(OneCollection):
     documents: int = 2000
     split: str = "test"
     queries: list[str] = field(default_factory=list)
-    """ids of queries; empty: 4 of them, evenly spaced in the order of their ids"""
+    """ids of queries; empty: 4, evenly spaced in the order of their ids"""
     k: list[int] = field(default_factory=lambda: [1, 2, 4])
     """numbers of document tokens that a query token aligns with"""
     output: str = "results/interpret.html"

@@ -22,39 +22,39 @@ class Settings(Results):
     """Settings of the collection, the compared systems and the free vectors."""
 
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
-    """paradigms, free, or both"""
+    """parts to run: paradigms, free, or both"""
     documents: int = 46
-    """n: documents with sets, as in the paper's small collection"""
+    """n, the documents that have queries; the default is the paper's small collection"""
     relevant: int = 2
-    """k: documents of a query"""
+    """k, the relevant documents per query"""
     others: int = 0
-    """more documents, which like words that no query asks for"""
+    """more documents, with words that no query asks for"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
-    """as in compare.py: paradigms, or systems by name with settings of their own"""
+    """systems as in compare.py: paradigms, or a mapping from names to settings"""
     options: dict[str, Any] = field(default_factory=lambda: {"document_length": 192})
     """settings of every paradigm"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     steps: int = 300
-    """of the training of each system; 0: untrained only"""
+    """training steps of each system; 0: untrained only"""
     batch_size: int = 32
     learning_rate: float = 1e-4
     trained_layers: int = 0
-    """upper layers of the encoder that are trained; 0: all"""
+    """upper layers of the encoder to train; 0: all"""
     dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
-    """h of the free vectors"""
+    """h, the dimensions of the free vectors"""
     tokens: list[int] = field(default_factory=lambda: [2])
-    """M of the free documents with several vectors"""
+    """M, the vectors per free document, for alignments of several vectors"""
     free_steps: int = 1000
-    """of one optimisation; it ends earlier where all sets are answered"""
+    """most steps of one optimisation, which ends once all sets are answered"""
     largest: int = 26
-    """documents at most in the free part: its time and memory grow like their cube"""
+    """most documents in the part free, whose time and memory grow like their cube"""
     seeds: int = 3
-    """of free vectors, trained side by side"""
+    """number of seeds of free vectors, trained in parallel"""
     seed: int = 0
-    """of words, splits and initial vectors"""
+    """seed of words, splits and initial vectors"""
     tracker: Tracker = "none"
 
     def __post_init__(self) -> None:

@@ -19,10 +19,10 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "dsi"
-    """whose training: dsi, genre or seal"""
+    """paradigm to train: dsi, genre or seal"""
     states: int = 6
-    """states of the training that are measured, evenly spaced, an early and a late one at least, and the one
-    before it"""
+    """number of training states to measure, evenly spaced, at least an early and a late one; the untrained
+    state is added"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
-    """whose alignment: dsi, genre or seal"""
+    """paradigm whose alignment is measured: dsi, genre or seal"""
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds

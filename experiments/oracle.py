@@ -19,11 +19,11 @@ class Settings:
     """Settings: the results of compare.py, dimensions, and queries."""
 
     results: list[str] = field(default_factory=lambda: ["results/compare-pydocs"])
-    """folders that compare.py wrote, one of each collection"""
+    """folders that compare.py wrote, one per collection"""
     systems: list[str] = field(default_factory=list)
-    """of these folders; empty: all whose query tokens each take one token of a document"""
+    """systems in these folders; empty: all in which each query token takes one token of a document"""
     dims: list[int] = field(default_factory=lambda: [4, 16, 64])
-    """numbers of a vector, beside its full width"""
+    """numbers of dimensions to measure, besides the full width"""
     queries: int = 100
     """judged test queries, drawn at random"""
     output: str = "results/oracle"

@@ -19,9 +19,9 @@ class Settings(Results):
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     split: str = "test"
-    """whose queries"""
+    """split that has the queries"""
     queries: int = 100
-    """how many of them, drawn at random"""
+    """number of queries, drawn at random"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
     precision: Precision = "no"
@@ -30,7 +30,7 @@ class Settings(Results):
     rank: int = 10
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
-    """document-length bins, equally full"""
+    """bins of document length, with equal counts"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,27 +26,27 @@ class Settings(OneCollection):
     """TREC run to rerank"""
     split: str = "test"
     passages: int = 0
-    """split documents into passages of at most so many words, with their titles; 0: what is longer than the
-    paradigm's document_length is cut"""
+    """split documents into passages of at most this many words, with their titles; 0: truncate documents at
+    the paradigm's document_length"""
     best_passages: int = 1
-    """a document's score is the sum of that of so many of its passages, the best ones. 1: MaxP"""
+    """a document's score is the sum over this many of its best passages; 1: MaxP"""
     depth: int = 100
-    """first documents of each query that are reranked; the rest is left out, on both sides"""
+    """number of documents to rerank per query; later ones are left out, before and after"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """a document with the id of the query: keep; leave_out, as BEIR does; auto: leave_out where most of these
-    documents hold the text of their query (ArguAna, Quora)"""
+    """documents whose id equals the query's: keep; leave_out, as BEIR does; auto: leave_out if most of these
+    documents contain their query (ArguAna, Quora), otherwise keep"""
     index: str = ""
-    """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: the candidates
-    are encoded"""
+    """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: encode the
+    candidates"""
     fuse: Literal["", "rrf", "sum"] = ""
-    """add the fusion of the run and its reranking: rrf, of reciprocal ranks, or sum, of scores from 0 to 1
-    with weights chosen on dev; empty: none"""
+    """also fuse the run with its reranking: rrf (reciprocal ranks), or sum (scores scaled to 0 … 1, with
+    weights chosen on dev); empty: no fusion"""
     dev_run: str = ""
-    """TREC run of dev queries like the run, by which sum chooses its weights"""
+    """run of the dev queries by the same system as `run`, on which sum chooses its weights"""
     output: str = ""
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: Literal["no", "bf16", "fp16"] = "no"
-    """of encoding; fp16 on a GPU alone"""
+    """precision of encoding; fp16 needs a GPU"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1, passages=0)

@@ -20,11 +20,11 @@ class Settings(EncoderStudy, OneCollection):
     """Settings: the ALIGNERs, their collection, and the shares of kept tokens."""
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
-    """which of entropic, relu, hard, l1, eq5, and none: no salience, the paper's full model"""
+    """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model)"""
     eps: float | None = None
-    """ε of the entropic gate; by default ALIGNER's own (EPS in paradigms/aligner.py; the paper's is .002)"""
+    """ε of the entropic gate; default: ALIGNER's (EPS in paradigms/aligner.py; .002 in the paper)"""
     depth: int = 100
-    """documents that the pruned search finds for each query, and that are refined"""
+    """documents per query that the pruned search finds and the refinement rescores"""
     query_length: int = 48
 
     def __post_init__(self) -> None:

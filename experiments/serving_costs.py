@@ -25,7 +25,7 @@ class Settings(OneCollection):
     """Settings of serving_costs.py."""
 
     documents: int = 1200
-    """documents that are encoded, drawn at random"""
+    """documents to encode, drawn at random"""
     queries: int = 30
     """queries of the split, drawn at random"""
     split: str = "test"
@@ -41,14 +41,14 @@ class Settings(OneCollection):
     query_length: int = 32
     document_length: int = 128
     bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
-    """per dimension, of the compressed index"""
+    """bits per dimension of the compressed index"""
     probes: int = 8
-    """lists of the compressed index that each query token looks into"""
+    """lists of the compressed index that each query token reads"""
     k: int = 10
     rounds: int = 3
-    """the fastest round of each query counts"""
+    """rounds; each query's fastest one counts"""
     threads: int = 0
-    """0: one for each core"""
+    """threads; 0: one per core"""
     output: str = "results/serving_costs"
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     fewest: int = 50
-    """tokens that a bin needs for a claim to rest on it"""
+    """least tokens that a bin needs to support a claim"""
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds

@@ -17,18 +17,18 @@ class Settings(EncoderStudy, OneCollection):
     """Settings: models, collection, and depths of token search."""
 
     backbone: str = "offline"
-    """an encoder, or a T5, by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small:
-    a T5 with random weights and the collection's vocabulary, all of it trained"""
+    """encoder or T5 by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small: a T5
+    with random weights and the collection's vocabulary, trained in full"""
     other_batch_sizes: list[int] = field(default_factory=lambda: [8])
-    """of further XTRs than those that learn from ColBERT's batches (Figure 7)"""
+    """batch sizes of more XTRs, besides those that use ColBERT's batches (Figure 7)"""
     k_train: list[int | float] = field(default_factory=lambda: [0.005, 0.05])
-    """what each query token retrieves in training: a share of the batch's tokens, one rule for batches of any
-    size, or from 1 on a number of tokens, as in the paper"""
+    """what each query token retrieves in training: below 1 a share of the batch's tokens, which suits batches of
+    any size; from 1 on a number of tokens, as in the paper"""
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
-    """the k' that are tried"""
+    """values of k' to measure"""
     table_tokens: int = 100
-    """k' of the imputations (Table 5), of the costs (Table 1) and of the choice of k_train by dev queries"""
+    """k' for the imputations (Table 5), the costs (Table 1) and the choice of k_train on dev queries"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,61 +21,65 @@ class Settings(OneCollection, Results):
     """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
     cross_attention"""
     backbone: str = ""
-    """a Hugging Face encoder by hub name or folder, offline: all-MiniLM-L6-v2 from the Python package; a
-    generative paradigm's is a T5, small: one with random weights and few layers. Empty: offline, or small"""
+    """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
+    generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
     steps: int = 1000
     batch_size: int = 32
     """queries per batch and process"""
     chunk: int = 0
-    """texts encoded at once, with gradients cached, for batches of any size at the cost of encoding each text
-    twice; 0: none are cached. Not for generative paradigms and rerankers"""
+    """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
+    twice; 0: no caching. Not for generative paradigms and rerankers"""
     accumulation: int = 1
     """batches per optimizer step"""
     negatives: int = 0
-    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs some"""
+    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one"""
     run: str = ""
-    """a TREC run of the training queries to draw negatives from, or the folder of a saved paradigm that
-    searches for them: another round of mining; empty: BM25"""
+    """TREC run of the training queries from which to draw negatives, or folder of a saved paradigm that
+    searches for them (another round of mining); empty: BM25"""
     filter: str = ""
-    """whose scores tell which hard negatives are likely to be relevant, and left out: a TREC run with scores
-    of all candidates and relevant documents, or a model as in `teacher`, which scores all of these once"""
+    """model or run whose scores decide which hard negatives are probably relevant and left out: a TREC run
+    that scores all candidates and relevant documents, or a model as in `teacher`, which scores each pair
+    once"""
     filter_margin: float | None = None
-    """those scored at most this much below the relevant document; or"""
+    """leave out negatives that score at most this much below the relevant document; or"""
     filter_share: float | None = None
-    """at least this share of its score"""
+    """leave out negatives that score at least this share of its score"""
     teacher: str = ""
-    """whose scores of a query's relevant document and hard negatives are learned: a TREC run, the folder of a
-    saved paradigm or reranker, or a reranker on the hub, OWNER/NAME; a model scores what is drawn, once"""
+    """model or run whose scores of each query's relevant document and hard negatives are learned: a TREC run,
+    folder of a saved paradigm or reranker, or reranker on the hub, OWNER/NAME; a model scores each pair
+    once"""
     distil: Literal["none", "kl", "margin_mse"] = "none"
-    """the loss towards the teacher's scores"""
+    """loss between the paradigm's and the teacher's scores"""
     distil_weight: float = 0.5
-    """of that loss; the loss over labels has the rest. 1: the teacher alone"""
+    """weight of that loss; the loss over labels has the rest. 1: teacher only"""
     distil_temperature: float = 1.0
-    """that the teacher's scores are divided by; the paradigm's are by `temperature`"""
+    """divisor of the teacher's scores; `temperature` divides the paradigm's"""
     generated: str = ""
-    """of a generative paradigm: JSON lines {"document": id, "query": text} that a query generator wrote"""
+    """queries of a query generator for a generative paradigm: JSON lines {"document": id, "query": text}"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
-    """of projections, which start untrained"""
+    """learning rate of projections, which start untrained"""
     salience_learning_rate: float | None = None
-    """of salience heads; null: head_learning_rate. A training of some 30 steps needs 8e-3 for a live gate"""
+    """learning rate of salience heads; null: head_learning_rate. To learn a gate in some 30 steps takes
+    8e-3"""
     trained_layers: int = 0
-    """upper layers of the encoder that are trained; those below are frozen, and run once over all texts.
-    0: all of them. Not for generative paradigms"""
+    """upper layers of the encoder to train; 0: all. The layers below are frozen and run once over all texts.
+    Not for generative paradigms"""
     warmup: float = 0.1
-    """share of the steps over which the rate rises"""
+    """share of the steps during which the rate rises"""
     recompute: bool = False
-    """compute activations of the backbone's layers once more in the backward pass: less memory, more time"""
+    """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
     temperature: float | None = None
-    """of the softmax over rel; null: the paradigm's own"""
+    """temperature of the softmax over rel; null: the paradigm's own"""
     evaluate_every: int = 100
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
-    """dev queries of that measure: nDCG@10 of reranking BM25's first 10 and the relevant; 0: keep the last"""
+    """dev queries for that measure: nDCG@10 of reranking BM25's first 10 documents and the relevant ones; 0:
+    keep the last state"""
     workers: int = 0
-    """processes that tokenise ahead"""
+    """processes that tokenise in advance"""
     seed: int = 0
 
     def __post_init__(self) -> None:

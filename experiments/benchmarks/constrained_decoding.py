@@ -29,21 +29,21 @@ class Settings:
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
-    """words and marks of the text"""
+    """number of words and marks of the text"""
     prefixes: int = 1000
     longest: int = 6
-    """prefixes have 1 to this many tokens, each length as often"""
+    """most tokens of a prefix; all lengths from 1 on are equally frequent"""
     backbone: str = ""
-    """the T5 that decodes, by name or folder; empty: a small one with random weights"""
+    """T5 that decodes, by name or folder; empty: a small one with random weights"""
     queries: int = 32
-    """of the collection, decoded at once"""
+    """queries of the collection, decoded in one batch"""
     beams: int = 20
     span: int = 10
-    """tokens of every sequence that is decoded"""
+    """tokens per decoded sequence"""
     threads: int = 1
-    """of torch"""
+    """torch's threads"""
     repeats: int = 5
-    """measured repetitions, after one that is not; the median counts"""
+    """measured repetitions, after a warm-up; the median counts"""
     seed: int = 0
     output: str = "results/benchmarks/constrained_decoding.json"
 

@@ -34,27 +34,27 @@ class Settings:
     """Settings: the encoder, the texts, the systems and the rounds."""
 
     collection: str = "pydocs"
-    """whose first long documents are encoded"""
+    """collection whose first long documents are encoded"""
     documents: int = 48
     length: int = 128
-    """tokens of a document, at most"""
+    """most tokens of a document"""
     batch: int = 16
-    """documents in a pass of a peer; ours chooses its own"""
+    """documents per pass of a peer; our encoder chooses its own number"""
     query: str = "does a lack of vitamin d cause depression in adults"
     rounds: int = 5
-    """in each of which every system has its turn"""
+    """rounds, in each of which every system is measured once"""
     queries: int = 20
-    """repetitions of the query in a round"""
+    """repetitions of the query per round"""
     peers: bool = True
     calibration: int = 64
-    """documents that OpenVINO's 8-bit scales are calibrated on: others than are encoded"""
+    """documents to calibrate OpenVINO's 8-bit scales on, other than the encoded ones"""
     threads: int = 1
     quality: list[str] = field(default_factory=list)
-    """collections, by name or folder"""
+    """collections on which to measure quality, by name or folder"""
     paradigms: list[str] = field(default_factory=lambda: ["dpr", "colbert"])
-    """whose quality is measured, untrained over the offline encoder"""
+    """paradigms whose quality is measured, untrained over the offline encoder"""
     most: int = 1_000
-    """documents of a collection in `quality`: judged ones first; 0 takes all"""
+    """most documents per collection in `quality`, judged ones first; 0: all"""
     output: str = "results/benchmarks/encoding.json"
 
 

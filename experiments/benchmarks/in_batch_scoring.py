@@ -24,7 +24,7 @@ class Settings:
     """Settings: the batches to score."""
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
-    """queries in a batch, and as many documents"""
+    """batch sizes: numbers of queries, and of documents"""
     cases: list[Literal["colbert", "coil", "aligner", "xtr", "entropic"]] = field(
         default_factory=lambda: ["colbert", "xtr", "aligner"]
     )
@@ -32,12 +32,12 @@ class Settings:
     document_tokens: int = 180
     dim: int = 128
     repeats: int = 3
-    """measured repetitions, after one that is not; the median counts"""
+    """measured repetitions, after a warm-up; the median counts"""
     threads: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if there is one"""
+    """auto: cuda if available"""
     dtype: Literal["float32", "bfloat16", "float16", "tf32"] = "float32"
-    """of the vectors; tf32: float32 that is multiplied in TF32"""
+    """type of the vectors; tf32: float32, multiplied in TF32"""
     output: str = "results/benchmarks/in_batch_scoring.json"
 
 

@@ -27,15 +27,15 @@ class Settings:
 
     documents: int = 100_000
     terms: int = 30_522
-    """of the vocabulary"""
+    """size of the vocabulary"""
     queries: int = 50
     query_terms: int = 55
-    """of each query, its weights likewise exponential"""
+    """terms per query, with exponentially distributed weights"""
     mean: float = 0.6
-    """weight of a term that a text has"""
+    """mean weight of a term that a text contains"""
     k: int = 10
     repeats: int = 5
-    """measured repetitions, after one that is not; the median counts"""
+    """measured repetitions, after a warm-up; the median counts"""
     seed: int = 0
     output: str = "results/benchmarks/inverted_index.json"
 

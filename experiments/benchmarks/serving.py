@@ -33,16 +33,16 @@ class Settings:
     collection: str = "pydocs"
     split: str = "test"
     documents: int = 0
-    """a fixed subset of pydocs; 0: all of the collection"""
+    """size of a fixed subset of pydocs; 0: the whole collection"""
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
     clients: list[int] = field(default_factory=lambda: [1, 8, 64])
     seconds: float = 10.0
-    """of each system and number of clients, after a tenth of it that does not count"""
+    """seconds per system and number of clients; the first tenth does not count"""
     queries: int = 64
-    """different ones, of the split"""
+    """different queries, from the split"""
     k: int = 10
     mixed: float = 0.0
-    """seconds of mixed load by the last number of clients; 3600 for the hour; 0: none"""
+    """seconds of mixed load with the last number of clients; 0: none"""
     output: str = "results/benchmarks/serving"
 
 

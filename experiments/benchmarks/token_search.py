@@ -36,15 +36,15 @@ class Settings:
 
     collection: str = "pydocs"
     documents: int = 4173
-    """documents of the collection: those relevant to the queries, and others drawn at random"""
+    """documents: those relevant to the queries, and others drawn at random"""
     queries: int = 200
     """test queries"""
     document_length: int = 256
     dim: int = 128
     peers: list[str] = field(default_factory=list)
-    """folders of virtual environments with maxsim-cpu, fast-plaid and xtr-warp-rs, any of them in each"""
+    """folders of virtual environments, each with any of maxsim-cpu, fast-plaid and xtr-warp-rs"""
     systems: list[str] = field(default_factory=list)
-    """rows to run, by the beginning of their names; all where none is given"""
+    """rows to run, by the beginnings of their names; empty: all"""
     rounds: int = 3
     threads: int = 2
     seed: int = 0

@@ -30,22 +30,22 @@ class Settings:
     """Settings: the trainers, their data and the numbers of steps."""
 
     peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
-    """each is installed where it is not yet"""
+    """peers to compare with; missing ones are installed"""
     environments: str = "results/benchmarks/environments"
     """folder of the peers' virtual environments"""
     batches: list[int] = field(default_factory=lambda: [32, 128, 256])
-    """pairs in a batch"""
+    """batch sizes, in pairs"""
     mini_batch: int = 32
-    """texts per forward pass of gradient caching (our `chunk`), in batches that are larger"""
+    """texts per forward pass of gradient caching (our `chunk`), for batches larger than this"""
     chunks: list[int] = field(default_factory=lambda: [64])
-    """more rows of ours: it keeps the bits of dropout where the peers keep matrices, and fits more texts in
-    the memory of their mini-batch"""
+    """more values of our `chunk`: our dropout masks take one bit per element, so more texts fit into the
+    memory of the peers' mini-batch"""
     examples: int = 256
-    """timed in each round of a system, after one step that is not: 8 steps at batch 32, 1 from 256 on"""
+    """timed pairs per round of a system, after a warm-up step: 8 steps at batch 32, 1 step from 256 on"""
     rounds: int = 2
-    """in each of which every system has its turn"""
+    """rounds, in each of which every system is measured once"""
     collection: str = "pydocs"
-    """whose training queries, and for each one relevant document, are the pairs"""
+    """collection whose training queries, each with one relevant document, are the pairs"""
     encoder: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     dim: int = 128
@@ -54,11 +54,11 @@ class Settings:
     precision: Literal["no", "bf16"] = "no"
     """no: float32"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if there is one"""
+    """auto: cuda if available"""
     threads: int = 2
     memory: float = 0.0
-    """GiB that a process may hold on a CPU, else it counts as out of memory; 0: three quarters of what
-    is free at the start"""
+    """GiB that a process may use on a CPU before it counts as out of memory; 0: three quarters of the free
+    memory"""
     seed: int = 0
     output: str = "results/benchmarks/training"
 

@@ -80,10 +80,10 @@ class OneCollection:
     """The collection. Scripts add their settings."""
 
     collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder: in BEIR layout, or in another one of
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in BEIR layout or another layout of
     paradigms/data/README.md"""
     documents: int = 0
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    """size of a fixed subset, for pydocs only; 0: all documents"""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Results:
     output: str = ""
     """results folder; empty: one named after the script and the collection"""
     precision: Precision = "auto"
-    """auto: bf16 where the hardware has it"""
+    """auto: bf16 if the hardware multiplies it natively"""
     tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
@@ -130,23 +130,24 @@ class EncoderTraining:
     negatives: int = 0
     """hard negatives per query, mined from BM25's top 100"""
     own_negatives: bool = False
-    """mine them from the first 100 documents that the untrained system finds instead"""
+    """mine them from the first 100 documents of the untrained system instead"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
-    """of projections, which start untrained"""
+    """learning rate of projections, which start untrained"""
     salience_learning_rate: float = 8e-3
-    """of salience heads, which start with equal salience and in 30 steps of 1e-3 keep it"""
+    """learning rate of salience heads, which start with equal salience; at 1e-3, 30 steps hardly change it"""
     trained_layers: int = 1
-    """upper layers of the encoder that are trained; those below are frozen, and run once a text, whose states
-    are kept on disk up to 64 GiB and at most half of the free space; beyond it in every step. 0: all"""
+    """upper layers of the encoder to train; 0: all. The layers below are frozen: they run once per text, and
+    their states are stored on disk, up to 64 GiB and half of the free space. Beyond that they run in every
+    step"""
     evaluate_every: int = 30
-    """steps between dev measures: the last state is kept, or an earlier one (or the untrained encoder) if
-    it is better by more than the measure's standard error"""
+    """steps between dev measures. The last state is kept, unless an earlier one (or the untrained encoder) is
+    better by more than the measure's standard error"""
     evaluate_at: list[int] = field(default_factory=list)
-    """further numbers of steps after which dev is measured: points of the learning curve"""
+    """more steps at which to measure dev: points of the learning curve"""
     dev_queries: int = 100
-    """dev queries of that measure, drawn by a hash where there are more: nDCG@10 of reranking BM25's first 10
-    documents and the relevant ones; 0: the last state is kept"""
+    """dev queries for that measure, a sample chosen by hash if there are more: nDCG@10 of reranking BM25's
+    first 10 documents and the relevant ones; 0: keep the last state"""
 
 
 @dataclass
@@ -154,13 +155,13 @@ class EncoderStudy(Results, EncoderTraining):
     """Encoders that are trained and measured. Experiments add a collection and their settings."""
 
     documents: int = 2000
-    """size of a fixed subset, of pydocs alone; 0: all documents"""
+    """size of a fixed subset, for pydocs only; 0: all documents"""
     queries: int = 0
-    """test queries that are measured, drawn at random; 0: all"""
+    """test queries to measure, drawn at random; 0: all"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of training"""
+    """training seeds"""
     query_length: int = 32
     document_length: int = 128
 
@@ -175,45 +176,47 @@ class PairSettings(Results, OneCollection):
     """Models, their training, and the measured queries. Experiments add their settings."""
 
     documents: int = 600
-    """those with the most queries; of pydocs a fixed subset; 0: all"""
+    """number of documents, those with the most queries (of pydocs, a fixed subset); 0: all"""
     division: Literal["within", "unseen"] = "within"
-    """of queries into train and test. within: within documents, each of which has training queries, as in the
-    paper; unseen: as the collection has it, where test documents need not have any"""
+    """division of queries into train and test. within: every relevant document of a test query also has
+    training queries, as in the paper; unseen: the collection's own splits, whose test documents may have
+    none"""
     backbone: str = "offline"
-    """a T5 or BART by hub name or folder; an encoder likewise (offline: all-MiniLM-L6-v2), under a decoder
-    with random weights"""
+    """T5 or BART by hub name or folder, or an encoder (offline: all-MiniLM-L6-v2), which gets a decoder with
+    random weights"""
     decoder_layers: int = 2
-    """of the decoder over an encoder"""
+    """layers of the decoder over an encoder"""
     frozen: bool = True
-    """do not train the encoder of generative models; on a CPU its states are kept on disk where they fit"""
+    """freeze the encoder of generative models; on a CPU its states are stored on disk if they fit"""
     trained_layers: int = 1
-    """upper layers of the encoder that DPR and ColBERT train; 0: all"""
+    """upper layers of the encoder to train for DPR and ColBERT; 0: all"""
     second: str = "offline"
-    """encoder of DPR, and of ColBERT beside that of the backbone; offline: all-MiniLM-L6-v2"""
+    """encoder of DPR and of a second ColBERT, besides that of `backbone`; offline: all-MiniLM-L6-v2"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """of training"""
+    """training seeds"""
     steps: int = 30
-    """of DPR and ColBERT"""
+    """training steps of DPR and ColBERT"""
     generative_steps: int = 1000
-    """of DSI, GENRE and SEAL"""
+    """training steps of DSI, GENRE and SEAL"""
     batch_size: int = 64
     learning_rate: float = 1e-4
     head_learning_rate: float | None = 2e-3
-    """of what is no part of the backbone, such as a decoder over an encoder; null: learning_rate"""
+    """learning rate of weights outside the backbone, such as a decoder over an encoder; null:
+    learning_rate"""
     passages: int = 16
-    """of each document, from which DSI and GENRE learn its identifier"""
+    """passages per document from which DSI and GENRE learn its identifier"""
     passage_words: int = 12
-    """of these passages; about as many as a query has"""
+    """words per passage; about as many as a query has"""
     query_length: int = 32
     document_length: int = 192
     span: int = 10
-    """tokens of a document's windows, by which SEAL scores it"""
+    """tokens per document window, by which SEAL scores"""
     queries: int = 100
-    """test queries that are measured, drawn at random; 0: all"""
+    """test queries to measure, drawn at random; 0: all"""
     depth: int = 50
-    """BM25 candidates of each query, to which the relevant documents are added"""
+    """BM25 candidates per query, to which the relevant documents are added"""
     models: str = ""
-    """folder of the trained models, which experiments share; empty: results/pairs-COLLECTION"""
+    """folder of trained models, which these scripts share; empty: results/pairs-COLLECTION"""
 
     def __post_init__(self) -> None:
         at_least(
