@@ -250,7 +250,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     )
     minutes = max(1, round(seconds / 60))
     console.print(
-        f"About {minutes} min on two CPU cores with the default encoder; an interrupted run goes on. "
+        f"About {minutes} min on two CPU cores with the default encoder; an interrupted run resumes. "
         f"Results: {settings.output}",
         soft_wrap=True,
     )

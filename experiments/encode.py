@@ -130,7 +130,5 @@ def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection,
         other = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
         raise ValueError(f"{folder} holds passages of {other}")
     if kept["fingerprint"] != collection.fingerprint:
-        raise ValueError(
-            f"{folder} holds another collection than {collection.name} as it is now: encode that"
-        )
+        raise ValueError(f"{folder} holds another version of {collection.name}: encode the collection again")
     return index

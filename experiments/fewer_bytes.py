@@ -121,7 +121,7 @@ def opened(settings: Settings) -> Paradigm:
     if settings.model:
         model = as_paradigm(load(settings.model), settings.model)
         if not model.recipe.align.is_maxsim():
-            raise SystemExit(f"{settings.model} is no ColBERT: errors of sums of maxima are bounded here")
+            raise SystemExit(f"{settings.model} is not a ColBERT: only errors of sums of maxima are bounded")
         return model.eval()
     torch.manual_seed(0)  # of the projection
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()

@@ -94,15 +94,15 @@ class Settings(OneCollection, Results):
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
         for name in ("run", "filter", "teacher"):
             if getattr(self, name) and self.paradigm in GENERATIVE:
-                raise SystemExit(f"{self.paradigm} learns from no hard negatives: leave out --{name}")
+                raise SystemExit(f"{self.paradigm} does not use hard negatives: leave out --{name}")
             if getattr(self, name) and not self.negatives:
-                raise SystemExit(f"{name} goes with hard negatives: say how many with --negatives")
+                raise SystemExit(f"{name} needs hard negatives: set --negatives")
         if bool(self.teacher) != (self.distil != "none"):
-            raise SystemExit("a teacher goes with a loss: set both --teacher and --distil, or neither")
+            raise SystemExit("a teacher needs a loss: set both --teacher and --distil, or neither")
         if not self.filter and (self.filter_margin, self.filter_share) != (None, None):
-            raise SystemExit("filter_margin and filter_share are of scores: say whose with --filter")
+            raise SystemExit("filter_margin and filter_share apply to scores: set --filter")
         if self.paradigm in RERANKERS and not self.negatives:
-            raise SystemExit(f"{self.paradigm} learns from hard negatives: say how many with --negatives")
+            raise SystemExit(f"{self.paradigm} learns from hard negatives: set --negatives")
         super().__post_init__()
 
     @property

@@ -91,7 +91,7 @@ def as_alignment(align: Alignment | str) -> Alignment:
             case _:
                 raise ValueError("no call with keywords")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r:.200} is no alignment; write one as TopK(k=2)") from error
+        raise ValueError(f"{text!r:.200} is not an alignment; write it like TopK(k=2)") from error
     if name not in ALIGNMENTS:
         raise ValueError(f"unknown alignment {name!r:.200}; there are {', '.join(ALIGNMENTS)}")
     kind: Any = ALIGNMENTS[name]

@@ -36,7 +36,7 @@ class Recipe:
         if self.search == "impute" and not isinstance(self.align, PoolTopK | QueryToDocument):
             raise ValueError(
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
-                f"alignment {self.align} takes none: set search to 'gather'"
+                f"alignment {self.align} has none: set search to 'gather'"
             )
 
     def described(self) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path)
     """Check that a model encodes documents. Raises ValueError, with `name`, if it is of another kind."""
     if not isinstance(model, Paradigm):
         raise ValueError(
-            f"{name} holds {model.name}, which encodes no documents: search takes the folder of a generative "
-            "model, and rerank that of a reranker"
+            f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "
+            "and use a reranker with rerank"
         )
     return model
 
@@ -117,7 +117,7 @@ def _joined(queries: Any, documents: Any) -> Paradigm:
         ours, theirs = queries.recipe.described(), documents.recipe.described()
         differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
         raise ValueError(
-            f"the encoders of queries and documents are no pair, they differ in {', '.join(differ)}: give "
-            "--model too where only --document-model was given"
+            f"the encoders of queries and documents are not a pair, they differ in {', '.join(differ)}: with "
+            "--document-model, set --model too"
         )
     return Paradigm(documents.recipe, TwoTowers(queries.encoder, documents.encoder))

@@ -373,7 +373,7 @@ def test_a_share_of_the_pool_is_one_rule_for_pools_of_any_size():
 def test_what_an_alignment_may_read_is_checked_when_it_is_made():
     with pytest.raises(ValueError, match="Wrong reads 'similarty'; there are similarity, vectors, ids"):
         type("Wrong", (Alignment,), {}, reads={"similarty", "ids"})
-    with pytest.raises(TypeError, match="one string"):
+    with pytest.raises(TypeError, match="got the string"):
         type("Wrong", (Alignment,), {}, reads="ids")
     assert "Wrong" not in ALIGNMENTS
 

@@ -160,7 +160,7 @@ def test_wrong_heads_name_the_file(saved, change):
     ("changes", "message"),
     [
         ({"align": "Best"}, "unknown alignment 'Best'; there are AllPairs"),
-        ({"align": "TopK(2)"}, r"'TopK\(2\)' is no alignment; write one as TopK\(k=2\)"),
+        ({"align": "TopK(2)"}, r"'TopK\(2\)' is not an alignment; write it like TopK\(k=2\)"),
         ({"normalise": "none"}, "unknown normaliser 'none' of x"),
         ({"align": "TopK"}, "alignment TopK: .*missing .*'k'"),
         ({"align": "TopK(k=1, p=0.5)"}, "alignment TopK.* unexpected keyword argument 'p'"),
@@ -171,7 +171,7 @@ def test_wrong_heads_name_the_file(saved, change):
         ({"align": "Entropic(k=1, eps=0.1, iterations=1001)"}, "must be at most 1000"),
         ({"name": "x\nlicense: mit"}, "it must be one line of printable characters"),
         ({"search_tokens": 0}, "search_tokens must be at least 1, got 0"),
-        ({"search": "impute"}, "the alignment TopK\\(k=1\\) takes none: set search to 'gather'"),
+        ({"search": "impute"}, "the alignment TopK\\(k=1\\) has none: set search to 'gather'"),
     ],
 )
 def test_recipes_that_name_what_there_is_not(changes, message):

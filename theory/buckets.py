@@ -40,7 +40,9 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
     a, b, c = (checks.interval(x, "angles", 0, np.pi) for x in (first, second, between))
     possible = (np.abs(a - b) <= c + _ROUNDING) & (c <= np.minimum(a + b, 2 * np.pi - a - b) + _ROUNDING)
     if not np.all(possible):
-        raise ValueError("first, second and between are angles of no three vectors; allowed: |θ₁ − θ₂| ≤ θ₁₂")
+        raise ValueError(
+            "first, second and between are not the angles of three vectors; allowed: |θ₁ − θ₂| ≤ θ₁₂"
+        )
     together = np.maximum(0, 1 - (a + b + c) / (2 * np.pi)) ** planes
     return checks.plain(np.asarray(collision(a, planes)) - together / 2)
 

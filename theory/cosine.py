@@ -168,5 +168,7 @@ def _cosines(better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> tuple[A
         raise ValueError("better does not exceed worse; allowed: cos(q, d1) > cos(q, d2)")
     volume = 1 - first**2 - second**2 - cross**2 + 2 * first * second * cross
     if not np.all(volume >= -1e-9):
-        raise ValueError("better, worse and between are cosines of no three vectors; allowed: a Gram matrix")
+        raise ValueError(
+            "better, worse and between are not the cosines of three vectors; allowed: a Gram matrix"
+        )
     return first, second, cross

@@ -112,7 +112,9 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
     plain = [row[row != SEPARATOR] for row in unique()]
     if not all(map(np.array_equal, plain, np.split(branches.tokens, branches.offsets[1:-1]))):
-        raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
+        raise SystemExit(
+            "numpy finds other next tokens than NGramIndex: times of unequal work cannot be compared"
+        )
     methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
@@ -158,7 +160,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
     first = free[np.searchsorted(free.queries, np.arange(len(best)))].scores
     scores = model.sequence_scores(sources, best[:, None].tolist(), "log_probability")
     if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
-        raise SystemExit("transformers finds other best sequences: times of unequal work say nothing")
+        raise SystemExit("transformers finds other best sequences: times of unequal work cannot be compared")
     times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)
     work = "beam search"
     return [

@@ -321,5 +321,5 @@ def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
 def same_queries(results: Sequence[Measured]) -> list[str]:
     """The queries that all results were measured on; raises SystemExit if they differ."""
     if any(result["queries"] != results[0]["queries"] for result in results):
-        raise SystemExit("The results are of different queries: choose another --output")
+        raise SystemExit("The results were measured on different queries: choose another --output")
     return results[0]["queries"]

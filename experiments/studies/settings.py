@@ -60,7 +60,7 @@ def different(settings: Any, *names: str) -> None:
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):
-            raise SystemExit(f"{name} must be different, and at least one; got {values}")
+            raise SystemExit(f"{name} must have at least one value, and none twice; got {values}")
 
 
 def known(settings: Any, name: str, names: Any) -> None:
@@ -260,7 +260,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
         if name in TAKEN:
             raise SystemExit(f"system {name}: the results folder uses this name itself: choose another")
         if not re.fullmatch(r"[\w+-][\w.+-]*", name):
-            raise SystemExit(f"system {name!r}: its name is that of a folder: letters, digits, . + - and _")
+            raise SystemExit(f"system {name!r}: it also names a folder: use letters, digits, . + - and _")
         with refusing(f"system {name}: ", options=True):
             check_type("its settings", options, dict)
             check_known(SystemSettings, options)
@@ -284,7 +284,7 @@ def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], te
     if fused:
         more = fields.keys() - {"fuse", "fusion", "weights"}
         if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):
-            what = f"{', '.join(sorted(more))} is not of a fused system" if more else f"fuse: {fused}"
+            what = f"{', '.join(sorted(more))} cannot be set for a fused system" if more else f"fuse: {fused}"
             raise ValueError(f"{what}; it fuses two or more of {', '.join(others)}")
         fuse([{} for _ in fused], list(map(float, system.weights)), system.fusion)
     elif system.paradigm not in known and not (system.checkpoint and not system.paradigm):
@@ -293,10 +293,10 @@ def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], te
             "registered by its file: --plugin FILE.py"
         )
     elif system.checkpoint and (system.training or system.backbone):
-        raise ValueError("training and backbone are not of a checkpoint")
+        raise ValueError("a checkpoint takes neither training nor backbone")
     elif system.index and not system.checkpoint:
-        raise ValueError("an index goes with the checkpoint that encoded it")
+        raise ValueError("index needs the checkpoint that encoded it")
     elif (system.distil and not system.teacher) or system.teacher not in ("", *teachers):
-        raise ValueError(f"distil goes with a teacher, one of {', '.join(teachers)}; got {system.teacher!r}")
+        raise ValueError(f"distil needs a teacher, one of {', '.join(teachers)}; got {system.teacher!r}")
     elif system.teacher and (system.checkpoint or system.paradigm in GENERATIVE):
         raise ValueError("only encoders that are trained here learn from a teacher")

@@ -94,7 +94,7 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
         if system.teacher:
             check_known(Distillation, system.distil)
             if not settings.negatives:
-                raise ValueError("a teacher scores hard negatives: say how many with --negatives")
+                raise ValueError("a teacher scores hard negatives: set --negatives")
             chosen["distillation"] = Distillation(**system.distil)
     return TrainingSettings(**chosen) if chosen["steps"] else None
 

@@ -52,7 +52,7 @@ class CrossAttention(Trainable):
         # No bias: neither a ranking nor a softmax over a query's candidates depends on it.
         self.head = nn.Linear(encoder.dim, 1, bias=False)
         if not self.tokenizer.is_fast:
-            raise ValueError(f"{type(self.tokenizer).__name__} joins no pairs: use a fast tokenizer")
+            raise ValueError(f"{type(self.tokenizer).__name__} cannot join pairs: use a fast tokenizer")
         longest = sum(self._room.values()) + self.tokenizer.num_special_tokens_to_add(pair=True)
         limit = getattr(encoder.backbone.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:

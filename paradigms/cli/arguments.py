@@ -45,9 +45,9 @@ def port(text: str) -> int:
 # Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option".
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of text files, JSON lines, or a collection"},
-    "folder": {"help": "made by index"},
-    "search folder": {"help": "made by index, or a saved generative model"},
-    "folders": {"nargs": "+", "help": "made by index from the same source"},
+    "folder": {"help": "folder made by index"},
+    "search folder": {"help": "folder made by index, or a saved generative model"},
+    "folders": {"nargs": "+", "help": "folders made by index from the same source"},
     "query": {"nargs": "*", "help": "texts; without any, search reads one per line from the terminal"},
     "explain query": {},
     "model": {"help": f"checkpoint: a folder, a name on the hub, or {OFFLINE}"},
@@ -58,10 +58,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "FILE.py",
-        "help": "registers what the model needs, such as an encoder of your own; may be repeated",
+        "help": "Python file that registers what the model needs, such as your own encoder; may be repeated",
     },
     "--device": {"default": "", "help": HELP},
-    "--kind": {"default": "exact", "help": f"of index: {', '.join(INDEX_KINDS)}, or one of a plug-in"},
+    "--kind": {"default": "exact", "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in"},
     "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
     "dimensions --model": {
         "default": "",
@@ -70,18 +70,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--document-model": {
         "default": "",
         "metavar": "MODEL",
-        "help": "the encoder of documents, if the model encodes queries alone",
+        "help": "the encoder of documents, if the model encodes only queries",
     },
-    "--model-layout": {"default": "", "choices": FORMAT_NAMES, "help": "if its files do not show it"},
+    "--model-layout": {
+        "default": "",
+        "choices": FORMAT_NAMES,
+        "help": "the model's format, if its files do not identify it",
+    },
     "--pickled": {"action": "store_true", "help": "read pickled weights too, but run no code in them"},
     "--precision": {
         "choices": ["auto", "no", "bf16", "fp16", "int8"],
         "default": "auto",
-        "help": "of encoding (default: bf16 if the processor multiplies it natively, else no: float32)",
+        "help": "precision of encoding (default: bf16 if the CPU multiplies it natively, else no: float32)",
     },
     "--words": {
         "type": count,
-        "help": f"of a passage at most (default {WORDS}, or as many as the model reads)",
+        "help": f"most words of a passage (default {WORDS}, or as many as the model reads)",
     },
     "--passages": {
         "action": "store_true",
@@ -98,7 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--hybrid": {"action": "store_true", "help": "fuse with BM25 by reciprocal ranks (not generative)"},
     "--query": {"action": "append", "default": [], "help": "a text; may be repeated"},
     "--queries": {"help": "file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"},
-    "--split": {"help": "queries of the source, a collection, such as test"},
+    "--split": {"help": "split whose queries to use, such as test, if the source is a collection"},
     "--identical-ids": {
         "choices": ["auto", "leave_out", "keep"],
         "default": "auto",
@@ -121,9 +125,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--bm25": {"action": "store_true", "help": "also serve BM25"},
     "serve --fuse": {"action": "store_true", "help": "also serve a fusion of all by reciprocal ranks"},
-    "serve --split": {"help": "judged queries of the source to walk through, such as test"},
+    "serve --split": {"help": "split whose judged queries the page lists, such as test"},
     "--host": {"default": "127.0.0.1", "help": "address to listen on; beyond this machine with --token"},
-    "--port": {"type": port, "default": 8765, "help": "0: any that is free (default %(default)s)"},
+    "--port": {"type": port, "default": 8765, "help": "port; 0 chooses a free one (default %(default)s)"},
     "--token": {"default": "", "help": "text that every request must contain"},
     "--fuse": {
         "action": "store_true",

@@ -59,5 +59,5 @@ def _word_triples(texts: list[str]) -> list[np.ndarray]:
         row = np.array([numbers.setdefault(word, len(numbers)) for word in words(text)], dtype=np.int64)
         triples.append(np.unique(row[:-2] << 2 * BITS | row[1:-1] << BITS | row[2:]))
     if len(numbers) >= 1 << BITS:
-        raise ValueError(f"{len(numbers):,} different words are more than {BITS} bits number")
+        raise ValueError(f"{len(numbers):,} different words do not fit into {BITS} bits")
     return triples

@@ -215,7 +215,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     entries = pretrained(AutoConfig, name).vocab_size if entries is None else entries
     if len(tokenizer) < entries / 2:
         raise ValueError(
-            f"the tokenizer of {name} knows {len(tokenizer)} tokens and its encoder {entries}: "
+            f"the tokenizer of {name} has {len(tokenizer)} tokens, but its encoder embeds {entries}: "
             "tokenizer.json (or vocab.txt, spiece.model) is missing or belongs to another model"
         )
     if tokenizer.pad_token_id is None:

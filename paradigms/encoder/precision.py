@@ -70,9 +70,9 @@ def resolved(device: torch.device, precision: str) -> str:
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join([AUTO, *PRECISIONS])}, got {precision!r}")
     if precision == "fp16" and device.type == "cpu":
-        raise ValueError("precision fp16 needs a GPU; a processor has bf16")
+        raise ValueError("precision fp16 needs a GPU; a CPU has bf16")
     if precision == "int8" and device.type != "cpu":
-        raise ValueError("precision int8 is for processors; a GPU has bf16")
+        raise ValueError("precision int8 needs a CPU; a GPU has bf16")
     return precision
 
 

@@ -51,7 +51,7 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     changes = {k: v for k, v in published.items() if k not in fixed and v != getattr(settings, k)}
     if changes:
         values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
-        logger.info("%s: %s, as its folder says", backbone, values)
+        logger.info("%s: %s, as its folder states", backbone, values)
     return replace(settings, **changes)
 
 
@@ -61,7 +61,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{MODULES} is no list of modules with type and path ({error})") from error
+        raise ValueError(f"{MODULES} is not a list of modules with type and path ({error})") from error
     for _, path in steps:
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{MODULES} names {str(path)!r:.200}, which lies outside of the folder")

@@ -300,7 +300,7 @@ class TextEncoder(nn.Module):
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
                 f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
-                "be loaded again: name it in paradigms.encoder.text.ENCODERS before an encoder is built"
+                "be loaded again: register it in paradigms.encoder.text.ENCODERS before an encoder is built"
             )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:

@@ -103,7 +103,7 @@ class Probing:
 
     def __post_init__(self) -> None:
         if self.probes < 1:
-            raise ValueError(f"each query token has to probe 1 list at least: probes is {self.probes}")
+            raise ValueError(f"probes must be at least 1 list for each query token, got {self.probes}")
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance

@@ -78,7 +78,7 @@ class Factory:
             try:
                 index.train(entries(np.sort(rows)))
             except RuntimeError as error:
-                raise ValueError(f"{count} vectors do not train {name!r}: {error}") from error
+                raise ValueError(f"{count} vectors cannot train {name!r}: {error}") from error
         return index
 
 
@@ -145,7 +145,7 @@ def _empty(name: str, dim: int) -> Any:
     try:
         return faiss.index_factory(dim, name, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise ValueError(f"FAISS makes no index of {name!r}: {error}") from error
+        raise ValueError(f"FAISS cannot make the index {name!r}: {error}") from error
 
 
 def _parsed(content: np.ndarray) -> Any:

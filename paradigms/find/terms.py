@@ -73,7 +73,7 @@ class BlockMax:
 def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
     """Raise ValueError if postings cannot score the queries."""
     if recipe.search == "impute":
-        raise ValueError(f"{store} finds tokens by their ids: it imputes nothing")
+        raise ValueError(f"{store} finds tokens by their ids, and cannot impute")
     if "ids" not in recipe.align.reads or recipe.normalise != "one":
         raise ValueError(
             f"{store} scores equal ids with Z = 1, not {recipe.align} with Z = {recipe.normalise}"

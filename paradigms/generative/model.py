@@ -196,7 +196,7 @@ class Generative(Trainable):
         Raises ValueError if the encoder is trained.
         """
         if not self.settings.frozen:
-            raise ValueError(f"{self.name} trains its encoder: what it gives changes")
+            raise ValueError(f"{self.name} trains its encoder, so its states change")
         digest = hashlib.sha256(precision(self.device).encode())
         for name, weight in sorted(self.encoder.state_dict().items()):
             digest.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())

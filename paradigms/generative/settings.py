@@ -59,13 +59,13 @@ def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None
     """
     if settings.softmax == "place" and identifiers.end is None:
         raise ValueError(
-            f"softmax='place' does not go with {identifiers.kind} identifiers: every substring names a "
-            "document, so any token may stand at any place; set softmax='vocabulary'"
+            f"softmax='place' cannot be used with {identifiers.kind} identifiers: every substring names a "
+            "document, so any token may occur at any position; set softmax='vocabulary'"
         )
     if settings.pawa_rank and identifiers.longest > PLACES:
         owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
         raise ValueError(
-            f"PAWA tells {PLACES} places apart, and the identifier of document "
+            f"PAWA distinguishes {PLACES} positions, but the identifier of document "
             f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
             "(title_length) or texts (document_length)"
         )

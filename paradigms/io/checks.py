@@ -132,7 +132,7 @@ def naming(what: object) -> Iterator[None]:
 def check_several(values: object, what: str) -> None:
     """Raise TypeError for a single string instead of several; it would be read letter by letter."""
     if isinstance(values, str | bytes):
-        raise TypeError(f"{what} are one string, {values[:40]!r}, where a list of strings belongs")
+        raise TypeError(f"{what} must be a list of strings, got the string {values[:40]!r}")
 
 
 def check_text(text: object, what: str) -> None:
@@ -144,7 +144,7 @@ def check_text(text: object, what: str) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             place = f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}"
-            raise ValueError(f"{place}: no tokenizer takes it") from None
+            raise ValueError(f"{place}: tokenizers reject it") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def read_json(file: Path) -> dict[str, Any]:
     with naming(name):
         value = parse_json(file.read_text(encoding="utf-8"), name)
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: a {type(value).__name__} where an object belongs")
+        raise ValueError(f"{name}: expected a JSON object, got a {type(value).__name__}")
     return value
 
 

@@ -49,9 +49,9 @@ class Parser(ArgumentParser):
             try:
                 structure = yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
-                self.error(f"{name}: no JSON or YAML: {' '.join(str(error).split())}")
+                self.error(f"{name}: not JSON or YAML: {' '.join(str(error).split())}")
             if _deeper(structure, DEEPEST):
-                self.error(f"{name}: no JSON or YAML of settings: nested more than {DEEPEST} levels deep")
+                self.error(f"{name}: not JSON or YAML of settings: nested more than {DEEPEST} levels deep")
 
 
 def command_line(

@@ -57,13 +57,13 @@ def read_checkpoint(
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")
     if layout is None and authors.may_be_xtr(folder):
         raise ValueError(
-            f"{folder} may be XTR, whose vectors are those of tokens, or a model of one vector a text: say "
+            f"{folder} may be XTR, with one vector per token, or a model with one vector per text: say "
             "which with layout='xtr' or layout='sentence-transformers' (at the terminal --model-layout)"
         )
     formats = [FORMATS[layout]] if layout else [form for form in FORMATS.values() if form.recognises(folder)]
     if not formats:
         known = "; ".join(form.title for form in FORMATS.values())
-        raise ValueError(f"{folder} is no checkpoint of {known}: it holds {described(folder)}")
+        raise ValueError(f"{folder} is not a checkpoint of {known}: it holds {described(folder)}")
     with safe_weights(folder, pickled) as safe:
         try:
             return formats[0].read(safe)

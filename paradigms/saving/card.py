@@ -24,7 +24,7 @@ def model_card(
     if results is not None:
         config, table = Path(results, "config.json"), Path(results, "table.md")
         if not config.is_file():
-            raise FileNotFoundError(f"{results} holds no config.json: it is no folder of results")
+            raise FileNotFoundError(f"{results} has no config.json: it is not a results folder")
         settings, environment = read_json(config), json_or_empty(Path(results, "environment.json"))
         measured = table.read_text(encoding="utf-8") if table.is_file() else measured
     described = model.description()

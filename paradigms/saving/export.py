@@ -38,10 +38,10 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     Raises ValueError for a setting or a kind of model for which sentence-transformers has no module.
     """
     if not isinstance(model, Paradigm):
-        raise ValueError(f"{model.name} is no encoder of single texts, as sentence-transformers needs")
+        raise ValueError(f"{model.name} is not an encoder of single texts, which sentence-transformers needs")
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
-        raise ValueError(f"{model.name} has an encoder for each side, and sentence-transformers one for both")
+        raise ValueError(f"{model.name} has two encoders, but sentence-transformers has one for both sides")
     sparse = isinstance(encoder, Splade)
     multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi, sparse)
@@ -102,7 +102,7 @@ def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
         if {s.query_vectors, s.document_vectors} != {"all" if multi else "pooled"}:
             raise ValueError(
                 f"queries become {s.query_vectors} and documents {s.document_vectors} vectors: "
-                "sentence-transformers has one of a text, or those of all tokens"
+                "sentence-transformers supports one vector per text, or one per token"
             )
         absent = {
             f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,

@@ -34,7 +34,9 @@ class Head:
     def then(self, other: "Head") -> "Head":
         """Compose: this map, then the other. Raises ValueError if an activation lies between."""
         if self.activation != "identity":
-            raise ValueError(f"a linear layer after another with {self.activation} is not one projection")
+            raise ValueError(
+                f"linear layers with {self.activation} between them do not merge into one projection"
+            )
         bias = None if self.bias is None else other.weight @ self.bias
         if other.bias is not None:
             bias = other.bias if bias is None else bias + other.bias
@@ -77,7 +79,9 @@ def dense(folder: Path) -> Head:
     weight = weights["linear.weight"]
     if config.get("use_residual"):
         if activation != "identity":
-            raise ValueError(f"{folder.name} has a residual beside {activation}, which is not one projection")
+            raise ValueError(
+                f"{folder.name} has a residual and {activation}, which do not merge into one projection"
+            )
         weight = weight + weights.get("residual.weight", torch.eye(len(weight)))
     return Head(weight, weights.get("linear.bias"), activation)
 

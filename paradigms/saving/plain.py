@@ -53,10 +53,10 @@ def check_encoder(folder: Path) -> None:
     halved, decodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING, getattr(config, "is_decoder", False)
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
     if not halved and (decodes or not masked):
-        raise ValueError(f"model_type {config.model_type} is no encoder of texts")
+        raise ValueError(f"model_type {config.model_type} is not a text encoder")
     for name in config.architectures or []:
         if not name.endswith(HEADLESS) or name.endswith("LMHeadModel"):
-            raise ValueError(f"{name} is no encoder of texts: save the encoder below its head by itself")
+            raise ValueError(f"{name} is not a text encoder: save the encoder below its head separately")
 
 
 def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:

@@ -105,7 +105,7 @@ def chain(folder: Path) -> Chain:
                 raise ValueError(f"SpladePooling by {' and '.join(ways)}, not by max and relu")
             parts.sparse = True
         elif kind != "Dropout":
-            raise ValueError(f"{kind} is a module that no paradigm here has")
+            raise ValueError(f"{kind} is a module that no paradigm supports")
     return parts
 
 
@@ -165,4 +165,4 @@ def lowers(settings: dict[str, Any], backbone: Path) -> None:
     if settings.get("do_lower_case"):
         tokenizer = load_tokenizer(backbone)
         if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:
-            raise ValueError("texts are put in lower case before a tokenizer that tells cases apart")
+            raise ValueError("texts are lower-cased before a case-sensitive tokenizer")

@@ -64,7 +64,7 @@ def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoRetur
     """Raise ValueError unless the caller allows reading `pickles`."""
     raise ValueError(
         f"{name} holds pickled weights, {next(iter(unsafe.values()))[0]}: convert them to safetensors, or, "
-        "where you trust who made them, ask for them with pickled=True (at the terminal --pickled)"
+        "if you trust their author, allow them with pickled=True (at the terminal --pickled)"
     )
 
 
@@ -107,7 +107,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     entries = state.items() if isinstance(state, dict) else ()
     tensors = {name: t.clone().contiguous() for name, t in entries if isinstance(t, Tensor)}
     if not tensors:
-        raise ValueError(f"{file} is no state dict")
+        raise ValueError(f"{file} is not a state dict")
     return tensors
 
 
@@ -131,7 +131,9 @@ def download(name: str, pickled: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
-        raise FileNotFoundError(f"{name} is no folder, and not to be had from the hub: {error}") from error
+        raise FileNotFoundError(
+            f"{name} is not a folder, and cannot be downloaded from the hub: {error}"
+        ) from error
 
 
 def listed(name: str) -> list[PurePosixPath]:

@@ -144,7 +144,7 @@ class Service:
     async def encode(self, asked: requests.Encode) -> dict[str, Any]:
         (system,) = self._chosen([asked.system])
         if system.model is None:
-            raise ValueError(f"{system.name} encodes no texts")
+            raise ValueError(f"{system.name} does not encode texts")
 
         def encode() -> list[dict[str, Any]]:
             assert system.model is not None
@@ -164,7 +164,7 @@ class Service:
     async def differences(self, asked: requests.Differences) -> dict[str, Any]:
         chosen = self._chosen(asked.systems)
         if self.judged is None or len(chosen) != 2:
-            raise ValueError("differences are of two systems, on judged queries (--split)")
+            raise ValueError("differences compare two systems on judged queries (--split)")
         key = frozenset(asked.systems)
         if key not in self._differences:
             first, second = [await self._measured(system, self.judged) for system in chosen]
@@ -391,6 +391,8 @@ def check_host(host: str, token: str) -> None:
     except ValueError:
         local = False
     if not local and not token:
-        raise ValueError(f"others can reach {host}: give --token too, which every request must then have")
+        raise ValueError(
+            f"other machines can reach {host}: set --token, which every request must then contain"
+        )
     if token and not (token.isascii() and token.isprintable() and " " not in token and len(token) >= 8):
         raise ValueError("a token has at least 8 characters, which are ASCII without spaces")

@@ -163,7 +163,7 @@ def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place
     for name in manifest["fields"]:
         values = getattr(tokens, name)
         if values is None:
-            raise ValueError(f"{place} stores {name} of tokens, and documents came without")
+            raise ValueError(f"{place} stores the tokens' {name}, but the documents have none")
         kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to move
         if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
             wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()

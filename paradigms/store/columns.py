@@ -215,7 +215,7 @@ class ColumnFolder(_FolderFiles):
         except DEFECTS as error:
             raise self.damaged(MANIFEST, error) from error
         if format != FORMAT:
-            raise ValueError(f"{file} is of format {format}, not {FORMAT}: build the index again")
+            raise ValueError(f"{file} has format {format}, not {FORMAT}: build the index again")
         return manifest
 
 

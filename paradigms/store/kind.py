@@ -124,7 +124,7 @@ class Kind:
         if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
             raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
         if TokenReduction.kept_by(manifest).pool > 1 and "ids" in names:
-            raise ValueError("tokens that are compared by their ids cannot be pooled: take pool=1")
+            raise ValueError("tokens that are compared by their ids cannot be pooled: set pool=1")
         self.codec.columns(dim, names)
         self.derived.check(dim)
 

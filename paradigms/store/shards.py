@@ -105,7 +105,7 @@ def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Sh
         for id in shard.ids:
             if id in seen:
                 raise ValueError(
-                    f"document {id!r} is there already: every id needs one document, or delete it first"
+                    f"document {id!r} already exists: ids must be unique, so delete it first to replace it"
                 )
             seen.add(id)
         yield shard

@@ -373,7 +373,7 @@ class Store:
         recorded = self.manifest.get("weights")  # none of documents that came encoded
         if recorded is not None and recorded != weights_checksum(paradigm):
             raise ValueError(
-                f"{self} was made by {maker} with other weights than this {name} has: take the model that "
+                f"{self} was made by {maker} with other weights than this {name} has: use the model that "
                 "made it, or build the index again"
             )
 
@@ -493,7 +493,7 @@ def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Stor
     """
     store = _open(folder, lambda files: kind_of(files.manifest, kinds, files), verify)
     if "building" in store.manifest:
-        raise ValueError(f"{folder} is a build that has not ended: build it again, and it resumes here")
+        raise ValueError(f"{folder} is an unfinished build: repeat the build to resume it")
     return store
 
 

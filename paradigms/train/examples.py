@@ -140,11 +140,11 @@ def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
     counts = sorted({len(example.negatives) for example in examples})
     if len(counts) != 1 or counts[0] < 1:
         raise ValueError(
-            f"{name} needs equally many hard negatives for every query, at least one, and has "
+            f"{name} needs the same number of hard negatives for every query, at least one, but has "
             f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
         )
     if taught and any(len(example.teacher) != 1 + counts[0] for example in examples):
-        raise ValueError(f"{name} is to learn a teacher's scores: build the examples with a teacher")
+        raise ValueError(f"{name} learns a teacher's scores: build the examples with a teacher")
     return 1 + counts[0]
 
 

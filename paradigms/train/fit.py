@@ -159,7 +159,9 @@ def own_run(
     by_main(search, accelerator)
     run = read_run(file)
     if split.queries and not run:
-        raise ValueError(f"{file} is damaged: it holds no query. Delete it, and it is made again")
+        raise ValueError(
+            f"{file} is damaged: it holds no query. Delete it, and the queries are searched again"
+        )
     return run
 
 

@@ -78,7 +78,7 @@ def pair_scores(
         run = read_run(path)
         return lambda wanted: run
     if not path.is_dir() and source.count("/") != 1:
-        raise FileNotFoundError(f"{source} is no run, no model folder and no OWNER/NAME on the hub")
+        raise FileNotFoundError(f"{source} is neither a run, nor a model folder, nor OWNER/NAME on the hub")
 
     def reranker() -> Retriever:
         return Reranking(load(source).to(accelerator.device), corpus, precision=precision)

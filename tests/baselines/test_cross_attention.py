@@ -203,7 +203,7 @@ def test_a_folder_of_another_kind_is_refused(tiny_bert, tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
         Paradigm.from_pretrained(tmp_path / "cross")
     (tmp_path / "cross" / HEAD).unlink()
-    with pytest.raises(ValueError, match="is no checkpoint of"):
+    with pytest.raises(ValueError, match="is not a checkpoint of"):
         load(tmp_path / "cross")
 
 
@@ -235,7 +235,9 @@ def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert
     model = build(tiny_bert)
     none, one = Example("a", 0, (), (0,)), Example("a", 0, (1,), (0,))
     for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2"), ([], "has no examples")):
-        with pytest.raises(ValueError, match=f"cross_attention needs equally many hard negatives.*{told}"):
+        with pytest.raises(
+            ValueError, match=f"cross_attention needs the same number of hard negatives.*{told}"
+        ):
             Listwise(model, CORPUS, examples)
 
 

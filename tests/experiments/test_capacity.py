@@ -173,7 +173,7 @@ def test_answers_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no answers\.jsonl"):
         read_answers(tmp_path)
     (tmp_path / "answers.jsonl").write_text('{"_id": "q", "answers": ["x"]}\n{"_id": "r"}\n')
-    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: no JSON object with _id and answers"):
+    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: not a JSON object with _id and answers"):
         read_answers(tmp_path)
 
 

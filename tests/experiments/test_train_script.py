@@ -156,7 +156,7 @@ def test_what_cannot_be_reranked_ends_with_a_line(
         ({"run": tmp_path / "other.run"}, r"other.run, query 'q30': no document 'd99'"),
         ({"run": tmp_path / "none.run"}, "none of its 1 queries is in test"),
         ({"run": tmp_path / "absent.run"}, "absent.run: no such file"),
-        ({"checkpoint": tmp_path}, "is no checkpoint of"),
+        ({"checkpoint": tmp_path}, "is not a checkpoint of"),
         ({"split": "tests"}, "no split 'tests'"),
         ({"depth": 0}, "depth must be at least 1"),
     ):

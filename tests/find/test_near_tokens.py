@@ -166,10 +166,10 @@ def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
 
 
 def test_what_faiss_cannot_make_or_read_is_said(tmp_path):
-    with pytest.raises(ValueError, match="FAISS makes no index of 'nonsense'"):
+    with pytest.raises(ValueError, match="FAISS cannot make the index 'nonsense'"):
         build(tmp_path / "index", "nonsense", count=3)
     assert not list(tmp_path.iterdir())  # told before anything is encoded
-    with pytest.raises(ValueError, match="vectors do not train 'IVF64,SQfp16'"):
+    with pytest.raises(ValueError, match="vectors cannot train 'IVF64,SQfp16'"):
         build(tmp_path / "index", "IVF64,SQfp16", count=3)
     assert [entry.name for entry in tmp_path.iterdir()] == [".index.building"]  # and are kept
     index = build(tmp_path / "index", count=3)

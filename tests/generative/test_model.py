@@ -415,11 +415,11 @@ def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path
     with pytest.raises(ValueError, match="use 100000 tokens, the vocabulary of"):
         generative(seq2seq["t5"], large)
     assert generative(seq2seq["t5"], large, tokens="own").table is not None
-    with pytest.raises(ValueError, match="softmax='place' does not go with text identifiers"):
+    with pytest.raises(ValueError, match="softmax='place' cannot be used with text identifiers"):
         generative(seq2seq["t5"], texts([[5, 6]]), softmax="place")
     fits = [5] * (PLACES - 1)  # and the end token
     assert generative(seq2seq["t5"], named([[6], fits]), pawa_rank=2).pawa is not None
-    with pytest.raises(ValueError, match=f"tells {PLACES} places apart.*'d1' has {PLACES + 1} tokens"):
+    with pytest.raises(ValueError, match=f"distinguishes {PLACES} positions.*'d1' has {PLACES + 1} tokens"):
         generative(seq2seq["t5"], named([[6], [*fits, 7]]), pawa_rank=2)
 
 

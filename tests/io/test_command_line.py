@@ -37,7 +37,7 @@ def test_a_broken_list_or_mapping_is_named(field, capsys):
     for given in ([f"--{field}=[1, 2"], [f"--{field}", "{a: [" * 5000]):
         with pytest.raises(SystemExit):
             command_line(Settings, "", given)
-        assert f"--{field}: no JSON or YAML" in capsys.readouterr().err
+        assert f"--{field}: not JSON or YAML" in capsys.readouterr().err
 
 
 def test_a_config_file_that_is_nested_too_deeply_is_named(tmp_path, capsys):
@@ -45,4 +45,4 @@ def test_a_config_file_that_is_nested_too_deeply_is_named(tmp_path, capsys):
     file.write_text("options: " + "[" * 20_000 + "]" * 20_000)
     with pytest.raises(SystemExit):
         command_line(Settings, "", ["--config", str(file)])
-    assert f"{file}: no JSON or YAML" in capsys.readouterr().err
+    assert f"{file}: not JSON or YAML" in capsys.readouterr().err

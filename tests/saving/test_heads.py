@@ -53,7 +53,7 @@ def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [BertForTokenClassification, BertLMHeadModel])
 def test_another_head_is_no_encoder(tmp_path: Path, kind: type) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} is no encoder of texts"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} is not a text encoder"):
         paradigms.load(write_headed(kind, tmp_path / "bert"))
 
 
@@ -62,7 +62,7 @@ def test_a_decoder_and_several_outputs_are_refused(tmp_path: Path) -> None:
         paradigms.load(write_headed(BertForSequenceClassification, tmp_path / "three", num_labels=3))
     folder = write_checkpoint("bert", tmp_path / "gpt2")
     GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1, n_positions=8, vocab_size=99)).save_pretrained(folder)
-    with pytest.raises(ValueError, match="model_type gpt2 is no encoder"):
+    with pytest.raises(ValueError, match="model_type gpt2 is not a text encoder"):
         paradigms.load(folder)
 
 

@@ -309,7 +309,7 @@ def test_dpr(dpr_pair, tmp_path):
     assert torch.equal(scores_of(paradigms.load(tmp_path / "own")), scores_of(model))
     with pytest.raises(ValueError, match="one of DPR's two encoders"):
         paradigms.load(questions)
-    with pytest.raises(ValueError, match="an encoder for each side"):
+    with pytest.raises(ValueError, match="has two encoders"):
         model.save_pretrained(tmp_path / "out", layout="sentence-transformers")
 
 
@@ -404,7 +404,7 @@ POOLED = [("Pooling", {"pooling_mode": "mean"})]
 MANY, SKIPS = {"model_type": "MultiVectorEncoder"}, {"skiplist_words": ["."]}
 EXPANSION = {"strategy": "fixed", "length": 8}
 HALF_RECOGNISED: list[tuple[list[tuple[str, dict[str, Any]]], dict[str, Any], str]] = [
-    ([("WordWeights", {})], {}, "WordWeights is a module that no paradigm here has"),
+    ([("WordWeights", {})], {}, "WordWeights is a module that no paradigm supports"),
     ([("Pooling", {"pooling_mode": "weightedmean"})], {}, "pooling is weightedmean"),
     ([("Pooling", {"pooling_mode": ["mean", "max"]})], {}, "pooling is mean and max"),
     ([("Pooling", {"pooling_mode_mean_sqrt_len_tokens": True})], {}, "pooling is mean_sqrt_len"),
@@ -455,7 +455,7 @@ def test_missing_and_broken_parts_are_named(bert):
     refused(bert, "no linear.weight")
     (bert / "artifact.metadata").write_text("[]")
     save_file({"linear.weight": torch.randn(8, WIDTH)}, bert / "linear.safetensors")
-    refused(bert, "artifact.metadata: a list where an object belongs")
+    refused(bert, "artifact.metadata: expected a JSON object, got a list")
     (bert / "artifact.metadata").write_text('{"similarity": "l2"}')
     refused(bert, "similarity is l2")
     (bert / "modules.json").write_text('[{"type": "a.Pooling", "path": ""}]')
@@ -463,7 +463,7 @@ def test_missing_and_broken_parts_are_named(bert):
     (bert / "modules.json").write_text("{}")
     refused(bert, "the first module is missing")
     (bert / "modules.json").write_text("[1]")
-    refused(bert, "no list of modules")
+    refused(bert, "not a list of modules")
 
 
 def test_a_plain_folder_without_weights_or_tokenizer(bert):
@@ -577,7 +577,7 @@ def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
         paradigms.load(tmp_path / "own", layout="xtr")  # what is told is not passed over
     write_dense(bert / "3_Dense", 4, width=8)
     write_modules(bert, *(module(name[2:], name) for name in ("1_Pooling", "2_Dense", "3_Dense")))
-    refused(bert, "tanh is not one projection")
+    refused(bert, "tanh between them do not merge")
 
 
 def test_what_lies_outside_or_is_half_a_model_is_refused(bert):

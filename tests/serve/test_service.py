@@ -165,7 +165,7 @@ def test_encode_gives_the_models_tokens(port, retrievers):
         vectors = torch.tensor(row["vectors"])
         assert_within_rounding(vectors, tokens.vectors[0, n][tokens.mask[0, n]], torch.float32, 512)
     status, answer = asked(port, "/encode", {"system": "bm25", "texts": ["fish"]})
-    assert (status, answer) == (400, {"error": "bm25 encodes no texts"})
+    assert (status, answer) == (400, {"error": "bm25 does not encode texts"})
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_an_interrupted_build_of_something_else_is_refused(paradigm, tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         Store.build(kinds.exact(), paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
     stored = contents(tmp_path / ".index.building")
-    with pytest.raises((ValueError, FileNotFoundError), match=r"is a build that has not ended|is missing"):
+    with pytest.raises((ValueError, FileNotFoundError), match=r"is an unfinished build|is missing"):
         opened(tmp_path / ".index.building")
     other = [TEXTS[0], TEXTS[1].replace("bird", "lion"), *TEXTS[2:]]  # as long: only its words tell it
     another = copy.deepcopy(paradigm)
@@ -127,7 +127,7 @@ def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
     for ids, texts, message in (
         (iter(["a"]), ["x", "y"], "fewer ids than texts"),
         (iter(["a", "b"]), ["x"], "fewer texts than ids"),
-        (iter(["a", "a"]), ["x", "y"], "document 'a' is there already"),
+        (iter(["a", "a"]), ["x", "y"], "document 'a' already exists"),
         (["a", "a"], ["x", "y"], "as many different ids, not 1 among 2"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -139,7 +139,11 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path):
     both = torch.ones(1, 1, 2) > 0
     for given, options, message in (
         ([(["a"], tokens(1, 2))], {}, "1 ids.*need tokens of axes"),
-        ([(["a"], tokens(1))], {"fields": ["vectors", "ids"]}, "stores ids .* documents came without"),
+        (
+            [(["a"], tokens(1))],
+            {"fields": ["vectors", "ids"]},
+            "stores the tokens' ids, but the documents have none",
+        ),
         ([(["a"], Tokens(torch.ones(1, 1, 2, 3), both))], {}, "4 dimensions, not of 3"),
         ([(["a"], Tokens(torch.full((1, 1, 2, DIM), 1e6), both))], {}, "'a' do not fit float16"),
     ):
@@ -303,7 +307,7 @@ FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
         (other(kind=["exact"]), r"is an index of the kind \['exact'\]; there are exact, "),
         (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
-        (other(format=0), "is of format 0, not 2: build the index again"),
+        (other(format=0), "has format 0, not 2: build the index again"),
         (other(kind="compressed"), "codec.safetensors is damaged"),
         (other(documents=7), "lengths.bin is damaged .not 7 lengths"),
         (other(dim=7), "vectors.bin is damaged"),
@@ -345,7 +349,7 @@ def test_an_addition_that_fails_adds_nothing(tmp_path):
     store = build(tmp_path / "index", documents(6))
     before = contents(store.folder)
     for given in ([*documents(9, 1)[6:], documents(1)[0]], stopping(documents(9, 1)[6:], 2)):
-        with pytest.raises((ValueError, KeyboardInterrupt), match=r"document 'd0' is there already|^$"):
+        with pytest.raises((ValueError, KeyboardInterrupt), match=r"document 'd0' already exists|^$"):
             store = store.add_from(given)
         assert contents(store.folder) == before
     assert results(store) == results(build(tmp_path / "fresh", documents(6)))
@@ -465,7 +469,7 @@ class Changes(RuleBasedStateMachine):
         seeds = [self.seed + n for n in range(len(numbers))]
         given = [([f"d{n}"], self.tokens(seed)) for n, seed in zip(numbers, seeds, strict=True)]
         if any(f"d{n}" in self.twin for n in numbers):
-            with pytest.raises(ValueError, match="is there already"):
+            with pytest.raises(ValueError, match="already exists"):
                 self.store = self.store.add_from(given)
             return
         self.store = self.store.add_from(given)

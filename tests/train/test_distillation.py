@@ -125,7 +125,8 @@ def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None
     log_p = torch.stack([scores[row, at].log_softmax(0)[0] for row, at in enumerate(places)])
     assert_same(objective.loss(paradigm, batch), -log_p.mean())
     with pytest.raises(
-        ValueError, match="colbert needs equally many hard negatives for every query, at least one, and has 0"
+        ValueError,
+        match="colbert needs the same number of hard negatives for every query, at least one, but has 0",
     ):
         Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())], in_batch=False)
 
@@ -145,7 +146,7 @@ def test_examples_without_scores_to_compare_are_refused(tiny_bert: Path) -> None
     bare = [replace(example, teacher=()) for example in EXAMPLES]
     alone = [replace(example, negatives=(), teacher=(1.0,)) for example in EXAMPLES]
     uneven = [*EXAMPLES, replace(EXAMPLES[0], negatives=(0,), teacher=(1.0, 2.0))]
-    few, none = "equally many hard negatives for every query", "build the examples with a teacher"
+    few, none = "the same number of hard negatives for every query", "build the examples with a teacher"
     for examples, told in ((bare, none), (alone, few), (uneven, few), ([*EXAMPLES, bare[0]], none)):
         with pytest.raises(ValueError, match=told):
             Contrastive(build("dpr", tiny_bert), CORPUS, examples, None, Distillation())

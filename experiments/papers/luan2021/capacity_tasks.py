@@ -125,7 +125,7 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
             row = json.loads(line)
             answers[str(row["_id"])] = [str(answer) for answer in row["answers"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}, line {number}: no JSON object with _id and answers") from error
+            raise ValueError(f"{file}, line {number}: not a JSON object with _id and answers") from error
     return answers
 
 

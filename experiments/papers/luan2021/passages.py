@@ -61,7 +61,9 @@ def words_of(text: str) -> list[str]:
 def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str, Runs]]:
     """Each text and its runs, counted in tokens of a fast tokenizer or, by default, in words."""
     if tokenizer is not None and not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which knows no places in the text")
+        raise ValueError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which cannot map tokens to the text"
+        )
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
         if tokenizer is None:
