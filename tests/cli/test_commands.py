@@ -168,8 +168,8 @@ ERRORS = {
     "index notes --model {colbert} --words 3": "other words (16, not 3)",
     "index notes --model {dpr}": "other model ({colbert}, not ",
     "index notes --model {colbert} --output notes": "is not an index",
-    "index notes --model {dsi}": "search takes the folder of a generative",
-    "index notes --model {cross_attention}": "rerank that of a reranker",
+    "index notes --model {dsi}": "search a generative model's folder",
+    "index notes --model {cross_attention}": "use a reranker with rerank",
     "index void --model {dpr}": "void holds no document",
     "search {dsi} --split test": "--split needs an index of a collection",
     "explain notes.index fish --document x": "no document 'x'",
@@ -493,7 +493,7 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
     assert load("own").description()["query_tower"]
     swapped = ["--model", passages, "--document-model", questions]
     assert "other model (" in refused("index", "notes", *swapped)
-    assert "give --model too" in refused("index", "notes", "--document-model", passages)
+    assert "set --model too" in refused("index", "notes", "--document-model", passages)
 
 
 def test_what_may_be_xtr_is_told_at_the_terminal(source, tmp_path):

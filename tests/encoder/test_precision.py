@@ -35,7 +35,7 @@ def test_auto_is_the_surrounding_precision_and_else_the_native_one(native):
     with torch.autocast("cpu", torch.bfloat16):
         assert resolved(CPU, "auto") == "bf16"
     assert resolved(CPU, "auto") == "bf16"
-    with pytest.raises(ValueError, match="int8 is for processors"):
+    with pytest.raises(ValueError, match="int8 needs a CPU"):
         autocast(torch.device("cuda"), "int8")
 
 

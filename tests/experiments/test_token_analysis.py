@@ -239,7 +239,7 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     found = TokenResults("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]
-    with pytest.raises(SystemExit, match="of different queries"):
+    with pytest.raises(SystemExit, match="on different queries"):
         TokenResults("scifact", results, [10, 100], 100, bm25)
 
 

@@ -80,6 +80,9 @@ def test_impossible_settings_are_refused_before_anything_is_encoded(tmp_path: Pa
         raise AssertionError("documents were read")
         yield
 
-    for wrong, message in (({"planes": 20}, "need 0 to 12"), ({"factory": "Nonsense"}, "makes no index")):
+    for wrong, message in (
+        ({"planes": 20}, "need 0 to 12"),
+        ({"factory": "Nonsense"}, "cannot make the index"),
+    ):
         with pytest.raises(ValueError, match=message):
             Store.build_from(kinds.fixed(**wrong), never(), tmp_path, paradigm="colbert", dim=DIM)  # type: ignore[arg-type]

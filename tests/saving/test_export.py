@@ -104,7 +104,7 @@ def test_the_card_tells_data_settings_and_measures(results):
     bare = model_card(model)
     assert "Not recorded." in bare
     assert "None recorded." in bare
-    with pytest.raises(FileNotFoundError, match="no folder of results"):
+    with pytest.raises(FileNotFoundError, match="not a results folder"):
         model_card(model, results.parent)
 
 

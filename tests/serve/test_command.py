@@ -67,7 +67,7 @@ def test_the_command_serves_and_ends_cleanly(folders):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "0.0.0.0"], "give --token too"),
+        (["--host", "0.0.0.0"], "set --token"),
         (["--split", "none"], "none"),
         (["--model", "nowhere"], "nowhere"),
     ],

@@ -202,7 +202,7 @@ def test_encode_gives_the_models_tokens(port, retrievers):
             400,
             "side='x'; there are query, document",
         ),
-        ("/differences", {"systems": ["bm25"]}, 400, "differences are of two systems"),
+        ("/differences", {"systems": ["bm25"]}, 400, "differences compare two systems"),
         ("/search", b" " * (1 << 20) + b"{}", 413, "the request has more than 1,048,576 bytes"),
         ("/none", {}, 404, "Not Found"),
         ("/systems", {}, 405, "Method Not Allowed"),
@@ -285,7 +285,7 @@ def test_a_host_that_others_reach_needs_a_token(retrievers):
     from paradigms.serve import serve
 
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
-        with pytest.raises(ValueError, match="give --token too"):
+        with pytest.raises(ValueError, match="set --token"):
             serve(retrievers, CORPUS, host=host)
     with pytest.raises(ValueError, match="at least 8 characters"):
         serve(retrievers, CORPUS, token="short")

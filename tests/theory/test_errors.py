@@ -22,8 +22,8 @@ ONE, TWO, ROWS = (sparse.csr_array(np.eye(3)[rows]) for rows in ([0], [1], [2, 0
 SIMILAR, OWNERS = np.array([[0.9, 0.1, 0.7], [-0.5, -0.1, -0.8]]), np.array([0, 0, 1])
 WRONG: list[tuple[Callable[[], object], str]] = [
     *((lambda wrong=wrong: buckets.collision(wrong, 2), "angles") for wrong in (-0.1, 3.2, np.nan)),
-    (lambda: buckets.pair_shares(0.5, 0.5, 2.0, 3), "angles of no three vectors"),
-    (lambda: buckets.pair_shares(3.0, 3.0, 1.0, 3), "angles of no three vectors"),
+    (lambda: buckets.pair_shares(0.5, 0.5, 2.0, 3), "not the angles of three vectors"),
+    (lambda: buckets.pair_shares(3.0, 3.0, 1.0, 3), "not the angles of three vectors"),
     (lambda: buckets.expected_recall([1, 0.5], [1, 1], 1, [0], 0), "candidates = 0"),
     (lambda: buckets.expected_recall([1, 0.5], [1, -1], 1, [0], 1), "variances contains -1"),
     (lambda: buckets.expected_recall([1, 0.5], [1], 1, [0], 1), "variances (1,)"),
