@@ -125,7 +125,7 @@ def job(
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"collection": data.collection.name, "trained_with": align, "seed": seed}
         keys["zero_shot"] = bool(settings.checkpoint)
-        # entropic alignments are measured where the model was trained with one
+        # entropic alignments are measured only for models trained with one
         strategies = {name: MEASURED[name] for name in MEASURED if align in SOFT or name not in SOFT}
         return keys | measure(paradigm, index, data, settings.depth, strategies)
 

@@ -40,12 +40,12 @@ from paradigms.retrieve import Indexed
 TASK = "alignment-directions"
 MEASURES = ("R@1", "R@10", "RR@10")
 PRIMARY = "RR@10"  # what is tested
-CANDIDATES = "BM25"  # the order of the candidates, with the relevant that BM25 missed last
+CANDIDATES = "BM25"  # the order of the candidates; relevant ones that BM25 missed come last
 CHANCE = "random order"
 FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}
 GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
-TRAINED = "GR, log probability"  # GR by what it is trained for
+TRAINED = "GR, log probability"  # GR by its training score
 WHOLE = "GR, logit, whole document"  # Eq. 11 as printed
 PAPER = "Wu et al. 2024, §7.1"
 # R@1, R@10 and MRR@10 in percent, on NQ320K and on MS MARCO: Table 5.

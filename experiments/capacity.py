@@ -253,7 +253,7 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
     documents = model.encode_documents([corpus[n] for n in passages])
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
-    # Rounded: a run may be gone on with where sums end in other bits.
+    # Rounded, because a run may resume on a machine whose sums differ in their last bits.
     return float(f"{float(scores.std(-1).mean()):.2g}")
 
 

@@ -157,7 +157,7 @@ def main(settings: Settings) -> int:
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    # Before any process can finish one, so that all agree on which are left.
+    # Before any process can finish a system, so that all agree on which are left.
     finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     collection = open_collection(settings.collection, SMALL if small else None, console)
@@ -218,7 +218,7 @@ def run_all(
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
             continue
-        # Every call does something, however few its minutes are.
+        # Every call makes progress, even with few minutes.
         if by_main(lambda: time.monotonic() > settings.ends, accelerator) and not first:
             raise Paused(f"before {run}")
         first = False

@@ -81,10 +81,10 @@ from paradigms.retrieve import retriever_of
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
-SEARCHED = 100  # first queries at most that are also searched greedily and among all documents
+SEARCHED = 100  # most queries that are also searched greedily and among all documents
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
-# Of identifiers in a trie; of other systems there is the middle one.
+# For identifiers in a trie; other systems have only the middle one.
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
 MARGIN = 0.02  # of R@1: "similar results"; the paper's own differences are -0.009 and +0.011
 COLBERT = "T5-ColBERT"
@@ -190,7 +190,7 @@ def claims(values: Values) -> dict[str, list[Claim]]:
         claim("table7", "Appendix D", batch, name, f"{name}, pairs", RECALLS, **near)
     for a, b in (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT")):
         claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(a, b))
-    # Where both collections agree on the order, with the smaller difference.
+    # Used if both collections agree on the order, with the smaller difference.
     for a, b in permutations(MS_MARCO, 2):
         least = (
             np.min(

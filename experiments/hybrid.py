@@ -95,8 +95,8 @@ from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
 from paradigms.train.script import begin
 
-# Of DE-BERT's vectors and ME-BERT's query. The paper's is cls; all-MiniLM-L6-v2 has learned mean, and with
-# cls its first vector wins every maximum of ME-BERT.
+# Pooling of DE-BERT's vectors and ME-BERT's query. The paper has cls; all-MiniLM-L6-v2 has learned mean,
+# and with cls its first vector wins every maximum of ME-BERT.
 POOLING = "mean"
 RERANKER, RERANK_BATCH = "cross_attention", 8
 FIRST = "first"  # the round that starts from the backbone
@@ -176,7 +176,7 @@ def train(
     if name == RERANKER:
         options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
         count = settings.rerank_negatives
-    # Another order of the queries than in the round before.
+    # A different order of the queries than in the previous round.
     how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
     splits, runs = (data.train, data.dev), (mined, data.dev_run)
     dev_queries = settings.dev_queries or len(data.dev.queries)
@@ -243,7 +243,7 @@ def rerank(
     """system → depth → RR@10 of each query, after reranking only its first `depth` documents."""
     queries, corpus = data.test.queries, data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
-    # A score depends on its pair alone: one pass over all systems' candidates serves each of them.
+    # A score depends only on its pair, so one pass over all candidates serves every system.
     reranking = Reranking(reranker, corpus, precision=precision)
     scores = reranking.rerank(queries, union(*heads.values()), progress=True)
 

@@ -69,7 +69,7 @@ def main(settings: Settings) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
     tasks = {settings.paradigm: (settings.paradigm,)}
-    study(settings, "The logit as relevance", tasks, measure, report, heard=True)
+    study(settings, "The logit as relevance", tasks, measure, report, keep_recall=True)
 
 
 def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:

@@ -58,7 +58,7 @@ Parts = dict[
 
 
 def main(settings: Settings) -> None:
-    study(settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, heard=True)
+    study(settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, keep_recall=True)
 
 
 def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:

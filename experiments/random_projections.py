@@ -102,7 +102,7 @@ def main(settings: Settings) -> None:
             rows,
             curves.draw(),
         ),
-        "idf": Section("Where the idf stands", "Same scores, other margins.", placed),
+        "idf": Section("The side that has the idf", "Same scores, other margins.", placed),
         "answerable": Section(
             "Queries that any vectors could answer",
             "Documents by a truncated SVD to h numbers: the share of the queries for which some vector ranks "
@@ -147,7 +147,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
         row = {"documents": "all" if everything else f"{length:.0f} terms", "mean length": float(length)}
         for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
             known = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
-            # Fewer than half of the queries would be another population than the other ranks.
+            # Fewer than half of the queries would be a different population from that of the other ranks.
             row[f"{rank}th margin"] = float(np.median(known)) if 2 * len(known) >= len(margins[0]) else None
         rows.append(row | named(k))
     return rows

@@ -166,7 +166,7 @@ def rescored(
             retriever = retriever_of(model, part, folder, **how)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)
-        state.wait_for_everyone()  # whoever reads the folder is done when it goes
+        state.wait_for_everyone()  # all processes have read the folder before it is deleted
     return reranked
 
 

@@ -200,7 +200,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
         }
         points.append(cost)
         runs.append(dict(zip(test.queries, ranked, strict=True)))
-    # One pass over every pair's candidates gives each pair the scores that a rerank of its own would give.
+    # One pass over all candidates gives each pair the same scores as its own rerank.
     scores = Indexed(index, paradigm).rerank(test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}

@@ -57,7 +57,14 @@ Key = tuple[str, str, str]  # direction, series, kind
 
 
 def main(settings: Settings) -> None:
-    study(settings, "Term matching in alignments", {TASK: ("colbert", "seal")}, measure, report, heard=True)
+    study(
+        settings,
+        "Term matching in alignments",
+        {TASK: ("colbert", "seal")},
+        measure,
+        report,
+        keep_recall=True,
+    )
 
 
 def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:

@@ -45,7 +45,7 @@ class SpladeSettings(EncoderSettings):
     query_terms: Literal["all", "own", "ones"] = "all"
     # the largest weights of a text that are kept; None = all above 0
     most_terms: Annotated[int | None, Range(1, 1 << 20)] = None
-    tied_head: bool = False  # make a head of the embeddings, for a backbone without one: see `Splade`
+    tied_head: bool = False  # tie a new head to the embeddings, for a backbone without one: see `Splade`
     sparsity: Literal["flops", "l1", "df_flops"] = "flops"
     query_sparsity: Annotated[float, Range(0, 1e6)] = 3e-4
     document_sparsity: Annotated[float, Range(0, 1e6)] = 1e-4
@@ -130,7 +130,7 @@ class Splade(TextEncoder):
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
-        # max keeps places alone for the gradient, amax is faster without one.
+        # For the gradient, max stores only the places; without a gradient, amax is faster.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         return at_least_float32(best.relu()).log1p()  # both are monotone: the maximum comes first
 

@@ -31,9 +31,9 @@ from scipy.optimize import linprog
 from theory import checks
 from theory.checks import Array
 
-_ADDED, _ROUNDS = 64, 200  # rivals that enter a linear programme at once, and how often some may
+_ADDED, _ROUNDS = 64, 200  # rivals added to a linear programme at once, and the most rounds of adding some
 _ZERO = 1e-7  # margin that HiGHS cannot tell from 0, for numbers scaled to at most 1
-_STEPS, _DRAWN = 200, 2  # of the optimisation of several query tokens: steps, and starts that are drawn
+_STEPS, _DRAWN = 200, 2  # for optimising several query tokens: steps, and random starts
 Indices = NDArray[np.int64]
 
 

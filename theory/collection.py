@@ -21,7 +21,7 @@ from theory import checks
 from theory.checks import Array
 from theory.recall import rank_thresholds, required_dimension_recall_exact
 
-RESAMPLES, POINTS = 2000, 80  # of the bootstrap: draws of the queries, and values of k
+RESAMPLES, POINTS = 2000, 80  # bootstrap resamples of the queries, and values of k
 _DENSE, _ROWS = 2000, 10_000  # the largest dense Gram matrix; documents whose scores are held at once
 
 
@@ -284,7 +284,7 @@ def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
     """95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
     points = means.shape[1]
-    last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, where there is one
+    last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, if any
     never, always = ~(means > beta).any(1), means[:, -1] > beta
     after = np.minimum(last + 1, points - 1)
     rows = np.arange(RESAMPLES)

@@ -30,7 +30,7 @@ from theory import checks
 from theory.checks import Array
 from theory.projections import log_pairwise_error
 
-_POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # of the integral: nodes, zooms, and the range of logarithms kept
+_POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # for the integral: nodes, zooms, and the range of logarithms to keep
 
 
 class Cosines(NamedTuple):
@@ -146,7 +146,7 @@ def required_cosine_dimension(
     at_once = excess(low, *given) <= 0
     with np.errstate(invalid="ignore"):
         root = np.where(at_once, low, elementwise.find_root(excess, (low, high), args=given).x)
-    below = np.maximum(2.0, np.round(root))  # the root is good to its last digits only
+    below = np.maximum(2.0, np.round(root))  # the root's last digits are uncertain
     enough = excess(below, *given) <= 0
     return checks.plain(np.where(enough, below, np.maximum(np.ceil(root), below + 1)))
 

@@ -171,7 +171,7 @@ def _exact_real(margin: Array, beta: Array) -> Array:
 
 def _exact(margin: Array, beta: Array) -> Array:
     root = _exact_real(margin, beta)
-    # The root is good to its last digits only, so the whole number is settled by the law itself.
+    # The root's last digits are uncertain, so the law itself decides the whole number.
     below = np.maximum(1.0, np.round(root))
     enough = np.asarray(pairwise_error(below, margin)) <= beta
     return np.where(enough, below, np.maximum(np.ceil(root), below + 1))

@@ -54,7 +54,7 @@ from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.scoring import in_batch
 
-# What the paradigms train with. The soft alignment is here as the other of the two paths.
+# The alignments that paradigms train with. The soft alignment takes the other one of the two paths.
 CASES: dict[str, tuple[Alignment, str]] = {
     "colbert": (QueryToDocument(), "one"),
     "coil": (EqualIds(), "one"),

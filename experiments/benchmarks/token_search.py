@@ -190,7 +190,7 @@ def run_job(
     """Run `parts/systems.py` for one job and return its answer."""
     place = folder / "indexes" / (row.index or "none")
     if phase == "build":
-        begun = place.with_name(f".{place.name}.begun")  # marks a folder in which a peer chooses the names
+        begun = place.with_name(f".{place.name}.begun")  # marks a folder whose file names a peer chooses
         remove_folder(place, lambda _: ("*", "*/") if begun.is_file() else None)
         write_text(begun, "")
     job = {"system": row.system, "settings": row.settings, "phase": phase, "vectors": str(vectors.resolve())}

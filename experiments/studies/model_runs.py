@@ -39,7 +39,7 @@ from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import by_main
 
 DEV = "dev nDCG@10"  # key of dev values in what `encoder_job` measures
-LEARNED = 0.5  # of BM25's measure: what a system below it does says nothing of its paradigm
+LEARNED = 0.5  # share of BM25's measure: a system below it shows nothing about its paradigm
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def trained_once(
         by_main(keep, accelerator)
         accelerator.free_memory()
 
-    def clean() -> None:  # also after a run that was killed before it could
+    def clean() -> None:  # also after a run that was killed before cleaning
         for spent in ("checkpoints", "best"):
             remove_folder(training / spent, TRAINED)
 

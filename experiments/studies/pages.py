@@ -74,7 +74,7 @@ def print_sections(sections: Iterable[Section]) -> None:
         cells = [[format_number(value) for value in row.values()] for row in section.rows]
         for position, key in enumerate(section.rows[0]):
             widest = max(len(row[position]) for row in cells)
-            # In a narrow terminal headings and text fold, numbers do not.
+            # In a narrow terminal, headings and text wrap, but numbers do not.
             side = "right" if position else "left"
             table.add_column(key, justify=side, min_width=min(widest, 12), overflow="fold")
         for row in cells:

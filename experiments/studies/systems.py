@@ -208,7 +208,7 @@ def retriever(
     else:
         how |= {"kind": settings.index, "launch": launch}
         if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:
-            how["kind"] = kinds.inverted(16)  # as exact, and of weights of terms faster
+            how["kind"] = kinds.inverted(16)  # exact too, and faster for weights of terms
         indexed = Indexed.build(model, pieces.corpus, folder, **how)
     return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
 
@@ -326,7 +326,7 @@ def trained(
             return built(system, settings)
         defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
         base = t5_folder(backbone, data.collection, shared / "small-t5", of.seed, accelerator)
-        # As many beams as documents are wanted: each finished one is an identifier.
+        # One beam for each document to retrieve: each finished beam is an identifier.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
         defaults |= DSI | {"embedder": settings.backbone} if name == "dsi" else {}
         with autocast(accelerator.device, accelerator.mixed_precision):

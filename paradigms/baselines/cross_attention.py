@@ -29,21 +29,21 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable, autocast
 
 NAME = "cross_attention"
-HEAD = f"{NAME}.safetensors"  # w: the file that tells a folder of this kind from others
-WINDOW = 4096  # pairs that are tokenised together and put into batches of like length
+HEAD = f"{NAME}.safetensors"  # w: the file that identifies this kind of folder
+WINDOW = 4096  # pairs that are tokenised together and put into batches of similar length
 # Padded tokens of a batch of pairs: on a processor what its cache holds.
 TOKENS = {"cpu": 1 << 12}
 MANY_TOKENS = 1 << 17
-LONGEST = 512  # tokens of a pair of a published reranker, where the model has places for more
-TOKENS_OF_ONE = 64  # that a character can become: 18 others under NFKC, each of which has at most 3 bytes
-QUERY = 64  # of them that are taken for a query's, where documents are cut into passages
+LONGEST = 512  # tokens per pair of a published reranker whose model has more positions
+TOKENS_OF_ONE = 64  # tokens that a character can become: 18 others under NFKC, each of at most 3 bytes
+QUERY = 64  # tokens reserved for the query when documents are cut into passages
 
 
 class CrossAttention(Trainable):
     """s(q, d) of text pairs: an encoder over both texts, joined, and a linear head on its pooled state."""
 
     tokenizer: Any
-    tells_apart: bool  # whether the backbone reads of which text a token is
+    tells_apart: bool  # whether the backbone reads segment ids
 
     def __init__(self, encoder: TextEncoder) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class CrossAttention(Trainable):
         """Cut and join the pairs as the tokenizer joins two texts, with segment ids."""
         pairs = zip(self._cut(queries, "query"), self._cut(documents, "document"), strict=True)
         joiner = self.tokenizer.backend_tokenizer
-        joiner.no_truncation()  # it would otherwise truncate the pair to the length of one text
+        joiner.no_truncation()  # otherwise it truncates the pair to the length of one text
         joiner.no_padding()
         return [joiner.post_process(query, document) for query, document in pairs]
 

@@ -6,7 +6,7 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-BINS = 1024  # of the histograms that stand for sorting the centroids' similarities
+BINS = 1024  # of the histograms that replace sorting the centroids' similarities
 
 
 @no_type_check

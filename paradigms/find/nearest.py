@@ -56,7 +56,7 @@ class Factory:
             for first in range(index.ntotal, count, step):
                 index.add(entries(np.arange(first, min(first + step, count))))
             writer.remove(FILE)
-            # FAISS itself would lose a last part that the disk has no room for, without an error.
+            # FAISS itself would silently lose the last part if the disk is full.
             try:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(lambda part: writer.append(FILE, part)))
             except RuntimeError as error:
@@ -87,7 +87,7 @@ class Nearest:
 
     def __init__(self, files: Files, shape: tuple[int, int]) -> None:
         self.files, self.shape = files, shape
-        self._content = files.array(FILE, "uint8")  # of this commit, whatever replaces the file later
+        self._content = files.array(FILE, "uint8")  # of this commit, even if the file is replaced later
 
     @cached_property
     def index(self) -> Any:

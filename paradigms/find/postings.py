@@ -23,11 +23,11 @@ class Postings(NamedTuple):
     """Cells by term, then block; postings by cell, then document. Codes are places in a table of weights."""
 
     terms: np.ndarray  # [v + 1] where the cells of each term begin
-    blocks: np.ndarray  # [c] of each cell its block,
-    largest: np.ndarray  # [c] the code of its largest weight,
-    first: np.ndarray  # [c + 1] and where its postings begin
-    packed: np.ndarray  # [p] of each posting its document's place in the block · 2^16 + its weight's code
-    rows: np.ndarray  # [v] of each term its row in `dense`, which takes the place of its postings; or −1
+    blocks: np.ndarray  # [c] the cell's block
+    largest: np.ndarray  # [c] the code of the cell's largest weight
+    first: np.ndarray  # [c + 1] where the cell's postings begin
+    packed: np.ndarray  # [p] the document's place in the block · 2^16 + the weight's code
+    rows: np.ndarray  # [v] the term's row in `dense`, which replaces its postings; or −1
     dense: np.ndarray  # [f, blocks · BLOCK] weights
     number: int  # of blocks
 

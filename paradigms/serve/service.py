@@ -380,7 +380,7 @@ def serve(
             app, log_level="warning", access_log=False, server_header=False, lifespan="on"
         )
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token and f'#token={token}'}")
-        with suppress(KeyboardInterrupt):  # raised again after the requests that ran have ended
+        with suppress(KeyboardInterrupt):  # raised again once the running requests have ended
             uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -82,7 +82,7 @@ class Together:
         try:
             run, seconds = await self._run(lambda: system.retriever.search(texts, k))
         except Exception as error:
-            if len(waiting) > 1:  # only the query that causes it is to fail
+            if len(waiting) > 1:  # only the query that causes the error fails
                 for one in waiting:
                     await self._answer(system, k, [one])
             elif not (future := waiting[0][1]).done():

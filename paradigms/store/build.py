@@ -27,7 +27,7 @@ from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, LENGTHS, Co
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
-Advance = Callable[[float], object]  # called with the number of documents, or queries, that are just done
+Advance = Callable[[float], object]  # called with the number of documents, or queries, just done
 
 
 def store_files(folder: Path) -> Collection[str] | None:

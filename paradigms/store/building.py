@@ -19,7 +19,9 @@ from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, Folder
 from paradigms.store.kind import DOCUMENTS, DTYPES, LENGTHS
 
 STORED = ".safetensors"
-BUILT = contents(*FILES, f"{SHARDS}/", "*.partial")  # of a build's hidden folder, whose name marks it
+BUILT = contents(
+    *FILES, f"{SHARDS}/", "*.partial"
+)  # the files of a build's hidden folder, which its name marks
 SOURCES = "sources.bin"  # for every shard in the columns, the checksum of what it was made from
 SOURCE = ("uint8", (32,))
 ENCODED = {SOURCES, LENGTHS, DOCUMENTS, *(f"{name}.bin" for name in DTYPES)}  # files that no setting changes
@@ -115,7 +117,7 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
         standing, files = table.standing(), table.folder / SHARDS
         wanted = dict(entries)
         if isinstance(standing.get("files"), dict) and standing["files"].keys() <= ENCODED:
-            standing["settings"] = wanted["settings"]  # nothing has been made with the others yet
+            standing["settings"] = wanted["settings"]  # no file depends on the other settings yet
         if wanted.items() <= standing.items():
             with suppress(*DEFECTS):  # a damaged build begins anew
                 table.write(table.read() | {"settings": wanted["settings"]})

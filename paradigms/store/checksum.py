@@ -23,7 +23,7 @@ def weights_checksum(paradigm: Paradigm) -> str:
     state_dict = paradigm.encoder.state_dict()
     weights = list(state_dict.values())
     known, state = _known.get(paradigm.encoder), None
-    if not any(weight.is_inference() for weight in weights):  # which count no changes
+    if not any(weight.is_inference() for weight in weights):  # inference tensors do not count changes
         state = [(weight.data_ptr(), weight._version) for weight in weights]
         if known is not None and known[0] == state:
             return known[1]

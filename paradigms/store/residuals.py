@@ -29,13 +29,15 @@ STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
 MANTISSA = 16  # levels of s per factor of two: 2.2% off at most, where a code of 4 bits is 10% off
 UNIT = 96  # the level at which s is the quantiser's step: residuals of 2^-6 to 2^10 times σ have their scale
 LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - UNIT) / MANTISSA)]).astype(np.float32)
-NARROWEST = 0.25  # σ of a dimension at least, in shares of the mean: one that hardly varies costs no accuracy
+NARROWEST = (
+    0.25  # smallest σ of a dimension, relative to the mean: dimensions that hardly vary cost no accuracy
+)
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # tokens of the sample that k-means sees
 CELLS = 1 << 25  # similarities of tokens to centroids that are in memory at once
 CODEC = "codec.safetensors"
 CODED = 1 << 15  # tokens that are coded at once
-SAMPLED = 1 << 12  # tokens of the sample that are read at once: their pages are many times as large
+SAMPLED = 1 << 12  # tokens of the sample read at once: they are scattered, and each one reads a whole page
 COMMIT = 1 << 21  # coded tokens after which a build commits
 
 

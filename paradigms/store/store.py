@@ -31,7 +31,7 @@ from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, LENGTHS, Kind, Kind
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
-LIKE = 4096  # documents that are read in the order of their lengths, so that blocks hold little padding
+LIKE = 4096  # documents that are sorted by length together, so that blocks hold little padding
 ROUNDING = 1e-5  # of a similarity, at most, relative to the longer vector's norm
 BLOCK = 1 << 16  # padded tokens that are copied at once
 Made = TypeVar("Made")
@@ -370,7 +370,7 @@ class Store:
                 f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
                 f"{name}"
             )
-        recorded = self.manifest.get("weights")  # none of documents that came encoded
+        recorded = self.manifest.get("weights")  # absent if documents were added as tokens
         if recorded is not None and recorded != weights_checksum(paradigm):
             raise ValueError(
                 f"{self} was made by {maker} with other weights than this {name} has: use the model that "

@@ -163,7 +163,7 @@ def test_planted_effects_get_their_verdicts() -> None:
     assert {s for s, word in still.items() if found[s] != word} == {
         s for s, word in found.items() if word != UNDECIDED and not s.startswith((*readouts, "a ReLU"))
     }
-    untrained = planted(good, kept=0)  # the gated model; the others are heard
+    untrained = planted(good, kept=0)  # the gated model; claims about the others are tested
     assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"a"}
 
 

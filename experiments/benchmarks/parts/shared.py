@@ -60,7 +60,7 @@ def medians(
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
     """Bytes of resident memory in a /proc status file, mapped files included: VmHWM peak, VmRSS now."""
-    # Not getrusage: its maximum begins with that of the process that started this one.
+    # Not getrusage, whose maximum includes the memory of the process that started this one.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:
         raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")

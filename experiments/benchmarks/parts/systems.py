@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from parts.shared import memory, tell, timed
 
-Ranked = list[list[int]]  # of each query its best documents
+Ranked = list[list[int]]  # each query's best documents
 
 
 class Vectors:
@@ -105,7 +105,7 @@ class Ours(System):
             search_tokens=self.settings.get("search_tokens", 1000),
         )
 
-        # What each system reads lies ready: here single queries as `Tokens` and candidates by their ids.
+        # Every system's input is prepared before it is timed: here, queries as `Tokens` and candidates by id.
         self.single = [self._tokens([query]) for query in self.vectors.queries]
         self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
 

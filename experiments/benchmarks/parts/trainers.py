@@ -21,7 +21,7 @@ from typing import Any
 
 from parts.shared import memory, tell
 
-CHECKED = 32  # pairs of the loss that is the same in every row
+CHECKED = 32  # pairs for the loss that must be equal in every row
 WARMUP = 1  # steps before the timed ones
 TEMPERATURE = 1.0  # of the softmax over the sums of MaxSim; the peers' default
 LEARNING_RATE = 2e-5
@@ -34,7 +34,7 @@ class Job:
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
     batch: int
-    steps: int  # that are timed
+    steps: int  # timed steps
     work: str  # folder of encoder/, projection.safetensors and pairs.jsonl
     dim: int
     query_length: int
@@ -88,7 +88,7 @@ def ours(job: Job, folder: Path) -> float:
     pairs = job.pairs()
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     every = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
-    # Each example lies where it is drawn in the pairs' own order.
+    # Place each example so that it is drawn in the order of the pairs.
     examples = every[:used]
     batches = step_batches(used, job.batch, job.all_steps, seed=job.seed)
     for example, place in zip(every, (place for batch in batches for place in batch), strict=False):
@@ -225,7 +225,7 @@ def main(job: Job) -> dict[str, Any]:
     ends: list[tuple[float, float]] = []
     peak = 0
 
-    def step_ended(*_: Any) -> None:  # whoever took it
+    def step_ended(*_: Any) -> None:  # called by any of the trainers
         nonlocal peak
         if job.device == "cuda":
             torch.cuda.synchronize()

@@ -19,7 +19,7 @@ MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" 
 WAYS = {"impute": "imputing", "gather": "gathering"}
 PRINTED = printed("lee2023")
 SAID = PRINTED["token retrieval"]  # name -> place, claim
-ARGUMENTS = "scifact"  # whose queries are claims: of the collections here the most like ArguAna
+ARGUMENTS = "scifact"  # whose queries are claims: the collection here that is most like ArguAna
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class TokenResults:
         for result in self.results:
             self.models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
         self.colbert = next(kind for kind in self.models if kind[0] is None)
-        # The XTRs trained on ColBERT's batches, by k_train; of these the best on the dev queries, over all
-        # seeds: as the paper chooses.
+        # The XTRs trained on ColBERT's batches, by k_train, and the best of them on the dev queries over all
+        # seeds, as the paper chooses.
         self.xtrs = sorted(kind for kind in self.models if kind[0] and kind[1] == self.colbert[1])
         self.xtr = max(self.xtrs, key=lambda kind: self.values(kind, "dev").mean())
         self.pair = self.colbert, self.xtr
@@ -86,7 +86,7 @@ def claims(results: TokenResults) -> list[Claim]:
     (colbert, xtr), made = results.pair, list[Claim]()
     few, many, k = results.search_tokens[0], results.search_tokens[-1], results.table_tokens
 
-    def heard(*kinds: Kind) -> dict[str, str]:
+    def limits(*kinds: Kind) -> dict[str, str]:
         means = {label(kind): results.values(kind, "gather", many, "RR@10").mean() for kind in kinds}
         models = [model for kind in kinds for model in results.models[kind]]
         poor = unlearned(means, results.bm25.mean("RR@10"), models)
@@ -94,7 +94,7 @@ def claims(results: TokenResults) -> list[Claim]:
 
     def claim(said: str, quantity: str, contrast: Values, **more: Any) -> None:
         about = READOUT if said in PRINTED["readouts"] else TRAINING
-        options, (place, statement) = heard(*results.pair) | {"about": about} | more, SAID[said]
+        options, (place, statement) = limits(*results.pair) | {"about": about} | more, SAID[said]
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
@@ -141,10 +141,10 @@ def claims(results: TokenResults) -> list[Claim]:
     ranked("larger", "R@100", all_tokens, (xtr, "impute", few))
     ranked("maintains", "nDCG@10", imputing, all_tokens, margin=MARGIN)
     for kind in results.xtrs:
-        ranked("all variants", "RR@10", (kind, "impute", many), (kind, "impute", few), **heard(kind))
+        ranked("all variants", "RR@10", (kind, "impute", many), (kind, "impute", few), **limits(kind))
     small, large = results.xtrs[0], results.xtrs[-1]
     if small != large:
-        both = heard(small, large)
+        both = limits(small, large)
         few_small, few_large = (small, "impute", few), (large, "impute", few)
         many_small, many_large = (small, "impute", many), (large, "impute", many)
         ranked("small", "RR@10", few_small, few_large, **both)
@@ -160,7 +160,7 @@ def claims(results: TokenResults) -> list[Claim]:
         )
         sizes = f"{results.sizes[-1]} − {results.sizes[0]}"
         quantity = f"nDCG@10, k' = {many}, batches of {sizes}, mean over k_train"
-        poor = heard(*((k_train, size) for k_train, _ in results.xtrs for size in results.sizes))
+        poor = limits(*((k_train, size) for k_train, _ in results.xtrs for size in results.sizes))
         claim("batches", quantity, most - least, **poor)
     if results.models[xtr][0]["costs"]:
         where, statement = SAID["cheaper"]

@@ -18,8 +18,8 @@ FIRST = "Recall@1, retrieval"  # of Figure 1, beside the stages
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
 CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"
 MARGIN = 0.02  # of the measure: "does not degrade"
-# Of BM25-uni's measure at the same length: a system below it, and below what a random projection of its size
-# does, has not learned the task and says nothing of its capacity. The smallest share in the paper is 0.34.
+# Share of BM25-uni's measure at the same length. A system below it, and below a random projection of its
+# size, has not learned the task and shows nothing about its capacity. The paper's smallest share is 0.34.
 LEARNED = 0.3
 PAPER_LENGTHS = (50, 100, 200, 400)
 PRINTED = printed("luan2021")

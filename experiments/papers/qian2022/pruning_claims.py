@@ -46,7 +46,7 @@ class PruningResults:
         """The measured pairs whose other ratio is the training's, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
-    def heard(self, said: str, *methods: str) -> dict[str, str]:
+    def limits(self, said: str, *methods: str) -> dict[str, str]:
         """Fields that keep a `Claim` about these methods undecided."""
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
@@ -82,8 +82,8 @@ def claims(pruning: PruningResults) -> list[Claim]:
             return
         a, b = (np.mean([pruning.values(m, p, measure) for p in pairs], 0) for m, pairs in (more, less))
         quantity = f"{measure}, " + " − ".join(f"{label(m)} at {_shares(pairs)}" for m, pairs in (more, less))
-        heard, (place, statement) = pruning.heard(said, *dict.fromkeys(methods)), SAID[said]
-        made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, **heard, **how))
+        limits, (place, statement) = pruning.limits(said, *dict.fromkeys(methods)), SAID[said]
+        made.append(Claim(f"{PAPER}, {place}", statement, quantity, a - b, **limits, **how))
 
     near: dict[str, Any] = {"margin": MARGIN}
     claim("same ratio", at(d), none, **near, printed="−0.007")
@@ -105,20 +105,20 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
     """Claims about salient tokens, and about adapting the alignment after pruning."""
     gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
-        heard = pruning.heard("content words", "entropic")
+        limits = pruning.limits("content words", "entropic")
         place, statement = SAID["content words"]
         for side in SALIENT_IN:
             quantity = f"rank by salience in {side}, content words − function words, as a share of the tokens"
             contrast = at_path(gated, "content words", side)
-            made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **heard))
+            made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **limits))
         values = np.array([list(model["strategies"].values()) for model in gated])
         if values.shape[-1] >= SHARE * JUDGED:
             place, statement = SAID["adaptation"]
             quantity = f"nDCG@10 at β^d = 20%, alignment adapted with {JUDGED} examples − k = 1"
             contrast = np.stack([adapt(of_seed, JUDGED).gain for of_seed in values])
             where = f"{PAPER}, {place}"
-            heard = pruning.heard("adaptation", "entropic")
-            made.append(Claim(where, statement, quantity, contrast, margin=MARGIN, **heard))
+            limits = pruning.limits("adaptation", "entropic")
+            made.append(Claim(where, statement, quantity, contrast, margin=MARGIN, **limits))
     return made
 
 

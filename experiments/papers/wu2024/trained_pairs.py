@@ -36,7 +36,7 @@ from paradigms.train.script import begin, content, keep_settings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
 
-TRAINING = (  # settings of the models; a folder of models that were trained otherwise is refused
+TRAINING = (  # settings of the models; a folder whose models have other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
     *("trained_layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
@@ -140,14 +140,14 @@ def study(
     measure: Callable[[Any, str, int, StudyData, list[Any]], Measured],
     report: Callable[[Any, StudyData, TaskResults], tuple[str, dict[str, Section]]],
     *,
-    heard: bool = False,
+    keep_recall: bool = False,
     half: bool = False,
 ) -> None:
     """Train the models that each task names for every seed, measure the task, and report on all of it.
 
     measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values that
     `training_of` gives, and the same "queries". report(settings, data, results) -> summary, sections.
-    heard: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
+    keep_recall: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
     precision of their training, and not in float32.
     """
     accelerator, console = begin(settings)
@@ -162,9 +162,13 @@ def study(
 
     def measured(task: str, seed: int, models: list[Any]) -> Measured:
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
-        # Otherwise no context, not one that is off: a training inside it would keep its first cast weights.
+        # Otherwise no context: in a disabled one, a training would keep its first cast weights.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
-            more = recalls(data, settings.depth, dict(zip(tasks[task], models, strict=True))) if heard else {}
+            more = (
+                recalls(data, settings.depth, dict(zip(tasks[task], models, strict=True)))
+                if keep_recall
+                else {}
+            )
             of_task = measure(settings, task, seed, data, models)
         trainings = {name: training_of(Path(settings.models, f"seed-{seed}", name)) for name in tasks[task]}
         return of_task | more | {"training": trainings}
