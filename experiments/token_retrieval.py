@@ -22,8 +22,8 @@ class Settings(EncoderStudy, OneCollection):
     other_batch_sizes: list[int] = field(default_factory=lambda: [8])
     """batch sizes of more XTRs, besides those that use ColBERT's batches (Figure 7)"""
     k_train: list[int | float] = field(default_factory=lambda: [0.005, 0.05])
-    """what each query token retrieves in training: below 1 a share of the batch's tokens, which suits batches of
-    any size; from 1 on a number of tokens, as in the paper"""
+    """what each query token retrieves in training: below 1 a share of the batch's tokens, which suits batches
+    of any size; from 1 on a number of tokens, as in the paper"""
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """values of k' to measure"""
