@@ -42,7 +42,7 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = {
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
 GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, "seal": seal}
 
-# name -> builder(backbone, **settings): scores that are no rel, of given pairs of texts
+# name -> builder(backbone, **settings): scores of given pairs of texts that are not a rel
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
 

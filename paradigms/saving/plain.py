@@ -27,7 +27,7 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """Read an encoder with mean pooling. Raises ValueError for missing files or if it is no encoder."""
+    """Read an encoder with mean pooling. Raises ValueError for missing files or if it is not an encoder."""
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)

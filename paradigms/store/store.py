@@ -530,7 +530,7 @@ def _read_ids(store: Store) -> list[str]:
     except ValueError as error:
         raise store.files.damaged(DOCUMENTS, error) from error
     if not all(isinstance(id, str) for id in ids):
-        raise store.files.damaged(DOCUMENTS, "an id is no string")
+        raise store.files.damaged(DOCUMENTS, "an id is not a string")
     return list(ids)
 
 

@@ -247,7 +247,7 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "the error of a Rademacher projection is no function of k and ε: a row has variance 1 + ε² − 2Σ q̄²δ̄²",
+    "the error of a Rademacher projection is not a function of k and ε: a row has variance 1 + ε² − 2Σ q̄²δ̄²",
     f"beside {LUAN}, Figure 2, whose bins are of ε",
     "k × v projection",
 )

@@ -23,7 +23,7 @@ PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 SAID = PRINTED["adaptation"]  # name -> place, claim
 CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
-POINT = 0.01  # of nDCG@10: smaller printed differences are no claims
+POINT = 0.01  # of nDCG@10: smaller printed differences are not claims
 CAREFUL = f"p ≤ {LEVEL:g}"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
 ASKED = (8, 16, 32)  # numbers of judged queries that the answer is about
