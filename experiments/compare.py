@@ -204,7 +204,7 @@ def main(settings: Settings) -> int:
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
         report = make_report(data, settings, environment(accelerator), seconds, resumed)
-        show(report, (*systems.STAGES, *data.others), folder, accelerator, console)
+        show(report, (*systems.STAGES, *data.others), settings, accelerator, console)
     accelerator.end_training()
     return 0
 

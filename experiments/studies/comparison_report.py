@@ -13,7 +13,7 @@ from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
 from studies.curves import Curves
 from studies.model_runs import training_cost
-from studies.pages import shown
+from studies.pages import STUDY, Section, shown, study, write_sections
 from studies.systems import (
     CUT,
     STAGES,
@@ -272,10 +272,31 @@ def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
             yield f"{name}: {measure_gate(store.columns['salience'], store.offsets)}."
 
 
+def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each system: the first measure of each stage, recall, and costs. tables: by stage."""
+    columns = {"retrieve": "whole corpus", "rerank": "reranking"}
+    deep = [name for name in tables["retrieve"].measures if name.endswith("@100")][:1]
+    rows = []
+    for name, cost in zip(tables["retrieve"].rows, costs, strict=True):
+        row: dict[str, Any] = {"system": name}
+        for stage, table in tables.items():
+            measure = table.measures[0]
+            row[f"{measure}, {columns.get(stage, stage)}"] = str(table.rows[name][measure])
+            row |= {of: f"{table.rows[name][of].mean:.3f}" for of in deep if stage == "retrieve"}
+        milliseconds = (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0)
+        row |= {"bytes/document": cost["bytes/document"], "ms/query": milliseconds}
+        rows.append(row | {"training s": cost.get("train s")})
+    return rows
+
+
 def show(
-    report: Report, stages: Sequence[str], folder: Path, accelerator: Accelerator, console: Console
+    report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
 ) -> None:
-    """Print the table of each stage, write tables, pictures and report to `folder`, and log them to W&B."""
+    """Print the table of each stage, write tables, pictures and report, and log them to W&B.
+
+    study.json holds what a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
+    """
+    folder = Path(settings.output)
     for table in report.tables:
         console.print(evaluate.rich_table(table))
         if table.pairs:
@@ -290,6 +311,10 @@ def show(
     evaluate.write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = evaluate.write_pictures(report, folder / "pictures")
+    sections = {"overview": Section("Overview", rows=overview(tables, report.costs))}
+    sections |= {of.name: Section(of.heading, of.text, of.rows, of.figure) for of in report.pictures}
+    write_sections(folder, sections)
+    write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))
     if accelerator.trackers:
         import wandb
 

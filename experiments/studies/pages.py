@@ -184,7 +184,7 @@ def publish(
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     if where:
         write_json(folder / "environment.json", where)
-    write_json(folder / STUDY, _study(settings, title, summary, sections, folder / STUDY))
+    write_json(folder / STUDY, study(settings, title, summary, sections, folder / STUDY))
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(sections.values())
@@ -196,7 +196,7 @@ def publish(
         run.log({name: wandb.Image(part.figure) for name, part in sections.items() if part.figure})
 
 
-def _study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
+def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
     """Everything that a page quotes. minutes: of processor time, of all calls that wrote to the folder."""
     before = json_or_empty(path).get("minutes", 0.0)
     return {

@@ -43,6 +43,9 @@ class Cell:
     mark: str = ""
     before: str = ""
 
+    def __str__(self) -> str:
+        return ZERO.sub(".", f"{self.before}{self.mean:.3f}{self.mark} [{self.low:.3f}, {self.high:.3f}]")
+
 
 @dataclass(frozen=True)
 class ResultTable:

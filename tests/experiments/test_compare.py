@@ -339,6 +339,10 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
     page = (tmp_path / "report.html").read_text()
     assert "training pairs seen = 8" in page
+    study = json.loads((tmp_path / "study.json").read_text())["sections"]
+    row = {row["system"]: row for row in study["overview"]["rows"]}["colbert-t5"]
+    assert re.fullmatch(r"\.\d{3} [→↗↘] \.\d{3}[†‡]? \[.+, .+\]", row["nDCG@10, whole corpus"])
+    assert (row["training s"] > 0, (tmp_path / "learning.svg").is_file()) == (True, True)
     assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     with (tmp_path / "retrieve.csv").open() as lines:
         rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
