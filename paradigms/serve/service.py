@@ -11,10 +11,9 @@ from __future__ import annotations
 import socket
 import sys
 from asyncio import gather
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
-from itertools import compress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from paradigms.retrieve import Retriever
 from paradigms.serve import requests
 from paradigms.serve.guard import Guard
 from paradigms.serve.systems import CANDIDATES, ServedSystem, knobs_of, systems_of
-from paradigms.serve.together import QUERIES, Busy, Together
+from paradigms.serve.together import TEXTS, Batch, Busy, Together
 from paradigms.view import FOLDER, card_data, page
 
 PORT = 8765
@@ -85,14 +84,11 @@ class Service:
 
     async def search(self, asked: requests.Search) -> dict[str, Any]:
         check_not_blank(asked.queries)
-        view = asked.view
-
-        texts = asked.queries.values()
+        view, texts = asked.view, asked.queries.values()
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             if view.plain or system.model is None:
-                ranked = await gather(*(self.together.search(system, text, asked.k) for text in texts))
-                runs, seconds = [scores for scores, _ in ranked], sum({seconds for _, seconds in ranked})
+                runs, seconds = await self._batched(system.search, texts, asked.k)
             else:
                 runs, seconds = await self.together.run(lambda: [system.ranked(text, view) for text in texts])
             by_query = {id: rows(scores, asked.k) for id, scores in zip(asked.queries, runs, strict=True)}
@@ -146,19 +142,7 @@ class Service:
         if system.model is None:
             raise ValueError(f"{system.name} does not encode texts")
 
-        def encode() -> list[dict[str, Any]]:
-            assert system.model is not None
-            encoded = []
-            for text in asked.texts:
-                tokens = system.encoded(text, asked.side)
-                real = tokens.mask.flatten()
-                salience = None if tokens.salience is None else tokens.salience.flatten()[real].tolist()
-                labels = list(compress(system.model.encoder.labels(text, asked.side), real.tolist()))
-                vectors = tokens.vectors.flatten(0, 2)[real].tolist()
-                encoded.append({"tokens": labels, "vectors": vectors, "salience": salience})
-            return encoded
-
-        encoded, seconds = await self.together.run(encode)
+        encoded, seconds = await self._batched(system.encode, asked.texts, asked.side)
         return {"milliseconds": 1000 * seconds, "texts": encoded}
 
     async def differences(self, asked: requests.Differences) -> dict[str, Any]:
@@ -176,15 +160,20 @@ class Service:
         return {"measure": MEASURE, "queries": self._differences[key]}
 
     async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
-        """nDCG@10 of each judged query. Other requests' searches can run after every `QUERIES` queries."""
+        """nDCG@10 of each judged query. Other requests' searches can run after every `TEXTS` queries."""
         run: Run = {}
         ids = list(judged.queries)
-        for start in range(0, len(ids), QUERIES):
-            some = ids[start : start + QUERIES]
-            ranked = await gather(*(self.together.search(system, judged.queries[id], 10) for id in some))
-            run |= {id: scores for id, (scores, _) in zip(some, ranked, strict=True)}
+        for start in range(0, len(ids), TEXTS):
+            some = ids[start : start + TEXTS]
+            ranked, _ = await self._batched(system.search, [judged.queries[id] for id in some], 10)
+            run |= dict(zip(some, ranked, strict=True))
         values = on_split(run, judged, [MEASURE])
         return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
+
+    async def _batched(self, compute: Batch, texts: Iterable[str], *settings: Any) -> tuple[list[Any], float]:
+        """Each text's answer, computed with those of other requests, and the seconds of these batches."""
+        answers = await gather(*(self.together.each(compute, text, *settings) for text in texts))
+        return [answer for answer, _ in answers], sum({seconds for _, seconds in answers})
 
     def _beginning(self, id: str, characters: int) -> tuple[str, str]:
         position = self.corpus.position(id)

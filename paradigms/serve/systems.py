@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
+from itertools import compress
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import torch
@@ -72,6 +73,28 @@ class ServedSystem:
         """Whether the system explains texts that are not in its corpus."""
         return self.model is not None or isinstance(self.inner, BM25)
 
+    def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
+        """The k best documents of each query."""
+        run = self.retriever.search({str(n): query for n, query in enumerate(queries)}, k)
+        return [run[str(n)] for n in range(len(queries))]
+
+    def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
+        """Tokens, vectors and salience of each text. Only for a system with a `model`."""
+        assert self.model is not None
+        encoded, made = self.model.encode(texts, side), []
+        columns = (encoded.mask, encoded.vectors, encoded.salience)
+        masks, vectors, salience = (x if x is None else x.flatten(0, 1) for x in columns)
+        for n, text in enumerate(texts):
+            mask = masks[n]
+            made.append(
+                {
+                    "tokens": list(compress(self.model.encoder.labels(text, side), mask.tolist())),
+                    "vectors": vectors[n, mask].tolist(),
+                    "salience": None if salience is None else salience[n, mask].tolist(),
+                }
+            )
+        return made
+
     def ranked(self, query: str, view: View) -> dict[str, float]:
         """The `CANDIDATES` of a query, best first, with their scores under a view."""
         known = self.candidates(query)
@@ -121,7 +144,7 @@ class ServedSystem:
         return self.model.encode([text], side)
 
     def _candidates(self, query: str) -> dict[str, float]:
-        return self.retriever.search({"": query}, CANDIDATES)[""]
+        return self.search([query], CANDIDATES)[0]
 
     def _encoded_candidates(self, ids: tuple[str, ...]) -> Indexed:
         """Encode the candidates that a reranker scores."""

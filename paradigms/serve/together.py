@@ -1,35 +1,35 @@
-"""One thread for all computation, which merges waiting searches of the same system into one."""
+"""One thread for all computation, which merges waiting texts of the same computation into one batch."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from paradigms.serve.systems import ServedSystem
-
-QUERIES = 64  # of one search, at most
+TEXTS = 64  # of one batch, at most
 WAITING = 1024  # requests, at most
 T = TypeVar("T")
-Waiting = tuple[str, "asyncio.Future[tuple[dict[str, float], float]]"]
+Batch = Callable[..., Sequence[Any]]  # (texts, *settings) -> one answer for each text
+Waiting = tuple[str, "asyncio.Future[tuple[Any, float]]"]
 
 
 class Busy(Exception):
-    """Raised when more requests wait than `WAITING`."""
+    """More requests wait than `WAITING`."""
 
 
 class Together:
-    """The thread in which everything is computed, and the searches that wait for it.
+    """The thread in which everything is computed, and the texts that wait for it.
 
-    A search begins as soon as the thread is free, with all queries that wait for the same system and k. No
-    query waits for others to arrive, yet with many clients the queries of a search are encoded together.
+    A batch begins as soon as the thread is free, with all texts that wait for the same function and
+    settings. No text waits for others to arrive, yet with many clients the queries of a search are encoded
+    together.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "compute")
-        self._queries: dict[tuple[ServedSystem, int], list[Waiting]] = {}
-        self._searching: asyncio.Task[None] | None = None
+        self._texts: dict[tuple[Any, ...], list[Waiting]] = {}  # by function and settings
+        self._working: asyncio.Task[None] | None = None
         self._waiting = 0
 
     async def run(self, compute: Callable[[], T]) -> tuple[T, float]:
@@ -37,15 +37,15 @@ class Together:
         with self._one_more():
             return await self._run(compute)
 
-    async def search(self, system: ServedSystem, query: str, k: int) -> tuple[dict[str, float], float]:
-        """Find a query's k best documents; return them and the seconds of the search that it shared."""
+    async def each(self, compute: Batch, text: str, *settings: Any) -> tuple[Any, float]:
+        """A text's answer from `compute(texts, *settings)`, and the seconds of the batch that it shared."""
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
-            self._queries.setdefault((system, k), []).append((query, future))
-            if self._searching is None:
-                self._searching = asyncio.create_task(self._search())
-            ranked: tuple[dict[str, float], float] = await future
-        return ranked
+            self._texts.setdefault((compute, *settings), []).append((text, future))
+            if self._working is None:
+                self._working = asyncio.create_task(self._work())
+            answer: tuple[Any, float] = await future
+        return answer
 
     def close(self) -> None:
         """End the thread once its current computation is done."""
@@ -68,26 +68,27 @@ class Together:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
 
-    async def _search(self) -> None:
-        while self._queries:
-            key = next(iter(self._queries))
-            waiting = self._queries.pop(key)
-            if len(waiting) > QUERIES:  # the rest goes behind the other systems' searches
-                self._queries[key] = waiting[QUERIES:]
-            await self._answer(*key, waiting[:QUERIES])
-        self._searching = None
+    async def _work(self) -> None:
+        while self._texts:
+            key = next(iter(self._texts))
+            waiting = self._texts.pop(key)
+            if len(waiting) > TEXTS:  # the rest goes behind the other computations
+                self._texts[key] = waiting[TEXTS:]
+            await self._answer(key, waiting[:TEXTS])
+        self._working = None
 
-    async def _answer(self, system: ServedSystem, k: int, waiting: list[Waiting]) -> None:
-        texts = {str(n): query for n, (query, _) in enumerate(waiting)}
+    async def _answer(self, key: tuple[Any, ...], waiting: list[Waiting]) -> None:
+        compute, *settings = key
+        texts = [text for text, _ in waiting]
         try:
-            run, seconds = await self._run(lambda: system.retriever.search(texts, k))
+            answers, seconds = await self._run(lambda: compute(texts, *settings))
         except Exception as error:
-            if len(waiting) > 1:  # only the query that causes the error fails
+            if len(waiting) > 1:  # only the text that causes the error fails
                 for one in waiting:
-                    await self._answer(system, k, [one])
+                    await self._answer(key, [one])
             elif not (future := waiting[0][1]).done():
                 future.set_exception(error)
             return
-        for n, (_, future) in enumerate(waiting):
+        for answer, (_, future) in zip(answers, waiting, strict=True):
             if not future.done():  # its client may have left
-                future.set_result((run[str(n)], seconds))
+                future.set_result((answer, seconds))

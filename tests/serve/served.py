@@ -12,11 +12,15 @@ import torch
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus, Split
+from paradigms.baselines.cross_attention import cross_attention
+from paradigms.data import Corpus, Problems, Split
 from paradigms.data.pieces import Pieces
+from paradigms.generative.identifiers import END, FIRST, make
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Fused, Indexed, Passages, Reranking, Retriever
 from tests import needs
 from tests.tiny import WORDS
+from tests.tiny_generative import VOCABULARY, generative
 
 needed = needs.module("starlette uvicorn", "the service", "pip install -e '.[serve]'")
 QUERY = "fish and the cold sea"
@@ -36,8 +40,8 @@ CORPUS = Corpus(list(texts()), list(texts().values()), [f"title {id}" for id in 
 JUDGED = Split({"q1": QUERY, "q2": "wood fire"}, {"q1": {"7": 1, SLASH: 2}, "q2": {"40": 1}})
 
 
-def systems(backbone: Path) -> dict[str, Retriever]:
-    """BM25, paradigms, passages, a reranker and a fusion over `CORPUS`."""
+def systems(backbone: Path, decoder: Path) -> dict[str, Retriever]:
+    """BM25, paradigms, passages, rerankers, a fusion and a generative model over `CORPUS`."""
     made: dict[str, Any] = {"bm25": BM25(CORPUS)}
     for name in NAMES:
         torch.manual_seed(0)
@@ -46,6 +50,11 @@ def systems(backbone: Path) -> dict[str, Retriever]:
     pieces, model = Pieces(CORPUS, 8), made["colbert"].model
     made["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
     made["reranker"] = Reranking(model, CORPUS, made["bm25"])
+    torch.manual_seed(0)
+    made["cross"] = Reranking(cross_attention(backbone), CORPUS, made["bm25"])
+    rows = [[FIRST + n, FIRST] for n in range(len(CORPUS))]
+    identifiers = make("title", CORPUS.ids, rows, VOCABULARY, END, Problems())
+    made["generative"] = GenerativeRetriever(generative(decoder, identifiers, beams=len(CORPUS)))
     made["fused"] = Fused([made["bm25"], made["colbert"]])
     return made
 

@@ -21,8 +21,8 @@ NAMES = ("bm25", "colbert", "aligner", "fused")
 
 
 @pytest.fixture(scope="module")
-def retrievers(tiny_bert):
-    made = systems(tiny_bert)
+def retrievers(tiny_bert, seq2seq):
+    made = systems(tiny_bert, seq2seq["t5"])
     return {name: made[name] for name in NAMES}
 
 

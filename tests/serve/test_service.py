@@ -22,8 +22,8 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def retrievers(tiny_bert):
-    return systems(tiny_bert)
+def retrievers(tiny_bert, seq2seq):
+    return systems(tiny_bert, seq2seq["t5"])
 
 
 @pytest.fixture(scope="module")
