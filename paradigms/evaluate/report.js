@@ -34,13 +34,6 @@ function alignmentView(examples) {
   const hidden = new Set();
   const cards = alignmentCards(find("systems"), remember);
 
-  const element = (name, text) => {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  const short = (text, most = 110) => (text.length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
-
   // The state as the page's address: what is chosen, which systems are hidden, and the token that is held.
   function remember() {
     const example = examples[chooseDocument.value];
@@ -82,9 +75,7 @@ function alignmentView(examples) {
   function listDocuments(chosen) {
     const options = examples.flatMap((example, x) => {
       if (example.query_id !== chooseQuery.value) return [];
-      const option = element("option", `${example.relevant ? "★ relevant: " : ""}${example.document_id}: ${short(example.document, 80)}`);
-      option.value = x;
-      return [option];
+      return [option(x, `${example.relevant ? "★ relevant: " : ""}${example.document_id}: ${short(example.document, 80)}`)];
     });
     chooseDocument.replaceChildren(...options);
     if (chosen !== undefined) chooseDocument.value = chosen;
@@ -92,22 +83,13 @@ function alignmentView(examples) {
   }
 
   for (const [id, query] of new Map(examples.map((example) => [example.query_id, example.query]))) {
-    const option = element("option", short(`${id}: ${query}`));
-    option.value = id;
-    chooseQuery.append(option);
+    chooseQuery.append(option(id, short(`${id}: ${query}`)));
   }
   for (const system of new Set(examples.flatMap((example) => example.systems.map((data) => data.system)))) {
-    const box = element("input");
-    box.type = "checkbox";
-    box.checked = true;
-    box.value = system;
-    box.addEventListener("change", () => {
-      hidden[box.checked ? "delete" : "add"](system);
+    chooseSystems.append(checkbox(system, (checked) => {
+      hidden[checked ? "delete" : "add"](system);
       render();
-    });
-    const label = element("label");
-    label.append(box, ` ${system}`);
-    chooseSystems.append(label);
+    }));
   }
   chooseQuery.addEventListener("change", () => listDocuments());
   chooseDocument.addEventListener("change", render);

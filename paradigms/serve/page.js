@@ -12,23 +12,9 @@ let walked = []; // judged queries, those first where two systems differ most
 let answers = new Map(); // system -> {run, milliseconds} or {error} of the query
 const beginnings = new Map(); // document -> [title, beginning]
 let original = ""; // the text of the document that is open, as the corpus has it
-let explained = new Map(); // system -> {cards, rank} or {error} of the document that is open
-let compared = new Map(); // likewise of the other document
+const explained = { document: new Map(), other: new Map() }; // system -> {cards, rank} or {error}
 const cards = alignmentCards(find("systems"), remember);
 
-const element = (name, className, text) => {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
-const option = (value, text = value) => {
-  const made = element("option", "", text);
-  made.value = value;
-  return made;
-};
-const number = (value) => (value === null ? "–" : String(+value.toPrecision(4)));
-const short = (text, most = 90) => (text.length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
 const shown = () => known.systems.filter(({ name }) => !state.without.has(name));
 const relevant = () => new Set(judged.find(({ id }) => id === state.judged)?.relevant ?? []);
 
@@ -166,7 +152,8 @@ function drawRanking() {
       const label = `${rank + 1}. ${marks.has(id) ? "★ " : ""}${id}${title && !id.startsWith(title) ? ` ${title}` : ""}`;
       heading.append(element("b", "", label), element("span", "", number(score)));
       entry.append(heading, element("span", "snippet", text.startsWith(title) ? text.slice(title.length).trim() || text : text));
-      if (marks.has(id)) entry.title = "judged relevant";
+      entry.title = `${label}${marks.has(id) ? " (judged relevant)" : ""}`;
+      entry.classList.toggle("relevant", marks.has(id));
       const item = element("li");
       item.append(entry);
       list.append(item);
@@ -211,17 +198,12 @@ async function open() {
 // Ask each system by itself: a card is drawn when its system has answered.
 async function explain(which, id, text) {
   const names = shown().map(({ name }) => name);
-  const old = which === "document" ? explained : compared;
-  const fresh = new Map([...old].filter(([name]) => id && names.includes(name)));
-  if (which === "document") explained = fresh;
-  else compared = fresh;
+  const cards = (explained[which] = new Map([...explained[which]].filter(([name]) => id && names.includes(name))));
   if (!id) return draw();
   await Promise.all(names.map(async (name) => {
     const answer = await ask("/explain", { query: state.query, document: id, ...(text !== null && { text }), systems: [name], ...view() }, `explain ${which} ${name}`);
     if (!answer) return;
-    fresh.set(name, answer.systems[name]);
-    if (which === "document") explained = fresh;
-    else compared = fresh;
+    cards.set(name, answer.systems[name]);
     drawSoon();
   }));
 }
@@ -236,13 +218,13 @@ function drawSoon() {
 
 function draw() {
   const made = shown().flatMap(({ name }) => {
-    const { cards: parts = [], rank } = explained.get(name) ?? {};
+    const { cards: parts = [], rank } = explained.document.get(name) ?? {};
     const place = rank ? `rank ${rank}` : "";
     return parts.map((card) => ({ ...card, rank: place }));
   });
   cards.draw(made, true);
   for (const { name } of shown()) {
-    const { error, cards: parts } = explained.get(name) ?? {};
+    const { error, cards: parts } = explained.document.get(name) ?? {};
     if (!error && parts?.length !== 0) continue;
     const card = element("article", "card");
     card.append(element("h3", "", name), element("p", "quiet", error ?? "A is not defined here: the system reads both texts at once."));
@@ -262,7 +244,7 @@ function drawWhy() {
     return values;
   };
   const tables = shown().flatMap(({ name }) => {
-    const [mine, theirs] = [explained.get(name)?.cards?.[0], compared.get(name)?.cards?.[0]];
+    const [mine, theirs] = [explained.document.get(name)?.cards?.[0], explained.other.get(name)?.cards?.[0]];
     if (!state.other || !mine || !theirs) return [];
     const card = element("article", "card why");
     const [left, right] = [shares(mine), shares(theirs)];
@@ -505,8 +487,7 @@ function takeQuery() {
 function closeDocument() {
   state.document = state.other = "";
   state.text = null;
-  explained = new Map();
-  compared = new Map();
+  explained.document = explained.other = new Map();
   for (const entry of document.querySelectorAll(".entry")) entry.setAttribute("aria-pressed", false);
   open();
   join();
@@ -541,7 +522,7 @@ function connect() {
   find("columns").addEventListener("pointerleave", () => join());
   find("other").addEventListener("change", () => {
     state.other = find("other").value;
-    compared = new Map();
+    explained.other = new Map();
     open();
   });
   const editSoon = soon(open, 60);
@@ -579,16 +560,11 @@ async function begin() {
   find("normalise").replaceChildren(option("", "as each system has it"), ...known.normalisers.map((name) => option(name)));
   find("formula").disabled = !alignments.length;
   for (const { name } of known.systems) {
-    const box = element("input");
-    Object.assign(box, { type: "checkbox", checked: true, value: name });
-    box.addEventListener("change", () => {
-      state.without[box.checked ? "delete" : "add"](name);
+    find("shown").append(checkbox(name, (checked) => {
+      state.without[checked ? "delete" : "add"](name);
       search();
       open();
-    });
-    const label = element("label");
-    label.append(box, ` ${name}`);
-    find("shown").append(label);
+    }));
   }
   connect();
   await restore();

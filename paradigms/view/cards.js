@@ -1,5 +1,29 @@
 "use strict";
 
+// Shared by all pages.
+const element = (name, className, text) => {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+const option = (value, text = value) => {
+  const made = element("option", "", text);
+  made.value = value;
+  return made;
+};
+// A labelled checkbox, which is checked. changed: called with whether it is.
+const checkbox = (name, changed) => {
+  const box = element("input");
+  Object.assign(box, { type: "checkbox", checked: true, value: name });
+  box.addEventListener("change", () => changed(box.checked));
+  const label = element("label");
+  label.append(box, ` ${name}`);
+  return label;
+};
+const number = (value) => (value === null ? "–" : String(+value.toPrecision(4)));
+const short = (text, most = 90) => (text.length > most ? [...text].slice(0, most - 1).join("") + "…" : text);
+
 // alignmentCards(grid, changed) draws a card for each system into an element: rel and Z, the matrix S·A, tokens
 // in shades of their share, and the links between them. A link l joins document token i[l] to query token j[l]
 // with similarity s[l] and weight a[l]; its contribution to Z rel is s[l] a[l]. Pointer and keyboard show what
@@ -10,13 +34,6 @@ function alignmentCards(grid, changed = () => {}) {
   let pointed = null; // the token whose links are shown: {side, key}
   let held = null; // the token that a click or Enter holds
 
-  const element = (name, className, text) => {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  const number = (value) => String(+value.toPrecision(4));
   const sum = (values) => values.reduce((total, value) => total + value, 0);
   const same = (a, b) => a?.side === b?.side && a?.key === b?.key;
   const largest = (values) => values.reduce((most, value) => Math.max(most, value), 0);
@@ -239,12 +256,12 @@ function alignmentCards(grid, changed = () => {}) {
 }
 
 // Token as shown, and whether it continues the word before: "##ing" (WordPiece), or no "▁" or "Ġ" where the
-// tokenizer marks the beginnings of words (SentencePiece, byte-level BPE).
+// tokenizer marks the beginnings of words (SentencePiece, byte-level BPE). A span's name has several tokens.
 function spelled(tokens) {
   const marked = tokens.some((token) => /^[▁Ġ]/.test(token));
   return tokens.map((token, x) => {
     if (/^##./.test(token)) return { text: token.slice(2), joined: x > 0 };
     if (/^[▁Ġ]./.test(token)) return { text: token.slice(1), joined: false };
-    return { text: token, joined: marked && x > 0 && !/^[[<▁Ġ]/.test(token) && !/^[[<].*[\]>]$/.test(tokens[x - 1]) };
+    return { text: token.replaceAll(/ ##(?=\S)/g, ""), joined: marked && x > 0 && !/^[[<▁Ġ]/.test(token) && !/^[[<].*[\]>]$/.test(tokens[x - 1]) };
   });
 }

@@ -6,7 +6,6 @@ input. Prints medians: ms from the input to the drawn page, and CPU ms of the se
 
 import statistics
 import time
-from itertools import batched
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def change(tab: browser.Page, answers: int, act: Any) -> tuple[float, float, flo
 
 def main() -> None:
     texts = load_collection("pydocs", documents=1600).corpus
-    joined = [" ".join(texts[n] for n in some) for some in batched(range(len(texts)), 16)]
+    joined = [" ".join(texts[n] for n in range(start, start + 16)) for start in range(0, len(texts), 16)]
     corpus = Corpus([f"document {n}" for n in range(len(joined))], joined)
     retrievers = systems(corpus)
     tab = browser.Page()
@@ -90,8 +89,8 @@ def main() -> None:
             for name, (control, answers, act) in changes.items():
                 tab.click("h2")
                 tab.script(f"document.querySelector('{control}').focus()")
-                tab.script("document.activeElement.setSelectionRange?.call && document.activeElement.type === "
-                           "'textarea' && document.activeElement.setSelectionRange(0, 0)")
+                if control == "#text":  # or the word is cut off
+                    tab.script("document.activeElement.setSelectionRange(0, 0)")
                 taken = [change(tab, answers, lambda n=n: act(n)) for n in range(REPEATS + 1)][1:]
                 medians = (statistics.median(column) for column in zip(*taken, strict=True))
                 print(f"| {name} | " + " | ".join(f"{value:.0f}" for value in medians) + " |", flush=True)

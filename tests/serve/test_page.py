@@ -237,10 +237,10 @@ def test_a_link_holds_the_whole_state(page, address):
 
 def test_a_judged_query_marks_what_is_relevant(page):
     page.choose("#judged-query", "q1")
-    page.wait("document.querySelectorAll('.entry[title]').length > 0")
-    marked = set(page.script("[...document.querySelectorAll('.entry[title]')].map((one) => one.dataset.id)"))
+    page.wait("document.querySelectorAll('.entry.relevant').length > 0")
+    marked = set(page.script("[...document.querySelectorAll('.entry.relevant')].map((one) => one.dataset.id)"))
     assert marked <= set(JUDGED.judgements["q1"])
-    assert all("★" in text for text in page.texts(".entry[title] b"))
+    assert all("★" in text for text in page.texts(".entry.relevant b"))
 
 
 def test_a_walk_goes_through_the_queries_where_two_systems_differ(page):
