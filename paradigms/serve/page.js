@@ -12,9 +12,20 @@ let walked = []; // judged queries, those first where two systems differ most
 let answers = new Map(); // system -> {run, milliseconds} or {error} of the query
 const beginnings = new Map(); // document -> [title, beginning]
 let original = ""; // the text of the document that is open, as the corpus has it
-const explained = { document: new Map(), other: new Map() }; // system -> {cards, rank} or {error}
+const explained = { document: new Map(), other: new Map() }; // system -> {cards, error}
 const cards = alignmentCards(find("systems"), remember);
 
+// Answers that come within one frame are drawn together.
+const inFrame = (call) => {
+  let frame = 0;
+  return () => {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      call();
+    });
+  };
+};
+const [drawRankingSoon, drawCardsSoon] = [inFrame(drawRanking), inFrame(drawCards)];
 const shown = () => known.systems.filter(({ name }) => !state.without.has(name));
 const relevant = () => new Set(judged.find(({ id }) => id === state.judged)?.relevant ?? []);
 
@@ -125,7 +136,7 @@ async function search() {
     if (!answer) return;
     answers.set(name, answer.systems[name]);
     for (const [id, beginning] of Object.entries(answer.documents)) beginnings.set(id, beginning);
-    drawRanking();
+    drawRankingSoon();
   }));
 }
 
@@ -191,7 +202,7 @@ async function open() {
   remember();
   find("opened").hidden = !state.document;
   for (const { name } of known.systems) for (const which of ["document", "other"]) drop(`explain ${which} ${name}`);
-  if (!state.document || !state.query.trim()) return draw();
+  if (!state.document || !state.query.trim()) return drawCards();
   await Promise.all([explain("document", state.document, state.text), explain("other", state.other, null)]);
 }
 
@@ -199,30 +210,18 @@ async function open() {
 async function explain(which, id, text) {
   const names = shown().map(({ name }) => name);
   const cards = (explained[which] = new Map([...explained[which]].filter(([name]) => id && names.includes(name))));
-  if (!id) return draw();
+  if (!id) return drawCards();
   await Promise.all(names.map(async (name) => {
     const answer = await ask("/explain", { query: state.query, document: id, ...(text !== null && { text }), systems: [name], ...view() }, `explain ${which} ${name}`);
     if (!answer) return;
-    cards.set(name, answer.systems[name]);
-    drawSoon();
+    const { cards: parts = [], rank, error } = answer.systems[name];
+    cards.set(name, { error, cards: parts.map((card) => ({ ...card, rank: rank ? `rank ${rank}` : "" })) });
+    drawCardsSoon();
   }));
 }
 
-let drawing = 0;
-function drawSoon() {
-  drawing ||= requestAnimationFrame(() => {
-    drawing = 0;
-    draw();
-  });
-}
-
-function draw() {
-  const made = shown().flatMap(({ name }) => {
-    const { cards: parts = [], rank } = explained.document.get(name) ?? {};
-    const place = rank ? `rank ${rank}` : "";
-    return parts.map((card) => ({ ...card, rank: place }));
-  });
-  cards.draw(made, true);
+function drawCards() {
+  cards.draw(shown().flatMap(({ name }) => explained.document.get(name)?.cards ?? []), true);
   for (const { name } of shown()) {
     const { error, cards: parts } = explained.document.get(name) ?? {};
     if (!error && parts?.length !== 0) continue;
@@ -243,13 +242,13 @@ function drawWhy() {
     card.j.forEach((j, l) => (values[j] += (card.s[l] * card.a[l]) / card.Z));
     return values;
   };
-  const tables = shown().flatMap(({ name }) => {
-    const [mine, theirs] = [explained.document.get(name)?.cards?.[0], explained.other.get(name)?.cards?.[0]];
-    if (!state.other || !mine || !theirs) return [];
+  const cardsOf = (which, name) => (state.other && explained[which].get(name)?.cards) || [];
+  const pairs = shown().flatMap(({ name }) => cardsOf("document", name).map((mine, n) => [mine, cardsOf("other", name)[n]]));
+  const tables = pairs.filter(([, theirs]) => theirs).map(([mine, theirs]) => {
     const card = element("article", "card why");
     const [left, right] = [shares(mine), shares(theirs)];
     const above = mine.rel >= theirs.rel ? [state.document, state.other] : [state.other, state.document];
-    card.append(element("h3", "", name), element("p", "quiet", `${above[0]} is above ${above[1]} by ${number(Math.abs(mine.rel - theirs.rel))}`));
+    card.append(element("h3", "", mine.system), element("p", "quiet", `${above[0]} is above ${above[1]} by ${number(Math.abs(mine.rel - theirs.rel))}`));
     const table = element("table");
     const row = (parts, kind = "td") => {
       const made = element("tr");
@@ -274,7 +273,7 @@ function drawWhy() {
     foot.append(row(["rel", number(mine.rel), number(theirs.rel), number(mine.rel - theirs.rel)]));
     table.append(head, body, foot);
     card.append(table);
-    return [card];
+    return card;
   });
   find("why").replaceChildren(...tables);
 }

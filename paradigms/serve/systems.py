@@ -54,6 +54,7 @@ class ServedSystem:
         self.model = model if isinstance(model, Paradigm) else None
         self.encoded = lru_cache(REMEMBERED)(self._encoded)
         self.candidates = lru_cache(REMEMBERED)(self._candidates)
+        self.ranked = lru_cache(REMEMBERED)(self._ranked)
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class ServedSystem:
             )
         return made
 
-    def ranked(self, query: str, view: View) -> dict[str, float]:
+    def _ranked(self, query: str, view: View) -> dict[str, float]:
         """The `CANDIDATES` of a query, best first, with their scores under a view."""
         known = self.candidates(query)
         if view.plain or self.model is None:

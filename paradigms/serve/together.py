@@ -15,7 +15,7 @@ Waiting = tuple[str, "asyncio.Future[tuple[Any, float]]"]
 
 
 class Busy(Exception):
-    """More requests wait than `WAITING`."""
+    """Raised when more requests wait than `WAITING`."""
 
 
 class Together:

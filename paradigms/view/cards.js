@@ -179,10 +179,10 @@ function alignmentCards(grid, changed = () => {}) {
     }));
   }
 
-  // The same token in every card, or all at rest.
-  function point(target) {
+  // The same token in every card, or all at rest. some: the cards to draw.
+  function point(target, some = cards) {
     pointed = target;
-    const shaded = cards.map((made) => shade(made, target?.side ?? "query", target ? made.sides[target.side].keys.indexOf(target.key) : -1));
+    const shaded = some.map((made) => shade(made, target?.side ?? "query", target ? made.sides[target.side].keys.indexOf(target.key) : -1));
     shaded.map(measure).forEach(drawLines);
   }
 
@@ -228,13 +228,17 @@ function alignmentCards(grid, changed = () => {}) {
     return event.preventDefault();
   }
 
-  // Cards for these systems, in place of those before. keep: hold the token that is held, where it is there.
+  // Cards for these systems, in place of those before; a system's data that is drawn already keeps its card.
+  // keep: hold the token that is held, where it is there.
   function draw(systems, keep = false) {
-    cards = systems.map(makeCard);
-    grid.replaceChildren(...cards.map(({ card }) => card));
-    cards.forEach(drawMatrix);
+    const before = new Map(cards.map((made) => [made.data, made]));
+    cards = systems.map((data) => before.get(data) ?? makeCard(data));
+    for (const child of [...grid.children]) if (!cards.some(({ card }) => card === child)) child.remove();
+    cards.forEach(({ card }, n) => grid.children[n] === card || grid.insertBefore(card, grid.children[n] ?? null));
+    const fresh = cards.filter(({ data }) => !before.has(data));
+    fresh.forEach(drawMatrix);
     if (!keep || !(held && cards.some(({ sides }) => sides[held.side].keys.includes(held.key)))) held = null;
-    point(held);
+    point(held, same(held, pointed) ? fresh : cards);
   }
 
   // Hold a token by its text and number, such as "fish 0"; false where no card has it.
@@ -251,7 +255,11 @@ function alignmentCards(grid, changed = () => {}) {
   grid.addEventListener("click", (event) => hold(targetOf(event)));
   grid.addEventListener("keydown", move);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => cards.forEach(drawMatrix));
-  new ResizeObserver(() => point(pointed)).observe(grid);
+  let width;
+  new ResizeObserver(() => {
+    if (width !== grid.clientWidth) point(pointed); // links are drawn where the tokens are
+    width = grid.clientWidth;
+  }).observe(grid);
   return { draw, holdKey, held: () => held };
 }
 

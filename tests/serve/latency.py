@@ -1,11 +1,12 @@
 """python -m tests.serve.latency: time until all of eight systems have drawn a change on the live page.
 
 100 documents of 512 tokens, encoders untrained (times do not depend on training), in a real browser with real
-input. Prints medians: ms from the input to the drawn page, and CPU ms of the service and of the page's thread.
+input. Prints medians: ms from the input to the drawn page, and CPU ms of the service and the page.
 """
 
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,11 +78,11 @@ def main() -> None:
             tab.choose("#align", "TopK")
             tab.wait("document.querySelectorAll('#knobs input').length && window.waitingFor === 0")
             tab.script(WATCH)
-            print(f"{len(tab.texts('#systems .card:nth-child(4) .tokens.document .token'))} tokens of colbert")
+            turn = "ArrowDown", "ArrowUp"
             both = 2 * len(retrievers)  # a ranking and a card of each system
             changes = {
-                "k of A": ("#knobs input[name=k]", both, lambda n: tab.press(("ArrowUp", "ArrowDown")[n % 2])),
-                "Z": ("#normalise", both, lambda n: tab.press(("ArrowDown", "ArrowUp")[n % 2])),
+                "k of A": ("#knobs input[name=k]", both, lambda n: tab.press(turn[n % 2])),
+                "Z": ("#normalise", both, lambda n: tab.press(turn[n % 2])),
                 "salience": ("#salience", both, lambda n: tab.press(" ")),
                 "a word of the document": ("#text", len(retrievers), lambda n: tab.type(f"word {n} ")),
             }
@@ -91,7 +92,7 @@ def main() -> None:
                 tab.script(f"document.querySelector('{control}').focus()")
                 if control == "#text":  # or the word is cut off
                     tab.script("document.activeElement.setSelectionRange(0, 0)")
-                taken = [change(tab, answers, lambda n=n: act(n)) for n in range(REPEATS + 1)][1:]
+                taken = [change(tab, answers, partial(act, n)) for n in range(REPEATS + 1)][1:]
                 medians = (statistics.median(column) for column in zip(*taken, strict=True))
                 print(f"| {name} | " + " | ".join(f"{value:.0f}" for value in medians) + " |", flush=True)
     finally:

@@ -188,7 +188,7 @@ def test_two_documents_side_by_side_say_why(page, retrievers):
     """The page lists differences by query token, which add up to the difference of rel."""
     opened(page)
     page.choose("#other", SLASH)
-    page.wait("document.querySelectorAll('#why .card').length === 4")
+    page.wait("document.querySelectorAll('#why .card').length === 5")
     rows = page.script(
         "[...document.querySelectorAll('#why .card:nth-child(2) tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -238,7 +238,9 @@ def test_a_link_holds_the_whole_state(page, address):
 def test_a_judged_query_marks_what_is_relevant(page):
     page.choose("#judged-query", "q1")
     page.wait("document.querySelectorAll('.entry.relevant').length > 0")
-    marked = set(page.script("[...document.querySelectorAll('.entry.relevant')].map((one) => one.dataset.id)"))
+    marked = set(
+        page.script("[...document.querySelectorAll('.entry.relevant')].map((one) => one.dataset.id)")
+    )
     assert marked <= set(JUDGED.judgements["q1"])
     assert all("★" in text for text in page.texts(".entry.relevant b"))
 
@@ -307,7 +309,7 @@ def test_nothing_sticks_out_of_a_narrow_window(page, width):
     page.resize(width, 800)
     opened(page)
     page.choose("#other", SLASH)
-    page.wait("document.querySelectorAll('#why .card').length === 4")
+    page.wait("document.querySelectorAll('#why .card').length === 5")
     assert page.script("document.documentElement.scrollWidth") <= width
 
 
