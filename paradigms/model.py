@@ -11,13 +11,14 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
-from paradigms.encoder.batches import Batch
+from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.cut import Cut, count_cut
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.encoder.published import as_published
@@ -26,9 +27,10 @@ from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
 from paradigms.encoder.towers import Encoder, TwoTowers, described
 from paradigms.explanation import Explanation
 from paradigms.impute import IMPUTATIONS
-from paradigms.io.checks import check_known, json_or_empty, read_settings
+from paradigms.io.checks import check_known, check_several, check_text, json_or_empty, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
+from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`
@@ -156,8 +158,40 @@ class Paradigm(Trainable):
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 
-    def encode(self, texts: Sequence[str], side: Side) -> Tokens:
-        """Tokens of raw texts, without gradients and without dropout.
+    def encode(
+        self,
+        texts: Sequence[str],
+        side: Side = "document",
+        *,
+        batch_size: int = 32,
+        device: torch.device | str | None = None,
+        progress: bool = False,
+    ) -> list[np.ndarray]:
+        """The vectors of each text as an array [l, h], float32: l = 1 for one pooled vector.
+
+        batch_size: texts that are encoded together, of similar length. device: where the model moves first,
+        "cuda" for instance. progress: shows a bar.
+
+        Raises TypeError if `texts` is one string, or holds something else than strings.
+        """
+        check_several(texts, "texts")
+        for text in texts:
+            check_text(text, "a text")
+        if device is not None:
+            self.to(device)
+        arrays: list[np.ndarray] = [np.empty(0)] * len(texts)
+        with progress_bar(progress) as bar:
+            task = bar.add_task(f"encode {self.name}", total=len(texts))
+            for places in by_length([len(text) for text in texts], rows=batch_size):
+                tokens = self.tokens([texts[n] for n in places], side)
+                vectors, mask = (x.flatten(0, 1).cpu() for x in (tokens.vectors, tokens.mask))
+                for n, rows, real in zip(places, vectors.float(), mask, strict=True):
+                    arrays[n] = rows[real].numpy()
+                bar.advance(task, len(places))
+        return arrays
+
+    def tokens(self, texts: Sequence[str], side: Side) -> Tokens:
+        """D or Q of raw texts in one batch, without gradients and without dropout.
 
         The precision is that of the surrounding `encoder.precision.autocast`; outside it, bf16 where
         the device multiplies it natively.
@@ -168,11 +202,11 @@ class Paradigm(Trainable):
 
     def encode_queries(self, texts: Sequence[str]) -> Tokens:
         """Q of x queries: axes [x, 1, l, h]."""
-        return self.encode(texts, "query")
+        return self.tokens(texts, "query")
 
     def encode_documents(self, texts: Sequence[str]) -> Tokens:
         """D of x documents: axes [1, x, l, h]."""
-        return self.encode(texts, "document")
+        return self.tokens(texts, "document")
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
         """S, A and Z of every query against every candidate."""

@@ -72,7 +72,7 @@ def test_salience_is_the_gated_score(tiny_bert, variant):
     paradigm = build(tiny_bert, **variant, query_ratio=0.5, document_ratio=0.3, eps=0.1).double()
     scatter_heads(paradigm)
     for side, ratio in zip(SIDES, (0.5, 0.3), strict=True):
-        tokens = paradigm.encode([CORPUS[0], "bird", "the queen"], side)
+        tokens = paradigm.tokens([CORPUS[0], "bird", "the queen"], side)
         with torch.no_grad():
             scores = paradigm.encoder.salience_heads[side](tokens.vectors)[..., 0].relu()
         budget = token_budget(ratio, tokens.mask)
@@ -94,7 +94,7 @@ def test_one_side_may_do_without(tiny_bert, variant, sides):
     weighing = [side for side in SIDES if sides in ("both", side)]
     assert list(paradigm.encoder.salience_heads) == weighing
     for side in SIDES:
-        assert (paradigm.encode(["the sea"], side).salience is not None) == (side in weighing)
+        assert (paradigm.tokens(["the sea"], side).salience is not None) == (side in weighing)
     scatter_heads(paradigm)
     _, gradients = batch_gradients(paradigm)
     assert all(g is not None and g.isfinite().all() for g in gradients.values())

@@ -142,7 +142,7 @@ class ServedSystem:
 
     def _encoded(self, text: str, side: Side) -> Tokens:
         assert self.model is not None
-        return self.model.encode([text], side)
+        return self.model.tokens([text], side)
 
     def _candidates(self, query: str) -> dict[str, float]:
         return self.search([query], CANDIDATES)[0]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -21,7 +22,7 @@ from paradigms.encoder.batches import by_length
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from tests.near import assert_same
+from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
 from tests.train.test_loop import WORDS
@@ -87,11 +88,11 @@ def test_texts_come_back_in_their_places(tiny_bert, name, side):
     paradigm = build(name, tiny_bert, **ODD.get(name, {})).double()
     texts, passes = ["", *(CORPUS[n] for n in range(len(CORPUS)))], []
     paradigm.encoder.tokens = {}
-    expected = paradigm.encode(texts, side)
+    expected = paradigm.tokens(texts, side)
     paradigm.encoder.tokens = {"cpu": 30}
     hidden = paradigm.encoder._hidden
     paradigm.encoder._hidden = lambda batch: passes.append(1) or hidden(batch)
-    found = paradigm.encode(texts, side)
+    found = paradigm.tokens(texts, side)
     assert len(passes) > 3
     width = found.mask.shape[-1]
     assert torch.equal(found.mask, expected.mask[..., :width])
@@ -101,6 +102,22 @@ def test_texts_come_back_in_their_places(tiny_bert, name, side):
             assert_same(mine[found.mask], kept[expected.mask])
     if expected.ids is not None:
         assert torch.equal(found.ids[found.mask], expected.ids[expected.mask])
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize("name", ["dpr", "colbert", "coil"])
+def test_arrays_hold_the_vectors_that_count(tiny_bert, name, side):
+    paradigm = build(name, tiny_bert).double()
+    texts = [CORPUS[n] for n in (2, 0, 1)] + [" ".join(CORPUS[n] for n in range(3)), ""]
+    arrays = paradigm.encode(texts, side, batch_size=2, device="cpu")
+    assert len(arrays) == 5
+    for text, array in zip(texts, arrays, strict=True):
+        alone = paradigm.tokens([text], side)
+        assert array.dtype == np.float32
+        assert_within_rounding(array, alone.vectors[alone.mask], torch.float32, 1)
+    assert paradigm.encode([], side) == []
+    with pytest.raises(TypeError, match="texts are one string"):
+        paradigm.encode("a text", side)
 
 
 @pytest.mark.parametrize(("chunk", "tokens"), CHUNKED.values(), ids=CHUNKED)

@@ -39,7 +39,7 @@ def build(folder: Path, kind: str, **settings: Any) -> Any:
 
 def vectors(paradigm: Paradigm, texts: list[str], side: Side) -> list[torch.Tensor]:
     """Each text's vectors, without padding."""
-    tokens = paradigm.encode(texts, side)
+    tokens = paradigm.tokens(texts, side)
     rows = tokens.vectors.flatten(0, 1), tokens.mask.flatten(0, 1)
     return [of_text[mask] for of_text, mask in zip(*rows, strict=True)]
 

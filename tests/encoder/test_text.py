@@ -177,7 +177,7 @@ def test_one_label_per_place(tiny_bert, name, settings):
     paradigm = built(name, tiny_bert, **settings)
     for text in ("the quick brown fox, a zebra", "fox", ""):
         for side in SIDES:
-            tokens = paradigm.encode([text], side)
+            tokens = paradigm.tokens([text], side)
             assert len(paradigm.encoder.labels(text, side)) == tokens.mask.shape[-1]
 
 

@@ -165,7 +165,10 @@ def test_two_settings_and_a_plugin_are_compared(
 
 def test_train_on_own_pairs(tiny_bert, tmp_path, capsys):
     words = WORDS.split()
-    rows = [{"query": " ".join(words[n : n + 2]), "document": " ".join(words[n : n + 6])} for n in range(12)]
+    texts = [" ".join(words[n : n + 6]) for n in range(12)]
+    rows = [
+        {"query": text[:5], "document": text, "negatives": [texts[n - 6]]} for n, text in enumerate(texts)
+    ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     main = example("train_on_own_pairs").main
     main(str(tmp_path / "pairs.jsonl"), str(tiny_bert), str(tmp_path / "out"), steps=2)

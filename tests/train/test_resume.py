@@ -50,7 +50,7 @@ Trap = Callable[[Contrastive, Path], None]
 
 def dev(paradigm: Paradigm) -> np.ndarray:
     """A measure that draws from the generator that the dropout draws from."""
-    return (paradigm.encode(["the sea"], "query").vectors[0, 0, 1, :1] + torch.rand(())).numpy()
+    return (paradigm.tokens(["the sea"], "query").vectors[0, 0, 1, :1] + torch.rand(())).numpy()
 
 
 def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:
