@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import pytest
 from paradigms import PARADIGMS
 from paradigms.align import ALIGNMENTS
 from paradigms.cli.arguments import main, parser
+from paradigms.io.plugins import LOADED
 from tests import needs
 from tests.experiments.scripts import settings
 
@@ -90,6 +92,8 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
                 parser().parse_args(arguments)
             else:
                 settings(Path(script).stem, *arguments)
+        while LOADED:  # the next command imports its plug-ins again
+            sys.modules.pop(LOADED.pop().stem, None)
 
 
 RUN = ["README.md", "paradigms/store/README.md", "paradigms/find/README.md", "theory/README.md"]
