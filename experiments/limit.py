@@ -82,10 +82,10 @@ from theory import capacity
 
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
 LAWS = (
-    "2k numbers answer all sets of k of any n documents, and no fewer do from n = 3k on; their cosine gap "
-    "falls like n^(−2k). random: dimensions in which some random projection of one-hot documents answers "
-    "all. bits: of each document, if its queries are encoded without knowledge of what is relevant to them. "
-    "Proofs: theory/capacity.py."
+    "2k numbers answer all sets of k of any n documents (Gale 1963; arXiv:2601.20844), and no fewer do from "
+    "n = 3k on; their cosine gap falls like n^(−2k). random: dimensions in which some random projection of "
+    "one-hot documents answers all. bits: of each document, if its queries are encoded without knowledge of "
+    "what is relevant to them. Proofs: theory/capacity.py."
 )
 
 

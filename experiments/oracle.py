@@ -49,6 +49,7 @@ from studies.pages import Rows, Section, publish
 from paradigms import Paradigm, load
 from paradigms.cli.oracle import Outcome, check, drawn, outcomes, proportion, stored
 from paradigms.data import Split
+from paradigms.evaluate import seeds_interval
 from paradigms.find import kinds, open_index
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
@@ -102,12 +103,11 @@ def main(settings: Settings) -> None:
     sections = {
         "oracle": Section(
             "Quality possible and reached",
-            text(rows),
-            [told(row) for row in rows],
-            draw(rows),
+            rows=[told(row) for row in rows],
+            figure=draw(rows),
         )
     }
-    publish(settings, "Index or query encoder", f"{settings.queries} queries at most.", sections)
+    publish(settings, "Index or query encoder", text(rows), sections)
 
 
 def measured(
@@ -132,7 +132,7 @@ def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
         proportion(possible),
         sum(neither) / len(made),
         proportion([one.reached for one in made]),
-        float(np.mean([one.precision for one in made])),
+        seeds_interval(np.array([[one.precision for one in made]])),
         len(made),
         [sum(tried), len(tried)],
     )
@@ -141,7 +141,8 @@ def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
 
 def told(row: dict[str, Any]) -> dict[str, Any]:
     """Format a row, without the columns that `text` sums up."""
-    shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in ("possible", "reached")}
+    triples = ("possible", "reached", "R-precision")
+    shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in triples}
     system = f"{row['system']}, {'trained' if row['trained'] else 'untrained'}"
     return {
         key: value
@@ -156,7 +157,7 @@ def text(rows: Rows) -> str:
     counts = sorted({row["queries"] for row in rows})
     return (
         f"Shares of {' or '.join(map(str, counts))} queries with all relevant documents above all others, by "
-        f"numbers h of a vector and bytes of a document, with Wilson's 95% intervals. {held} of {tried} "
+        f"numbers h of a vector and bytes of a document, with 95% intervals over queries. {held} of {tried} "
         "queries and certificates that were tried hold in rational arithmetic."
     )
 

@@ -15,11 +15,12 @@ order (the first three rows).
 | equal ids (COIL, tokens of distinct ids) | nothing: ids are part of the text | m·C(n, 2) |
 | q←d (MVDR) | m·nM·C(N, 2): the nearest query token | m·C(n, 2) |
 | pool (XTR, with or without imputation) | m·N·C(nM, 2): the order in the pool | m·C(n, 2) |
+| salience (ALIGNER, k = 1) | m·N·n·C(M, 2): the order in each document | m·C(n, 2), of degree 3 |
 
 The second arrangement cuts each cell of the first, so the product of both counts is a bound. If the M^N or
 N^M ways to choose are few, another bound is smaller: it counts all m·C(n, 2) differences at once, each under
-all M^2N choices. ALIGNER's salience makes scores quotients of polynomials: `warren` bounds their sign
-patterns.
+all M^2N choices. With a salience > 0 for each token, P = nM(h + 1), scores are quotients of polynomials in
+vectors and saliences; multiplied out, their differences have degree 3, and `warren` counts sign patterns.
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
 for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. A count of cells
@@ -35,7 +36,7 @@ from scipy import special
 from theory import checks
 from theory.capacity import pattern_bits
 
-Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool"]
+Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool", "salience"]
 
 
 def log_cells(hyperplanes: float, dimension: float) -> float:
@@ -87,17 +88,23 @@ def log_patterns(
         )
     )
     M = 1.0 if aligned in ("one", "all") else M
+    of_document = m * N * n * M * (M - 1) / 2, 2 * N * np.log(M)
     choices = {
-        "q→d": (m * N * n * M * (M - 1) / 2, 2 * N * np.log(M)),
+        "q→d": of_document,
+        "salience": of_document,
         "q←d": (m * n * M * N * (N - 1) / 2, 2 * M * np.log(N)),
         "pool": (m * N * n * M * (n * M - 1) / 2, np.inf),
     }
     deciding, log_choices = choices.get(aligned, (0.0, 0.0))
     dimension, pairs = (n * M - (aligned in ("one", "all", "q→d"))) * h, m * n * (n - 1) / 2
-    bound = log_cells(deciding, dimension) + log_cells(pairs, dimension)
-    if log_choices < 30:
-        bound = min(bound, log_cells(np.rint(pairs * np.exp(log_choices)), dimension))
-    return bound
+
+    def orders(differences: float) -> float:
+        if aligned == "salience":
+            return warren(differences, 3, n * M * (h + 1))
+        return log_cells(differences, dimension)
+
+    bound = log_cells(deciding, dimension) + orders(pairs)
+    return min(bound, orders(np.rint(pairs * np.exp(log_choices)))) if log_choices < 30 else bound
 
 
 def least_numbers(
@@ -175,6 +182,7 @@ def table(
         ("A = 1", "all", vectors, tokens),
         ("ME-BERT", "q→d", vectors, 1),
         ("ColBERT", "q→d", vectors, tokens),
+        ("ALIGNER, k = 1", "salience", vectors, tokens),
         ("COIL, distinct ids", "equal ids", vectors, tokens),
         ("MVDR", "q←d", vectors, tokens),
         ("XTR", "pool", vectors, tokens),

@@ -198,11 +198,11 @@ def publish(
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
     """Everything that a page quotes. minutes: of processor time, of all calls that wrote to the folder."""
-    before = json_or_empty(path).get("minutes", 0.0)
+    before, collection = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     return {
         "title": title,
         "summary": summary,
-        "collection": folder_name(getattr(settings, "collection", "")),
+        "collection": folder_name(collection) if collection else "",
         "command": _command(sys.argv),
         "processor": processor(),
         "minutes": round(before + time.process_time() / 60, 1),

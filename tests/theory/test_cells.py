@@ -87,6 +87,10 @@ def test_drawn_patterns_are_within_the_bound(aligned):
         scores = S.max(-1).sum(-1)
     elif aligned == "equal ids":
         scores = S[..., 0, 0] + S[..., 1, 1]
+    elif aligned == "salience":
+        weights = np.exp(rng.standard_normal((draws, 1, n, M, 1)))
+        matched = (weights * (S.max(-2, keepdims=True) == S)).sum(-2)
+        scores = (matched * S.max(-2)).sum(-1) / matched.sum(-1)
     else:
         least = np.sort(np.moveaxis(S, -1, 2).reshape(draws, m, N, -1))[..., -2]
         scores = np.maximum(S.max(-2), least[:, :, None]).sum(-1)
