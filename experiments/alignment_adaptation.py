@@ -131,8 +131,10 @@ def job(
 
     saved = Path(settings.checkpoint) if settings.checkpoint else None
     read = partial(with_document_length, length=settings.indexed_length)
-    how: Any = (make, measured, data, settings, accelerator)
-    return encoder_job(f"trained with {align}, seed {seed}", folder, seed, *how, read=read, checkpoint=saved)
+    name = f"trained with {align}, seed {seed}"
+    return encoder_job(
+        name, folder, seed, make, measured, data, settings, accelerator, read=read, checkpoint=saved
+    )
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:

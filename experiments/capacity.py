@@ -197,9 +197,17 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
         how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, task))
-        splits = task.collection.split("train"), task.judged(task.dev_run, "dev")
-        runs, counts = (task.mined, task.dev_run), (settings.negatives, settings.dev_queries)
-        return fit(model, task.collection, splits, runs, *counts, how, training, accelerator)
+        return fit(
+            model,
+            task.collection,
+            (task.collection.split("train"), task.judged(task.dev_run, "dev")),
+            (task.mined, task.dev_run),
+            settings.negatives,
+            settings.dev_queries,
+            how,
+            training,
+            accelerator,
+        )
 
     def prepare() -> Any:
         make = partial(build, name, task.length, settings)

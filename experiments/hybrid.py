@@ -227,8 +227,8 @@ def measure(
         DENSE.get(name, name): dev_change(name, chosen.get(DENSE.get(name, name), FIRST), seed, settings)
         for name in (*DENSE, RERANKER)
     }
-    work = models[RERANKER, FIRST], runs, settings.rerank_depths, data, accelerator.mixed_precision
-    return measurements | {"rerank": rerank(*work)}
+    reranker, precision = models[RERANKER, FIRST], accelerator.mixed_precision
+    return measurements | {"rerank": depth_values(reranker, runs, settings.rerank_depths, data, precision)}
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
@@ -237,7 +237,7 @@ def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
 
-def rerank(
+def depth_values(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
     """system → depth → RR@10 of each query, after reranking only its first `depth` documents."""

@@ -88,11 +88,11 @@ def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
-        rerank(settings, state, console)
+        rerank_run(settings, state, console)
     state.destroy_process_group()
 
 
-def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
+def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> None:
     dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
     asked = [(part, read_run(part.run)) for part in (settings, *dev)]
     model = load(settings.checkpoint).to(state.device)
@@ -103,8 +103,11 @@ def rerank(settings: Settings, state: PartialState, console: Terminal) -> None:
     pools = [candidates_of(run, collection, part, console) for part, run in asked]
     if settings.passages and model.document_length is None:
         raise ValueError(f"passages: {model.name} names whole documents, and reads no passages")
-    where = Pieces(collection.corpus, settings.passages), collection, state, console
-    scored = [rescored(model, pool, part, *where) for pool, (part, _) in zip(pools, asked, strict=True)]
+    pieces = Pieces(collection.corpus, settings.passages)
+    scored = [
+        rescored(model, pool, part, pieces, collection, state, console)
+        for pool, (part, _) in zip(pools, asked, strict=True)
+    ]
     if not state.is_main_process:
         return
     for run, wanted, (part, _) in zip(scored, pools, asked, strict=True):

@@ -113,5 +113,7 @@ def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelera
         keys = asdict(model) | {"dev": chosen_by}
         return keys | measure(paradigm, index, ids, data.test, settings.searched(), k)
 
-    how = (data, settings, accelerator)
-    return encoder_job(str(model), folder, model.seed, make, measured, *how, batch_size=model.batch_size)
+    name, batch_size = str(model), model.batch_size
+    return encoder_job(
+        name, folder, model.seed, make, measured, data, settings, accelerator, batch_size=batch_size
+    )

@@ -112,6 +112,20 @@ def test_no_script_shadows_a_package():
         assert script.stem not in taken, f"{script} hides the package {script.stem}"
 
 
+def test_registries_are_filled_where_they_are_defined():
+    """In the table's own file, in registry.py, or beside the class or function that the entry names."""
+    tables = "|".join(
+        "ALIGNMENTS NORMALISERS IMPUTATIONS ENCODERS PARADIGMS GENERATIVE RERANKERS INDEXES FORMATS".split()
+    )
+    entry = re.compile(rf"^( *)({tables})(?:\[[^]]*\] = (\w*)| \|= |\.update\(|\.setdefault\()", re.MULTILINE)
+    for file in modules("paradigms"):
+        text = file.read_text(encoding="utf-8")
+        for match in entry.finditer(text):
+            own = re.search(rf"^{match[2]}(: .*)? = ", text, re.MULTILINE) or file.name == "registry.py"
+            beside = match[3] and re.search(rf"^(class|def) {match[3]}\b", text, re.MULTILINE)
+            assert own or (beside and not match[1]), f"{file} fills {match[2]}: {match[0]}"
+
+
 def test_no_import_runs_in_a_circle():
     """Imports at the top of modules; scripts name their parts from experiments/ on."""
     files = {

@@ -234,10 +234,19 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = data.mined if settings.negatives else {}, data.dev_run
-        splits, counts = (data.train, data.dev), (settings.negatives, settings.dev_queries)
         how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        arguments = paradigm, data.collection, splits, runs, *counts, how, training, accelerator
-        return fit(*arguments, states=states)
+        return fit(
+            paradigm,
+            data.collection,
+            (data.train, data.dev),
+            runs,
+            settings.negatives,
+            settings.dev_queries,
+            how,
+            training,
+            accelerator,
+            states=states,
+        )
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

@@ -318,7 +318,7 @@ def trained(
         return opened(system).to(accelerator.device)
     training, name, shared = training_settings(system, settings, of.seed), system.paradigm, folder.parent
     backbone, options = system.backbone or settings.backbone, settings.options | system.options
-    bench, dev = (data.collection, (data.train, data.dev)), settings.dev_queries
+    splits, dev = (data.train, data.dev), settings.dev_queries
     layers = training.trained_layers if training and name in PARADIGMS else 0
 
     def make() -> Model:
@@ -342,12 +342,25 @@ def trained(
         left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
         limited = replace(training, minutes=left)
         if name in GENERATIVE:
-            return fit_generative(model, *bench, data.dev_run, dev, limited, place, accelerator)
+            return fit_generative(
+                model, data.collection, splits, data.dev_run, dev, limited, place, accelerator
+            )
         if layers:
             keep_frozen(model)
         runs = data.mined if settings.negatives else {}, data.dev_run
-        how = (runs, settings.negatives, dev, limited, place, accelerator)
-        return fit(model, *bench, *how, teacher=teacher(place), states=shared / STATES)
+        return fit(
+            model,
+            data.collection,
+            splits,
+            runs,
+            settings.negatives,
+            dev,
+            limited,
+            place,
+            accelerator,
+            teacher=teacher(place),
+            states=shared / STATES,
+        )
 
     def teacher(place: Path) -> ScorePairs | None:
         if not system.teacher:

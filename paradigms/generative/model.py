@@ -84,8 +84,9 @@ class Generative(Trainable):
         table = new_tokens and not settings.pawa_rank
         self.table = nn.Parameter(torch.randn(size, self.width)) if table else None
         dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # T5's or BART's
-        pawa = size, self.width, settings.pawa_rank, settings.pawa_layers
-        self.pawa = Pawa(*pawa, dropout if self.added is None else 0.0) if settings.pawa_rank else None
+        dropout = dropout if self.added is None else 0.0
+        rank, layers = settings.pawa_rank, settings.pawa_layers
+        self.pawa = Pawa(size, self.width, rank, layers, dropout) if rank else None
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
             output = self.backbone.lm_head.weight  # unused: it would get no gradient
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
@@ -110,17 +111,18 @@ class Generative(Trainable):
         clusters = None
         if settings.tokens == "clusters":
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-            reading = base.encoder_of(read), base.token_vectors(read), base.load_base_tokenizer(backbone)
-            clusters = cluster_tokens(*reading, corpus, identifiers, settings)
+            encoder, vectors = base.encoder_of(read), base.token_vectors(read)
+            tokenizer = base.load_base_tokenizer(backbone)
+            clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
         return cls(settings, backbone, identifiers, clusters)
 
     def refresh(self, corpus: Corpus) -> None:
         """Cluster the identifiers' tokens again with the current encoder, without global random state."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
-        reading = self.encoder, self.clusters.vectors, self.tokenizer
+        encoder, old, ids = self.encoder, self.clusters, self.identifiers
         with self.evaluating():
-            new = cluster_tokens(*reading, corpus, self.identifiers, self.settings, old=self.clusters)
+            new = cluster_tokens(encoder, old.vectors, self.tokenizer, corpus, ids, self.settings, old=old)
         self.clusters.load_state_dict(new.state_dict())
 
     @property

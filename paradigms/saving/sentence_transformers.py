@@ -165,4 +165,4 @@ def lowers(settings: dict[str, Any], backbone: Path) -> None:
     if settings.get("do_lower_case"):
         tokenizer = load_tokenizer(backbone)
         if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:
-            raise ValueError("texts are lower-cased before a case-sensitive tokenizer")
+            raise ValueError("texts are put in lower case before a case-sensitive tokenizer")

@@ -152,8 +152,8 @@ def pylate(job: Job, folder: Path) -> float:
     loss = losses.Contrastive(model, temperature=TEMPERATURE)
     if job.mini_batch:
         loss = losses.CachedContrastive(model, mini_batch_size=job.mini_batch, temperature=TEMPERATURE)
-    trainer = SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    return _fit(job, folder, *trainer, model, loss, utils.ColBERTCollator(model.tokenize))
+    trainer, arguments = SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    return _fit(job, folder, trainer, arguments, model, loss, utils.ColBERTCollator(model.tokenize))
 
 
 def _fit(

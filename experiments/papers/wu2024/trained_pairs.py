@@ -75,19 +75,29 @@ def trained(
         if kind in GENERATIVE:
             problems = Problems()
             pairs = pairs_of(model, data, settings, problems)
-            how = training_settings(settings.generative_steps, seed, settings), training, accelerator
-            kept: dict[str, Any] = {"states": models / STATES, "problems": problems}
+            corpus, dev = data.collection.corpus, None
             if data.dev.queries:
-                dev = data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision
-                kept["dev"] = DevMeasure(data.collection.corpus, *dev)
-            return fit_pairs(model, data.collection.corpus, pairs, *how, **kept)
+                dev = DevMeasure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision)
+            how = training_settings(settings.generative_steps, seed, settings)
+            kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
+            return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         training_steps = training_settings(settings.steps, seed, settings, **changes)
         runs, splits = (data.mined if paired else {}, data.dev_run), (data.train, data.dev)
-        counts = int(paired), DEV_QUERIES
-        return fit(model, data.collection, splits, runs, *counts, training_steps, training, accelerator)
+        negatives = int(paired)
+        return fit(
+            model,
+            data.collection,
+            splits,
+            runs,
+            negatives,
+            DEV_QUERIES,
+            training_steps,
+            training,
+            accelerator,
+        )
 
     return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
