@@ -272,7 +272,7 @@ def numbers_of(model: Paradigm) -> int:
 
 
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
-    """stages: system -> stage -> the measure of each test query; weights: hybrid -> λ."""
+    """Measure a model: "stages", system -> stage -> one value per test query; "weights", hybrid -> λ."""
     corpus, queries = task.collection.corpus, task.collection.split("test").queries
     retriever = retriever_of(model, corpus, precision=precision, progress=True)
     if name == CROSS:

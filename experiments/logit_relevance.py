@@ -1,10 +1,10 @@
-"""Is the logit as good a relevance as log p, as it is early in training? Appendix A, Eqs 26 to 29.
+"""Does the logit rank as log p does, early in training or at all? Appendix A, Eqs 26 to 29.
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
 constant. But C differs by query and prefix. At several states of one training, this script measures how small
-p is, and how the logit, the logit minus its mean over the vocabulary, and log p order each query's
-candidates, and how well.
+p is, how the logit, the logit minus its mean over the vocabulary, and log p order each query's candidates,
+and how good these orders are.
 """
 
 import os

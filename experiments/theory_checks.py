@@ -68,7 +68,7 @@ class Result(NamedTuple):
 
 
 def verdict(theorem: Theorem, evidence: Evidence) -> str:
-    """The verdict; it is FAILS if the violation of our statement is above its tolerance or NaN."""
+    """Judge a theorem: FAILS if the violation of our statement exceeds its tolerance or is NaN."""
     if not evidence.violation <= evidence.tolerance:
         return FAILS
     if evidence.printed is None or evidence.printed <= evidence.allowed:

@@ -5,8 +5,9 @@ masked-language-model head, the maximum runs over all tokens of the text, and mo
 terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and the ids: equal ids; Z = 1. One
 vector of h = |V| numbers with A = 1, as in DPR, gives the same rel, and training computes it so.
 
-- query_terms "own": no query expansion, terms of the query alone; "ones": SPLADE-doc, where these have the
-  weight 1 and no encoder reads the query.
+- query_terms "own": no query expansion, only the query's own terms; "ones": SPLADE-doc, which gives these
+terms the
+  weight 1 and needs no encoder for queries.
 - uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's own tokens by a linear layer: it is
   coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
 """

@@ -114,19 +114,7 @@ def test_no_script_shadows_a_package():
 
 def test_registries_are_filled_where_they_are_defined():
     """In the table's own file, in registry.py, or beside the class or function that the entry names."""
-    tables = "|".join(
-        [
-            "ALIGNMENTS",
-            "NORMALISERS",
-            "IMPUTATIONS",
-            "ENCODERS",
-            "PARADIGMS",
-            "GENERATIVE",
-            "RERANKERS",
-            "INDEXES",
-            "FORMATS",
-        ]
-    )
+    tables = "ALIGNMENTS|NORMALISERS|IMPUTATIONS|ENCODERS|PARADIGMS|GENERATIVE|RERANKERS|INDEXES|FORMATS"
     entry = re.compile(rf"^( *)({tables})(?:\[[^]]*\] = (\w*)| \|= |\.update\(|\.setdefault\()", re.MULTILINE)
     for file in modules("paradigms"):
         text = file.read_text(encoding="utf-8")

@@ -111,7 +111,7 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Row:
-    """A system on batches of one size. mini_batch: of gradient caching; 0 = without."""
+    """A system on batches of one size. mini_batch: texts per pass of gradient caching; 0: no caching."""
 
     system: str
     batch: int

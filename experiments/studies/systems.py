@@ -83,7 +83,7 @@ class Training(NamedTuple):
 
 
 def training_settings(system: SystemSettings, settings: Any, seed: int) -> TrainingSettings | None:
-    """The system's training settings; None if it is not trained. settings: of compare.py, here and below."""
+    """The system's training settings; None if it is not trained. settings: compare.py's, here and below."""
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
@@ -214,7 +214,7 @@ def retriever(
 
 
 def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:
-    """The retriever of a finished system, in this process alone. seed: of its training; None: the first."""
+    """The retriever of a finished system, in this process alone. seed: the training's; None: the first."""
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
     runs = {of.seed: run for run, of in training_runs(settings).items() if of == (name, of.seed, False)}

@@ -55,7 +55,7 @@ def run_dimensions(settings: argparse.Namespace) -> None:
 
 
 def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
-    """document id → its title, or its first sentence if it has none. paths: titles are file names."""
+    """document id → its title, or its first sentence if it has none. paths: whether titles are file names."""
     queries = {}
     for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
         match = None if title.strip() and not paths else SENTENCE.search(body(title, text))

@@ -114,7 +114,7 @@ class EngineRetriever:
         check_maxima(self.model, self.engine)
 
     def size_in_bytes(self) -> int:
-        """0: the engine keeps its documents elsewhere."""
+        """Always 0, because the engine stores its documents elsewhere."""
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:

@@ -67,7 +67,7 @@ class Reranker(pt.Transformer):
 class Indexer(pt.Indexer):
     """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts, in corpus.jsonl.
 
-    kind: a key of `INDEXES`. settings: of `Store.build`. Raises FileExistsError if the folder has a
+    kind: a key of `INDEXES`. settings: keywords of `Store.build`. Raises FileExistsError if the folder has a
     corpus.jsonl but no index, finished or begun.
     """
 

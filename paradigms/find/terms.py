@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terms:
-    """No files: postings are made in memory. Opening checks that the columns are weights of terms."""
+    """Write no files, because postings are made in memory; opening checks that columns are term weights."""
 
     def check(self, dim: int) -> None: ...
     def write(self, writer: Writer, store: Store, anew: bool) -> None: ...

@@ -1,4 +1,4 @@
-"""The tokens that a model retrieves, and the document scores computed from them: one value per test query.
+"""Measure the tokens that a model retrieves, and the document scores that follow: one value per test query.
 
 Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
 largest k' serves every smaller k', whose results are its first k' tokens.

@@ -160,7 +160,7 @@ def _of_top_1(task: Task) -> list[Claim]:
     made = list[Claim]()
 
     def claim(place: str, statement: str, what: str, contrast: Values, *values: float | None) -> None:
-        """values: the paper's values, whose difference is the contrast."""
+        """Add a claim. values: the two printed values whose difference is the contrast."""
         said = difference(task, *values) if values else ""
         made.append(_claim([task], place, statement, what, [contrast], said))
 

@@ -52,8 +52,8 @@ def trained(
 ) -> Paradigm | Generative:
     """Load the seed's model, or train it if it has no checkpoint.
 
-    name: dpr or colbert, with -second from the second backbone, with -pairs from a hard negative of BM25
-    alone; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
+    name: dpr or colbert, with -second over the second backbone, with -pairs trained on one hard negative of
+    BM25 only; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
     -np-base or -np-async.
     """
     kind, *variants = name.split("-")
