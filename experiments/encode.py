@@ -7,10 +7,15 @@ Several processes or GPUs share the documents:
 If all processes compute alike, the index is the same to the byte for any number of processes and
 interruptions. The output folder, on a disk that all of them share, gets index/, config.json and
 environment.json; compare.py takes it with --indexes, rerank.py with --index.
+
+--parts 4 writes four indexes, each of a quarter of the documents, which are searched as one. Machines that
+share no disk each encode one of them, with --part 0, 1, …; their folders index-N-of-4 are then put or linked
+into one folder, with one of the config.json.
 """
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,10 @@ class Settings(OneCollection):
     the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
+    parts: int = 0
+    """indexes among which the documents are divided; 0: one index"""
+    part: int = -1
+    """encode only this part, from 0; -1: all of them"""
     keep: float = 1.0
     """share of each document's tokens to store, the most salient ones"""
     batch_size: int = 64
@@ -46,7 +55,9 @@ class Settings(OneCollection):
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        at_least(self, passages=0, batch_size=1)
+        at_least(self, passages=0, batch_size=1, parts=0, part=-1)
+        if self.part >= max(1, self.parts):
+            raise SystemExit(f"part must be below parts, {self.parts}, got {self.part}")
 
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
@@ -57,7 +68,7 @@ from rich.console import Console
 from paradigms import Paradigm, load
 from paradigms.data import Collection
 from paradigms.data.pieces import Pieces
-from paradigms.find import INDEXES, Index, Store, open_index
+from paradigms.find import INDEXES, Index, Indexes, Store, open_indexes
 from paradigms.io.files import write_json
 from paradigms.registry import as_paradigm
 from paradigms.store.checksum import weights_checksum
@@ -79,7 +90,7 @@ def main(settings: Settings) -> None:
     def keep() -> None:
         kept = asdict(settings) | {"precision": accelerator.mixed_precision}
         kept |= {"fingerprint": collection.fingerprint, "weights": weights_checksum(paradigm)}
-        keep_settings(kept, folder, free={"output", "checkpoint"})
+        keep_settings(kept, folder, free={"output", "checkpoint", "part"})
 
     by_main(keep, accelerator)
     with refusing():
@@ -90,13 +101,17 @@ def main(settings: Settings) -> None:
 def encode(
     paradigm: Paradigm, collection: Collection, settings: Settings, launch: Accelerator, console: Console
 ) -> None:
-    """Build the collection's index in the output folder, resuming a partial one."""
+    """Build the collection's index, or its parts, in the output folder, resuming a partial one."""
     folder = Path(settings.output)
-    if (folder / "index").is_dir():
-        index = open_encoded(folder, paradigm, collection, settings.passages)
-        console.print(f"Encoded before: {len(index):,} documents in {index.store.folder}")
+    places = index_places(folder, settings.parts)
+    wanted = [n for n in range(len(places)) if settings.part in (-1, n)]
+    if all(places[n].is_dir() for n in wanted):
+        index = open_checked([places[n] for n in wanted], paradigm)
+        console.print(f"Encoded before: {len(index):,} documents in {index.store}")
         return
     corpus = Pieces(collection.corpus, settings.passages).corpus
+    if len(corpus) < len(places):
+        raise ValueError(f"{len(corpus)} documents do not fill {len(places)} parts")
     cut = paradigm.count_cut(corpus)
     if cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
@@ -104,18 +119,36 @@ def encode(
     options = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
     options |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     kind = INDEXES[settings.index](**settings.options)
-    store = Store.build(kind, paradigm, corpus.ids, corpus, folder / "index", **options)
+    for n in (n for n in wanted if not places[n].is_dir()):
+        some = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
+        ids, texts = [corpus.ids[row] for row in some], map(corpus.__getitem__, some)
+        Store.build(kind, paradigm, ids, texts, places[n], **options)
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
+        index = open_checked([places[n] for n in wanted], paradigm)
         console.print(
-            f"{len(store):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
-            f"{store.bytes_per_document:,.0f} bytes each. Index: {store.folder}"
+            f"{len(index):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
+            f"{index.store.bytes_per_document:,.0f} bytes each. Index: {index.store}"
         )
 
 
-def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0) -> Index:
-    """Open the index that this script made in a folder.
+def index_places(folder: Path, parts: int) -> list[Path]:
+    """The folders of the parts of an index, or of the whole one."""
+    return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
+
+
+def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes:
+    """Open folders of indexes as one. Raises ValueError if another model made one of them."""
+    index = open_indexes(folders)
+    index.store.check(paradigm)
+    return index
+
+
+def open_encoded(
+    folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
+) -> Index | Indexes:
+    """Open the index, or all of its parts, that this script made in a folder.
 
     Raises ValueError if it was made from other weights, documents or passage lengths, and FileNotFoundError
     if there is no finished index.
@@ -123,9 +156,8 @@ def open_encoded(folder: str | Path, paradigm: Paradigm, collection: Collection,
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
-    index = open_index(Path(folder) / "index")
-    index.store.check(paradigm)
     kept = json.loads(file.read_text(encoding="utf-8"))
+    index = open_checked(index_places(Path(folder), kept.get("parts", 0)), paradigm)
     if (words := kept.get("passages", 0)) != passages:
         other = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
         raise ValueError(f"{folder} holds passages of {other}")

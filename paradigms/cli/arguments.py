@@ -46,7 +46,9 @@ def port(text: str) -> int:
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of text files, JSON lines, or a collection"},
     "folder": {"help": "folder made by index"},
-    "search folder": {"help": "folder made by index, or a saved generative model"},
+    "search folder": {
+        "help": "folder made by index, or a saved generative model; more folders of the same model may follow"
+    },
     "folders": {"nargs": "+", "help": "folders made by index from the same source"},
     "query": {"nargs": "*", "help": "texts; without any, search reads one per line from the terminal"},
     "explain query": {},

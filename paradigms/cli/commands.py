@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
-from paradigms.cli.indexed import Checkpoint, Opened, make, open_folder, words_that_fit
+from paradigms.cli.indexed import (
+    Checkpoint,
+    Opened,
+    is_indexed,
+    make,
+    open_folder,
+    open_folders,
+    words_that_fit,
+)
 from paradigms.cli.queries import read_queries, refuse_blank, typed_lines
 from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
@@ -57,8 +66,10 @@ def run_search(settings: argparse.Namespace) -> None:
     corpus: Corpus | None = None
     source, retriever = None, retriever_in(settings)
     if retriever is None:
-        opened = open_folder(settings.folder, pickled=settings.pickled, best=settings.best_passages)
-        corpus, source = opened.corpus, opened.made.source
+        folders = [settings.folder, *takewhile(is_indexed, settings.query)]
+        settings.query = settings.query[len(folders) - 1 :]
+        opened = open_folders(folders, pickled=settings.pickled, best=settings.best_passages)
+        corpus, source = opened.corpus, opened.made.source or None
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
         if settings.among:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Digest, Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
-from paradigms.find import INDEXES, open_index
+from paradigms.find import INDEXES, Index, Indexes, open_index
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, write_json, write_text
@@ -193,6 +193,11 @@ def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, prec
         show.tell(f"{folder} is up to date: {counts}")
 
 
+def is_indexed(folder: str) -> bool:
+    """Whether `make` made a folder."""
+    return (Path(folder) / MARKER).is_file()
+
+
 def open_folder(
     folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
 ) -> Opened:
@@ -223,6 +228,26 @@ def open_folder(
     paradigm = paradigm or made.open(pickled=pickled)
     index.store.check(paradigm)
     return Opened(folder, made, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
+
+
+def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
+    """Open folders of different documents, made with one model, as one; otherwise as `open_folder`.
+
+    Raises ValueError if two hold a document, or their passages are of different lengths.
+    """
+    opened = [open_folder(folders[0], pickled=pickled, best=best)]
+    first = opened[0]
+    opened += [open_folder(folder, first.index.model, best=best) for folder in folders[1:]]
+    if len(opened) == 1:
+        return first
+    for other in opened:
+        if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
+            raise ValueError(f"{other.folder} holds passages of another length than {first.folder}")
+    indexes = Indexes([index for one in opened if isinstance(index := one.index.index, Index)])
+    corpus = Corpus.joined([one.corpus for one in opened])
+    pieces = Pieces(corpus, first.pieces.words)
+    index = replace(first.index, index=indexes, corpus=pieces.corpus)
+    return replace(first, made=replace(first.made, source=""), corpus=corpus, index=index, pieces=pieces)
 
 
 def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:

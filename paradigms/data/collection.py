@@ -5,9 +5,11 @@ counts their problems.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from math import isnan
 from typing import Any, overload
 
@@ -26,6 +28,24 @@ Document = tuple[str, str, str]
 """(id, title, text); the text begins with the title."""
 Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
 """Positions in a stream of documents -> their titles and texts, as sequences that read on demand."""
+
+
+class Joined(Sequence[str]):
+    """Sequences one after the other; nothing is copied."""
+
+    def __init__(self, parts: Sequence[Sequence[str]]) -> None:
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self.parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        at = range(len(self))[index]
+        part = bisect_right(self.ends, at)
+        return self.parts[part][at - self.ends[part]]  # counted from the part's end
 
 
 class Corpus(Sequence[str]):
@@ -51,6 +71,12 @@ class Corpus(Sequence[str]):
     def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
         """Make a corpus from document id → text; a `Corpus` is returned unchanged."""
         return texts if isinstance(texts, Corpus) else cls(list(texts), list(texts.values()))
+
+    @classmethod
+    def joined(cls, corpora: "Sequence[Corpus]") -> "Corpus":
+        """All documents of several corpora, one after the other; texts are still read on demand."""
+        ids = [id for corpus in corpora for id in corpus.ids]
+        return cls(ids, Joined(corpora), Joined([corpus.titles for corpus in corpora]))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -6,12 +6,14 @@
 
 `kinds` defines every kind of index: a codec of the store, files made from its rows, and a finder. The finders
 are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings` (MUVERA);
-`ranking` has their shared functions. `index` defines the object that searches.
+`ranking` has their shared functions. `index` defines the object that searches, and `indexes` one that
+searches several as one.
 """
 
 from paradigms.find import kinds
 from paradigms.find.index import Finder, Index
-from paradigms.find.kinds import INDEXES, open_index
+from paradigms.find.indexes import Indexes
+from paradigms.find.kinds import INDEXES, Folders, open_index, open_indexes
 from paradigms.store import Store
 
-__all__ = ["INDEXES", "Finder", "Index", "Store", "kinds", "open_index"]
+__all__ = ["INDEXES", "Finder", "Folders", "Index", "Indexes", "Store", "kinds", "open_index", "open_indexes"]

@@ -83,7 +83,7 @@ class Index:
                 f"the alignment {recipe.align} of {recipe.name} reads the whole pool, "
                 "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
             )
-        parts = [self._checked(recipe, q) for q in ([queries] if isinstance(queries, Tokens) else queries)]
+        parts = [self.checked(recipe, q) for q in ([queries] if isinstance(queries, Tokens) else queries)]
         there = [some for part in parts for some in part.mask.flatten(1).any(1).tolist()]
         if not self.store.living_tokens or not any(there):
             return [{} for _ in there]
@@ -101,7 +101,7 @@ class Index:
         KeyError, naming the document, if one is unknown.
         """
         for recipe in recipes:
-            queries = self._checked(recipe, queries)
+            queries = self.checked(recipe, queries)
         if len(candidates) != len(queries.mask):
             raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
         store = self.store
@@ -128,7 +128,7 @@ class Index:
             raise ValueError(f"the scores of {recipe.name} are not sums of maxima, whose errors are bounded")
         if len(store.errors) != len(store.ids):
             raise ValueError(f"{store} has no errors: call certify with the store of all tokens")
-        rows, queries = store.with_tokens(), self._checked(recipe, queries)
+        rows, queries = store.with_tokens(), self.checked(recipe, queries)
         ranked = []
         one = torch.ones(1, 1, 1, 1)
         for n in range(len(queries.mask)):
@@ -143,7 +143,7 @@ class Index:
             ranked.append((best(store, values, rows, k) if len(lengths) else {}, bool(sure)))
         return ranked
 
-    def _checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
+    def checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         """Convert queries to float32. Raises ValueError if this store cannot score them."""
         store = self.store
         if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != store.dim:

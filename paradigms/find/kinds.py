@@ -1,10 +1,12 @@
 """The kinds of index: each a codec, files made from the rows, and a finder. Plug-ins add to `INDEXES`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from paradigms.find.encodings import Encodings, NearDocuments
 from paradigms.find.index import Index
+from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
 from paradigms.find.scan import Exact
@@ -85,3 +87,14 @@ INDEXES: dict[str, Callable[..., Kind]] = {
 def open_index(folder: str | Path, *, verify: bool = True) -> Index:
     """Open an index of any kind in a folder; arguments and errors as in `store.open_store`."""
     return Index(open_store(folder, INDEXES, verify=verify))
+
+
+Folders: TypeAlias = str | Path | Sequence[str | Path]
+
+
+def open_indexes(folders: Folders, *, verify: bool = True) -> Index | Indexes:
+    """Open the index in a folder, or those in several folders as one; otherwise as `open_index`."""
+    if isinstance(folders, str | Path):
+        return open_index(folders, verify=verify)
+    opened = [open_index(folder, verify=verify) for folder in folders]
+    return opened[0] if len(opened) == 1 else Indexes(opened)

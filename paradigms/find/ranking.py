@@ -35,7 +35,7 @@ def gathered(
 ) -> Ranked:
     """`core.rel` of the documents with one of the `search_tokens` tokens retrieved for each query token."""
     ranked = []
-    for query, _, tokens in _retrieved(store, parts, recipe.search_tokens, retrieve):
+    for query, _, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
         ranked.append(best(store, scores(store, [recipe], query, rows)[0], rows, k))
         advance(1)
@@ -47,7 +47,7 @@ def imputed(
 ) -> Ranked:
     """`impute.retrieved_rel` (Lee et al. 2023, Eq. 4): scores from the retrieved tokens alone."""
     ranked = []
-    for _, similarities, tokens in _retrieved(store, parts, recipe.search_tokens, retrieve):
+    for _, similarities, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
         rows, filled = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
         ranked.append(best(store, filled, rows.cpu().numpy(), k))
@@ -55,7 +55,7 @@ def imputed(
     return ranked
 
 
-def _retrieved(
+def retrieved_each(
     store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
     """Yield each query with the similarities and rows that its real tokens retrieve."""

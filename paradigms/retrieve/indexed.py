@@ -14,7 +14,7 @@ from paradigms.data import Corpus, Run, check_queries
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
-from paradigms.find import INDEXES, Index, open_index
+from paradigms.find import INDEXES, Folders, Index, Indexes, open_indexes
 from paradigms.find.scan import Exact
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
@@ -34,7 +34,7 @@ class Indexed:
     queries, as in `encoder.precision`.
     """
 
-    index: Index
+    index: Index | Indexes
     model: Paradigm
     corpus: Corpus | None = None
     keep: float = 1.0
@@ -63,9 +63,12 @@ class Indexed:
         return cls(Index(store), model, corpus, precision=precision)
 
     @classmethod
-    def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
-        """Open the index in a folder. Raises ValueError if another model made it."""
-        index = open_index(folder)
+    def open(cls, folder: Folders, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
+        """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
+
+        Raises ValueError if another model made one of them, or two of them hold the same document.
+        """
+        index = open_indexes(folder)
         index.store.check(model)
         return cls(index, model, corpus)
 
@@ -127,7 +130,12 @@ class Indexed:
 
     def part(self, n: int, count: int) -> Indexed | None:
         """The n-th of `count` parts of the documents; None if parts cannot be searched separately."""
-        if not isinstance(self.index.finder, Exact) or self.model.recipe.search != "gather":
+        if self.model.recipe.search != "gather":
+            return None
+        if isinstance(self.index, Indexes):
+            folders = self.index.indexes[n::count] if len(self.index.indexes) >= count else ()
+            return replace(self, index=Indexes(folders)) if folders else None
+        if not isinstance(self.index.finder, Exact):
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
         return self.only(self.index.store.names(rows))

@@ -5,7 +5,7 @@ tokens, optionally only tokens with the same id (`Alignment.kept`). `Scanned.imp
 `impute.imputed_rel`. `score` supports all alignments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,11 +172,23 @@ class Scanned:
 
         corpus: number of tokens to which the imputation extrapolates.
         """
+        spans, retrieved = packed.query.spans, self.retrieved(recipe.search_tokens, packed, rows)
+        [(some, mine)], missing = filled(recipe, spans, [retrieved], corpus)
+        nothing = missing.new_full((1, len(missing)), -torch.inf)
+        scores = torch.stack(
+            [filled_mean(*part).expand(len(rows)) for part in _by_query(spans, nothing, missing)]
+        )
+        owns = np.zeros((len(packed), len(rows)), bool)
+        scores[:, retrieved.documents], owns[:, retrieved.documents] = some, mine
+        return scores, owns
+
+    def retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
+        """The k largest similarities of each query token to tokens of the documents at `rows`."""
         from paradigms.scoring import kernels
 
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
-        k = max(1, min(recipe.search_tokens, int(lengths.sum())))
+        k = max(1, min(k, int(lengths.sum())))
         tops: dict[int, kernels.Largest] = {}  # per thread: the more tokens, the larger the k-th similarity
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -192,19 +204,10 @@ class Scanned:
 
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         values = np.concatenate([top.values for top in tops.values()], axis=1)
-        retrieved = torch.from_numpy(np.partition(values, -k, axis=1)[:, -k:])
         met = np.concatenate([documents for documents, _ in parts])
-        best = torch.from_numpy(np.concatenate([rows for _, rows in parts]))
-        best.masked_fill_(best < retrieved.amin(1), -torch.inf)
-        missing = IMPUTATIONS[recipe.imputation](retrieved, corpus)
-        scores = torch.empty((len(packed), len(rows)))
-        owns = np.zeros((len(packed), len(rows)), bool)
-        for b, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
-            maxima, absent = best[:, low:high], missing[low:high]
-            scores[b] = filled_mean(maxima.new_full((1, high - low), -torch.inf), absent)
-            scores[b, met] = filled_mean(maxima, absent)
-            owns[b, met] = (maxima > -torch.inf).any(1).numpy()
-        return scores, owns
+        return Retrieved(
+            k, np.partition(values, -k, axis=1)[:, -k:], met, np.concatenate([b for _, b in parts])
+        )
 
     def _matches(self, recipe: Recipe, packed: PackedQueries) -> "kernels.Matches":
         from paradigms.scoring import kernels
@@ -216,3 +219,39 @@ class Scanned:
         begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
         vectors, positive = np.ascontiguousarray(packed.vectors), recipe.align.positive
         return kernels.Matches(self.ids, low, begins, order, vectors, positive)
+
+
+class Retrieved(NamedTuple):
+    """What the real tokens of packed queries retrieve from a pool."""
+
+    k: int
+    largest: np.ndarray  # [j, k]: the largest similarities, −∞ where there are fewer
+    documents: np.ndarray  # [n]: places in the pool of all documents with one of these
+    best: np.ndarray  # [n, j]: their maxima; below the k-th largest, any value
+
+
+def filled(
+    recipe: Recipe, spans: np.ndarray, pools: Sequence[Retrieved], corpus: int
+) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
+    """f_XTR'(q, d) of the documents that each pool retrieved, and whether query and document share a token
+    among the k' best of all pools together; and mⱼ, from all pools.
+
+    spans: where each query begins among the tokens j. corpus: number of tokens of all pools.
+    """
+    k = min(recipe.search_tokens, sum(pool.k for pool in pools))
+    largest = np.concatenate([pool.largest for pool in pools], axis=1)
+    largest = np.partition(largest, -k, axis=1)[:, -k:] if len(pools) > 1 else largest
+    least, missing = largest.min(1), IMPUTATIONS[recipe.imputation](torch.from_numpy(largest), corpus)
+    made = []
+    for pool in pools:
+        best = torch.from_numpy(np.where(pool.best < least, np.float32(-np.inf), pool.best))
+        parts = list(_by_query(spans, best, missing))
+        scores = torch.stack([filled_mean(*part) for part in parts])
+        owns = np.stack([(maxima > -torch.inf).any(1).numpy() for maxima, _ in parts])
+        made.append((scores, owns))
+    return made, missing
+
+
+def _by_query(spans: np.ndarray, best: Tensor, missing: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Divide maxima [n, j] and mⱼ [j] by query."""
+    return ((best[:, low:high], missing[low:high]) for low, high in pairwise(spans.tolist()))

@@ -345,6 +345,25 @@ def test_a_search_among_some_documents(judged, models, capsys):
     assert "nowhere" in refused("search", "one", "snow", "--among", "ids")
 
 
+@pytest.mark.parametrize("name", ["colbert", "xtr"])
+def test_folders_are_searched_as_one(source, models, capsys, name):
+    """The results, their texts, and imputation's floor are those of one folder with all documents."""
+    rows = {f"d{n}": f"{text} {n}" for n, text in enumerate([*TEXTS.values()] * 3)}
+    for folder, ids in (("all", list(rows)), ("one", list(rows)[::2]), ("two", list(rows)[1::2])):
+        write_rows(source / f"{folder}.jsonl", {id: rows[id] for id in ids})
+        index(f"notes/{folder}.jsonl", models[name])
+    parts = ("one.jsonl.index", "two.jsonl.index")
+    found, whole = (
+        found_by(capsys, "search", *folders, "cold fish", "warm ice", "-k", 4)
+        for folders in (parts, ["all.jsonl.index"])
+    )
+    assert [(row["query"], row["id"], row["document"]) for row in found] == [
+        (row["query"], row["id"], row["document"]) for row in whole
+    ]
+    assert "document 'd0' is both in" in refused("search", "one.jsonl.index", "one.jsonl.index", "cold")
+    assert "--split needs an index" in refused("search", *parts, "--split", "test")
+
+
 def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
     index(judged, models["colbert"], "--output", "one")
     out, _ = printed(capsys, "compare", "one", "-q", "cold snow on ice")

@@ -129,7 +129,9 @@ def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_pa
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
     common = {"checkpoint": results / "colbert" / "checkpoint", "collection": arguana}
-    run("encode", **common, output=tmp_path / "encoded", passages=5)
+    run("encode", **common, output=tmp_path / "encoded", passages=5, parts=3, part=1)
+    run("encode", **common, output=tmp_path / "encoded", passages=5, parts=3)
+    assert len(list((tmp_path / "encoded").glob("index-*-of-3"))) == 3
     before = results / "runs" / "candidates.run"
     again = common | {"run": before, "index": tmp_path / "encoded", "output": tmp_path / "out"}
     run("rerank", *PASSAGES, **again)

@@ -7,7 +7,7 @@ import torch
 from accelerate import PartialState
 
 from paradigms import PARADIGMS
-from paradigms.find import INDEXES, Store, open_index
+from paradigms.find import INDEXES, Store, open_indexes
 from paradigms.retrieve import AllProcesses, Indexed
 from tests.forks import fork_group
 from tests.tiny import WORDS
@@ -22,7 +22,10 @@ SYSTEMS = [
     ("dpr", "exact"),
     ("colbert", "compressed"),
     ("colbert", "fixed"),
+    ("colbert", "folders"),
+    ("xtr", "folders"),
 ]
+HALVES = (slice(0, None, 2), slice(1, None, 2))
 
 
 def search(backbone: Path, folder: Path, answers: str) -> None:
@@ -32,7 +35,8 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
     for name, kind in SYSTEMS:
         torch.manual_seed(0)
         paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
-        index = open_index(folder / f"{name}-{kind}")
+        place = folder / f"{name}-{kind}"
+        index = open_indexes([place / "0", place / "1"] if kind == "folders" else place)
         if kind == "fixed":
             index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
         retriever = AllProcesses(Indexed(index, paradigm), state)
@@ -46,7 +50,14 @@ def test_as_one_process(tiny_bert: Path, tmp_path: Path):
     for name, kind in SYSTEMS:
         torch.manual_seed(0)
         paradigm = PARADIGMS[name](tiny_bert, query_length=12, document_length=16)
-        Store.build(INDEXES[kind](), paradigm, IDS, TEXTS, tmp_path / f"{name}-{kind}").delete(["d03"])
+        place = tmp_path / f"{name}-{kind}"
+        if kind != "folders":
+            Store.build(INDEXES[kind](), paradigm, IDS, TEXTS, place).delete(["d03"])
+            continue
+        for n, half in enumerate(HALVES):
+            store = Store.build(INDEXES["exact"](), paradigm, IDS[half], TEXTS[half], place / str(n))
+            if n == 1:
+                store.delete(["d03"])
     answers = str(tmp_path / "answers")
     for count in (1, 2):
         group = fork_group(tmp_path / "log", count, search, tiny_bert, tmp_path, answers)
@@ -60,3 +71,9 @@ def test_as_one_process(tiny_bert: Path, tmp_path: Path):
             assert list(first[system][query]) == list(scores), (system, query)
             assert all(abs(first[system][query][d] - s) < 1e-5 for d, s in scores.items())
     assert {len(scores) for scores in alone["colbert exact search"].values()} == {0, 7}
+    for name in ("colbert", "xtr"):
+        for job in ("search", "rerank"):
+            one, several = alone[f"{name} exact {job}"], alone[f"{name} folders {job}"]
+            assert {query: list(run) for query, run in one.items()} == {
+                q: list(r) for q, r in several.items()
+            }

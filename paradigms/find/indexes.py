@@ -1,0 +1,279 @@
+"""top-k_d rel(d, q) over several indexes, as one index of all their documents would answer.
+
+The indexes hold different documents of one model, in folders on one or several disks. Where candidates are
+scored in full (gather), the best documents are the best of all indexes' best. Where missing similarities are
+imputed (Lee et al. 2023, Eq. 4), the k' tokens that a query token retrieves, and with them mⱼ and which
+documents are scored, are the best of all indexes together. Exact indexes answer as one exact index; of other
+kinds, each index looks for its candidates as it would alone.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paradigms.core import Tokens
+from paradigms.data import best_first
+from paradigms.find.encodings import NearDocuments
+from paradigms.find.index import Index
+from paradigms.find.ranking import Ranked, best, retrieved_each, scanned
+from paradigms.find.scan import Exact
+from paradigms.impute import retrieved_rel
+from paradigms.io.checks import check_several
+from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
+from paradigms.scoring.stored import Scanned, filled, score, slices
+from paradigms.store.build import Advance
+from paradigms.store.store import Store
+
+SAME = ("paradigm", "weights", "dim", "fields")  # of the manifests: what made the tokens
+
+
+class Stores:
+    """The stores of several indexes, for what their users ask of one. Raises ValueError if two hold a
+    document, or other models made them."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = tuple(stores)
+        self._owners: dict[str, int] = {}  # id → place of its store
+        first = self.stores[0]
+        for n, store in enumerate(self.stores):
+            if other := next((k for k in SAME if store.manifest.get(k) != first.manifest.get(k)), None):
+                raise ValueError(f"{store} was made with another {other} than {first}: search them apart")
+            if twice := next((id for id in store.rows_by_id if id in self._owners), None):
+                where = self.stores[self._owners[twice]]
+                raise ValueError(f"document {twice!r} is both in {where} and in {store}: delete it in one")
+            self._owners |= dict.fromkeys(store.rows_by_id, n)
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.stores))
+
+    @property
+    def bytes_per_document(self) -> float:
+        return sum(store.bytes_per_document * len(store) for store in self.stores) / max(1, len(self))
+
+    def check(self, paradigm: Paradigm) -> None:
+        """`Store.check` of each store."""
+        for store in self.stores:
+            store.check(paradigm)
+
+    def owner(self, id: str) -> int:
+        """The place of the store that holds a document. Raises KeyError, naming it, if none does."""
+        if id not in self._owners:
+            raise KeyError(f"document {id!r} is in none of the indexes {self} of {len(self)} documents")
+        return self._owners[id]
+
+    def positions(self, ids: Iterable[str]) -> list[int]:
+        """`owner` of each document."""
+        check_several(ids, "document ids")
+        return [self.owner(id) for id in ids]
+
+    def divided(self, ids: Iterable[str]) -> list[list[str]]:
+        """The documents by store, in their order."""
+        parts: list[list[str]] = [[] for _ in self.stores]
+        check_several(ids, "document ids")
+        for id in ids:
+            parts[self.owner(id)].append(id)
+        return parts
+
+    def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
+        """`Store.tokens_of` documents of any of the stores, in the order of `ids`."""
+        parts = self.divided(ids)
+        named = [id for part in parts for id in part]
+        read = [store.tokens_of(some, device) for store, some in zip(self.stores, parts, strict=True) if some]
+        joined = reduce(_joined, read) if read else self.stores[0].tokens_of([], device)
+        place = {id: n for n, id in enumerate(named)}
+        order = torch.tensor([place[id] for id in ids], dtype=torch.long, device=joined.mask.device)
+        return joined.map(lambda t: t[:, order])
+
+
+class Indexes:
+    """Search and rerank several indexes of one kind as one; the methods of `Index`."""
+
+    def __init__(self, indexes: Sequence[Index]) -> None:
+        if not indexes:
+            raise ValueError("there is no index to search")
+        self.indexes, self.store = tuple(indexes), Stores([index.store for index in indexes])
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def with_finder(self, **settings: Any) -> "Indexes":
+        """Change settings of every finder, such as probes=16."""
+        return Indexes([index.with_finder(**settings) for index in self.indexes])
+
+    def only(self, ids: Iterable[str]) -> "Indexes":
+        """Restrict the search to these documents. Raises KeyError, naming the document, if one is unknown."""
+        parts = zip(self.indexes, self.store.divided(ids), strict=True)
+        return Indexes([index.only(some) for index, some in parts])
+
+    def search_tokens(
+        self,
+        recipe: Recipe,
+        queries: Tokens | Sequence[Tokens],
+        k: int = 100,
+        *,
+        advance: Advance = lambda n: None,
+    ) -> Ranked:
+        """Find the k best documents of each query, as `Index.search_tokens`.
+
+        To impute, compressed indexes retrieve the k' best tokens of their probed lists, whatever k', so that
+        mⱼ is no estimate. Raises ValueError if indexes of several kinds are to impute.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        count = len(self.indexes)
+        parts = [queries] if isinstance(queries, Tokens) else list(queries)
+        if recipe.search == "impute":
+            parts = [self.indexes[0].checked(recipe, part) for part in parts]
+            full = [index for index in self.indexes if index.store.living_tokens]
+            if not full or not any(part.mask.any() for part in parts):
+                return [{} for part in parts for _ in part.mask]
+            with torch.inference_mode():
+                ranked = _imputed(full, recipe, parts, k, advance)
+            there = [some for part in parts for some in part.mask.flatten(1).any(1).tolist()]
+            return [row if some else {} for row, some in zip(ranked, there, strict=True)]
+        runs = [
+            index.search_tokens(recipe, parts, k, advance=lambda n: advance(n / count))
+            for index in self.indexes
+        ]
+        return _best_of(runs, k)
+
+    @torch.inference_mode()
+    def rerank_tokens(
+        self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
+    ) -> list[Ranked]:
+        """Rescore each query's candidates with each recipe, as `Index.rerank_tokens`."""
+        if any(recipe.reads_pool for recipe in recipes):
+            return [
+                [self._pooled(r, queries[n : n + 1], ids) for n, ids in enumerate(candidates)]
+                for r in recipes
+            ]
+        divided = [self.store.divided(ids) for ids in candidates]
+        ranked: list[list[Ranked]] = []
+        for n, index in enumerate(self.indexes):
+            ranked.append(index.rerank_tokens(recipes, queries, [parts[n] for parts in divided]))
+        return [_best_of(runs, None) for runs in zip(*ranked, strict=True)]
+
+    def _pooled(self, recipe: Recipe, query: Tokens, ids: Sequence[str]) -> dict[str, float]:
+        """Rescore one query's candidates, which are the pool that the recipe reads."""
+        query = self.indexes[0].checked(recipe, query)
+        if not ids:
+            return {}
+        documents = self.store.tokens_of(ids, query.mask.device)
+        scores = score(recipe, documents, query)[0].masked_fill(~documents.mask[0].any(-1), -torch.inf)
+        return best_first(dict(zip(ids, scores.tolist(), strict=True)))
+
+
+def _imputed(
+    indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+) -> Ranked:
+    """Eq. 4 over all indexes: what each query token retrieves from each, put together."""
+    stores, finders = [index.store for index in indexes], [index.finder for index in indexes]
+    kinds = {type(finder) for finder in finders}
+    if len(kinds) > 1:
+        raise ValueError(f"{Stores(stores)} are of several kinds, which cannot impute together")
+    reads = [read for store in stores if (read := scanned(store, parts[0].mask.device))]
+    if kinds == {Exact} and len(reads) == len(stores):
+        return _scanned(stores, reads, recipe, parts, k, advance)
+    if kinds == {NearDocuments}:
+        return _near(indexes, recipe, parts, k, advance)
+    ranked = []
+    pairs: list[tuple[Store, Any]] = list(zip(stores, finders, strict=True))
+    each = [retrieved_each(s, parts, recipe.search_tokens, f.token_search) for s, f in pairs]
+    firsts = np.cumsum([0, *(len(store.living) for store in stores)])
+    total = sum(store.living_tokens for store in stores)
+    for retrieved in zip(*each, strict=True):
+        found = torch.cat([similarities for _, similarities, _ in retrieved], 1)
+        owners = [
+            store.owners(tokens.cpu().numpy()) for store, (*_, tokens) in zip(stores, retrieved, strict=True)
+        ]
+        owners = [np.where(rows >= 0, rows + first, -1) for rows, first in zip(owners, firsts, strict=False)]
+        top, places = found.topk(min(recipe.search_tokens, found.shape[1]), sorted=False)
+        of = torch.from_numpy(np.concatenate(owners, 1)).to(places.device).gather(1, places)
+        rows, scores = retrieved_rel(top, of, total, recipe.imputation)
+        runs = []
+        for store, low, high in zip(stores, firsts, firsts[1:], strict=False):
+            mine = (rows >= low) & (rows < high)
+            runs.append(best(store, scores[mine], rows[mine].cpu().numpy() - low, k))
+        ranked.append(best_first(reduce(operator.or_, runs), k))
+        advance(1)
+    return ranked
+
+
+def _scanned(
+    stores: Sequence[Store],
+    reads: Sequence[Scanned],
+    recipe: Recipe,
+    parts: Sequence[Tokens],
+    k: int,
+    advance: Advance,
+) -> Ranked:
+    """`_imputed` of exact indexes, by the compiled kernels."""
+    ranked, rows = [], [np.flatnonzero(store.living) for store in stores]
+    total = sum(store.living_tokens for store in stores)
+    for some in (some for queries in parts for some in slices(queries)):
+        packed = reads[0].packed(some)  # exact stores take the same
+        pools = [
+            read.retrieved(recipe.search_tokens, packed, mine) for read, mine in zip(reads, rows, strict=True)
+        ]
+        made, _ = filled(recipe, packed.query.spans, pools, total)
+        for n in range(len(some.mask)):
+            runs = [
+                best(store, scores[n][owns[n]], mine[pool.documents[owns[n]]], k)
+                for store, mine, pool, (scores, owns) in zip(stores, rows, pools, made, strict=True)
+            ]
+            ranked.append(best_first(reduce(operator.or_, runs), k))
+            advance(1)
+    return ranked
+
+
+def _near(
+    indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+) -> Ranked:
+    """Rerank the documents with the largest inner products of encodings, of all indexes."""
+    ranked, all_of = [], Indexes(indexes)
+    for queries in parts:
+        finders: list[Any] = [index.finder for index in indexes]
+        wanted = max(k, finders[0].candidates or max(64, 4 * k))
+        near = [
+            finder.nearest(index.store, queries, wanted)
+            for finder, index in zip(finders, indexes, strict=True)
+        ]
+        for n in range(len(queries.mask)):
+            products: dict[str, float] = {}
+            for index, (values, rows) in zip(indexes, near, strict=True):
+                there = rows[n] >= 0
+                products |= zip(index.store.names(rows[n][there]), values[n][there].tolist(), strict=True)
+            ids = list(best_first(products, wanted))
+            ranked.append(best_first(all_of.rerank_tokens([recipe], queries[n : n + 1], [ids])[0][0], k))
+            advance(1)
+    return ranked
+
+
+def _best_of(runs: Sequence[Ranked], k: int | None) -> Ranked:
+    """The k best documents of each query, or all, from what several indexes found."""
+    return [best_first(reduce(operator.or_, rows), k) for rows in zip(*runs, strict=True)]
+
+
+def _joined(one: Tokens, other: Tokens) -> Tokens:
+    """The documents of two Tokens [1, n, i, h], padded to the longer ones."""
+    longest = max(one.mask.shape[2], other.mask.shape[2])
+
+    def wide(t: Tensor) -> Tensor:
+        more = t.new_zeros((*t.shape[:2], longest - t.shape[2], *t.shape[3:]))
+        return torch.cat([t, more], 2)
+
+    def both(name: str) -> Tensor | None:
+        values = getattr(one, name), getattr(other, name)
+        return None if values[0] is None else torch.cat([wide(value) for value in values], 1)
+
+    fields = {name: both(name) for name in ("vectors", "mask", "ids", "salience")}
+    return Tokens(**fields)  # type: ignore[arg-type]
