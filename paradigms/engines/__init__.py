@@ -11,4 +11,4 @@ own approximate index.
 from paradigms.engines.base import Engine, EngineRetriever, hand_over
 from paradigms.engines.lance import LanceEngine
 from paradigms.engines.pgvector import PgvectorEngine
-from paradigms.engines.qdrant import QdrantEngine
+from paradigms.engines.qdrant import QdrantEdgeEngine, QdrantEngine

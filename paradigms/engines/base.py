@@ -63,6 +63,9 @@ class Engine(ABC):
         with naming(self.place):
             return self._top(query, k, among) if len(query) else []
 
+    def close(self) -> None:  # noqa: B027  most engines hold nothing that others wait for
+        """Release what the engine holds open."""
+
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
 
@@ -78,23 +81,32 @@ class Engine(ABC):
             raise ValueError(f"{what} has vectors that are not finite")
 
 
-def hand_over(store: Store, model: Paradigm, engine: Engine, *, progress: bool = False) -> int:
-    """Write the stored vectors of all documents into an engine; return how many documents have any.
+def hand_over(
+    store: Store,
+    model: Paradigm,
+    engine: Engine,
+    *,
+    rows: Sequence[int] | None = None,
+    progress: bool = False,
+) -> int:
+    """Write the stored vectors of documents into an engine; return how many of them have any.
 
-    Raises ValueError if the engine cannot score for the model (`check_maxima`).
+    rows: of documents, the deleted ones of which are left out; None: all. Raises ValueError if the engine
+    cannot score for the model (`check_maxima`).
     """
     store.check(model)
     check_maxima(model, engine)
-    count = 0
+    count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
+    wanted = wanted[store.living[wanted]]
     with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(store))
-        for rows in store.blocks(BLOCK, np.flatnonzero(store.living)):
-            tokens = store.tokens(rows)
+        task = bar.add_task(f"hand over {model.name}", total=len(wanted))
+        for block in store.blocks(BLOCK, wanted):
+            tokens = store.tokens(block)
             parts = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
-            documents = {id: part for id, part in zip(store.names(rows), parts, strict=True) if len(part)}
+            documents = {id: part for id, part in zip(store.names(block), parts, strict=True) if len(part)}
             engine.add(list(documents), list(documents.values()))
             count += len(documents)
-            bar.advance(task, len(rows))
+            bar.advance(task, len(block))
     return count
 
 

@@ -1,8 +1,8 @@
-"""Qdrant: embedded in this process, or a server or cluster of them (extra `qdrant`)."""
+"""Qdrant: its engine in this process and a folder, or a server or cluster of them (extra `qdrant`)."""
 
-import os
+import json
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,23 @@ from paradigms.io.checks import naming
 
 COLLECTION = "documents"
 REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32
+CONFIG = "edge_config.json"  # of a folder of qdrant-edge-py
 
 
 class QdrantEngine(Engine):
-    """Documents in a Qdrant collection.
+    """Documents in a collection on a Qdrant server or cluster.
 
-    client: arguments of qdrant_client.QdrantClient, such as path= (embedded), or url= and api_key=. exact:
-    score every document; otherwise a server searches its HNSW graph (embedded searches are exact). pickled:
-    allow opening a path= of an earlier process, which holds pickles: reading them can run any code. Raises
-    ValueError if there is a collection with other vectors or another metric.
+    client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. exact: score every document;
+    otherwise Qdrant searches its HNSW graph. Raises ValueError if there is a collection with other vectors or
+    another metric, and for path=, which is for `QdrantEdgeEngine`.
     """
 
-    def __init__(
-        self, dim: int, *, single: bool = False, exact: bool = False, pickled: bool = False, **client: Any
-    ) -> None:
+    def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
         from qdrant_client import QdrantClient, models
 
-        kept = next(Path(client.get("path") or os.devnull).glob("collection/*/*.sqlite"), None)
-        if kept is not None and not pickled:
+        if "path" in client:
             raise ValueError(
-                f"{kept} holds points as pickles, which can run any code when they are read: if it is "
-                "your own, pass pickled=True, else use another path"
+                "a folder is for QdrantEdgeEngine(path, dim): this one asks a server, by its url"
             )
         self.dim, self.single, self.models = dim, single, models
         self.parameters = models.SearchParams(exact=True) if exact else None
@@ -39,52 +35,134 @@ class QdrantEngine(Engine):
         expected = models.VectorParams(
             size=dim, distance=models.Distance.DOT, multivector_config=None if single else maxima
         )
-        self.place = str(client.get("path") or client.get("url") or "Qdrant")
+        self.place = str(client.get("url") or "Qdrant")
         with naming(self.place):
             self.client = QdrantClient(**client)
             if not self.client.collection_exists(COLLECTION):
                 self.client.create_collection(COLLECTION, vectors_config=expected)
             stored = self.client.get_collection(COLLECTION).config.params.vectors
-        if _vectors(stored) != _vectors(expected):
+        try:
+            _check_vectors(self.place, *(_plain(params) for params in (stored, expected)))
+        except ValueError:
             self.client.close()
-            raise ValueError(
-                f"Qdrant has a collection {COLLECTION!r} with {_vectors(stored)}, not {_vectors(expected)}: "
-                "use another path or server"
-            )
+            raise
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        points: list[Any] = []
-        held = 0
-        for id, d in zip(ids, documents, strict=True):
-            if points and held + d.size > REQUEST:
-                self.client.upsert(COLLECTION, points, wait=True)
-                points, held = [], 0
-            held += d.size
-            vector = d[0].tolist() if self.single else d.tolist()
-            points.append(self.models.PointStruct(id=_uuid(id), vector=vector, payload={"id": id}))
-        self.client.upsert(COLLECTION, points, wait=True)
+        for points in _points(ids, documents, self.single, self.models.PointStruct, str):
+            self.client.upsert(COLLECTION, points, wait=True)
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         vector = query[0].tolist() if self.single else query.tolist()
         options: dict[str, Any] = {"search_params": self.parameters}
         if among is not None:
-            ids = self.models.HasIdCondition(has_id=[_uuid(id) for id in among])
+            ids = self.models.HasIdCondition(has_id=[str(_uuid(id)) for id in among])
             exact = self.models.SearchParams(exact=True)
             options = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
         points = self.client.query_points(COLLECTION, query=vector, limit=k, **options).points
         return [((point.payload or {})["id"], point.score) for point in points]
 
 
-def _uuid(id: str) -> str:
+class QdrantEdgeEngine(Engine):
+    """Documents in a folder, by Qdrant's own engine in this process, which alone may have it open.
+
+    exact: score every document; otherwise Qdrant searches the HNSW graph that `approximate` makes. Raises
+    ValueError if the folder has other vectors, another metric or files of something else, or is open already.
+    """
+
+    def __init__(self, path: str | Path, dim: int, *, single: bool = False, exact: bool = False) -> None:
+        import qdrant_edge
+
+        self.place, self.dim, self.single, self.exact = str(path), dim, single, exact
+        self.edge: Any = qdrant_edge
+        folder, comparator = Path(path), qdrant_edge.MultiVectorComparator.MaxSim
+        many = None if single else qdrant_edge.MultiVectorConfig(comparator)
+        vectors = qdrant_edge.EdgeVectorParams(dim, qdrant_edge.Distance.Dot, multivector_config=many)
+        with naming(self.place):
+            if (folder / CONFIG).is_file():
+                stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vectors"]
+                multi = None if single else {"comparator": "max_sim"}
+                expected = {"size": dim, "distance": "Dot", "multivector_config": multi}
+                _check_vectors(self.place, stored.get("", stored), expected)
+                self.shard = qdrant_edge.EdgeShard.load(self.place)
+            else:
+                if folder.is_dir() and any(folder.iterdir()):
+                    raise ValueError(f"the folder holds other files and no {CONFIG}: use another one")
+                folder.mkdir(parents=True, exist_ok=True)
+                self.shard = qdrant_edge.EdgeShard.create(self.place, qdrant_edge.EdgeConfig(vectors))
+
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        for points in _points(ids, documents, self.single, self.edge.Point, lambda id: id):
+            self.shard.update(self.edge.UpdateOperation.upsert_points(points))
+        self.shard.flush()
+
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+        edge, some = self.edge, None
+        if among is not None:
+            some = edge.Filter(must=[edge.HasIdCondition({_uuid(id) for id in among})])
+        request = edge.QueryRequest(
+            k,
+            query=edge.Query.Nearest(query[0].tolist() if self.single else query.tolist()),
+            filter=some,
+            params=edge.SearchParams(exact=self.exact or among is not None),
+            with_payload=True,
+        )
+        return [(point.payload["id"], point.score) for point in self.shard.query(request)]
+
+    def approximate(self) -> None:
+        """Let Qdrant merge its segments, and build the HNSW graph of those beyond its threshold."""
+        with naming(self.place):
+            self.shard.optimize()
+
+    def close(self) -> None:
+        """Write what is pending and release the folder."""
+        self.shard.close()
+
+
+def _points(
+    ids: Sequence[str],
+    documents: Sequence[Vectors],
+    single: bool,
+    point: Any,
+    key: Callable[[uuid.UUID], Any],
+) -> Iterator[list[Any]]:
+    """Yield documents as Qdrant's points, of at most REQUEST numbers at a time."""
+    points: list[Any] = []
+    held = 0
+    for id, d in zip(ids, documents, strict=True):
+        if points and held + d.size > REQUEST:
+            yield points
+            points, held = [], 0
+        held += d.size
+        vector = d[0].tolist() if single else d.tolist()
+        points.append(point(id=key(_uuid(id)), vector=vector, payload={"id": id}))
+    yield points
+
+
+def _uuid(id: str) -> uuid.UUID:
     """Convert an id to a UUID, as Qdrant's ids are numbers or UUIDs."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, id))
+    return uuid.uuid5(uuid.NAMESPACE_URL, id)
 
 
-def _vectors(params: Any) -> str:
+def _plain(params: Any) -> dict[str, Any]:
+    """The client's parameters of vectors, as JSON has them."""
+    if isinstance(params, dict):
+        return {name: _plain(part) for name, part in params.items()}
+    made: dict[str, Any] = json.loads(params.model_dump_json()) if params is not None else {}
+    return made
+
+
+def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise ValueError, with both in words, if a collection's vectors are not those expected."""
+    if _vectors(stored) != _vectors(expected):
+        raise ValueError(
+            f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"
+        )
+
+
+def _vectors(params: dict[str, Any]) -> str:
     """Describe a collection's vectors in words."""
-    if params is None or isinstance(params, dict):
-        return f"vectors with names ({', '.join(params or {}) or 'none'})"
-    many = params.multivector_config
-    kind = f"many vectors per document ({many.comparator.value})" if many else "one vector per document"
-    numbers = "float32" if params.datatype is None else params.datatype.value
-    return f"{kind}, {params.size} × {numbers}, {params.distance.value}"
+    if "size" not in params:
+        return f"vectors with names ({', '.join(params) or 'none'})"
+    many = params.get("multivector_config")
+    kind = f"many vectors per document ({many['comparator']})" if many else "one vector per document"
+    return f"{kind}, {params['size']} × {params.get('datatype') or 'float32'}, {params['distance']}"

@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState
 
 import paradigms
 from paradigms.data import Corpus
-from paradigms.engines import LanceEngine, QdrantEngine
+from paradigms.engines import LanceEngine, QdrantEdgeEngine
 from paradigms.io.files import write_json
 from paradigms.store import Store
 from paradigms.train.contrastive import Contrastive
@@ -96,9 +96,9 @@ SUSTAINED = 120  # seconds of each kind of index: ten minutes together
 
 ENGINES: dict[str, Callable[[Path], Any]] = {
     "lancedb": lambda folder: LanceEngine(str(folder), DIM),
-    "qdrant": lambda folder: QdrantEngine(DIM, path=str(folder), pickled=True),
+    "qdrant": lambda folder: QdrantEdgeEngine(folder, DIM),
 }
-PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_client"}
+PACKAGES = {"lancedb": "lancedb", "qdrant": "qdrant_edge"}
 IDS = {f"d{n}" for n in range(400) if n % 6}
 
 
@@ -109,7 +109,7 @@ def opened(kind: str, folder: Path) -> Any:
         yield engine
     finally:
         if kind == "qdrant":
-            engine.client.close()
+            engine.close()
 
 
 def fill(kind: str, folder: Path, first: int = 0, count: int = 24) -> None:

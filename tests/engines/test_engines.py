@@ -8,7 +8,15 @@ import torch
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS
-from paradigms.engines import Engine, EngineRetriever, LanceEngine, PgvectorEngine, QdrantEngine, hand_over
+from paradigms.engines import (
+    Engine,
+    EngineRetriever,
+    LanceEngine,
+    PgvectorEngine,
+    QdrantEdgeEngine,
+    QdrantEngine,
+    hand_over,
+)
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from tests import needs
@@ -26,6 +34,7 @@ ENGINES = [
     "exhaustive",
     pytest.param("lancedb", marks=needs.lancedb),
     pytest.param("qdrant", marks=needs.qdrant),
+    pytest.param("qdrant server", marks=needs.qdrant_client),
     pytest.param("pgvector", marks=needs.postgres),
 ]
 
@@ -88,8 +97,20 @@ def server():
 
 
 @pytest.fixture
+def qdrant_server(monkeypatch):
+    """In place of a server, the client's imitation of one, within this test."""
+    from qdrant_client import QdrantClient
+
+    client = QdrantClient(":memory:")
+    monkeypatch.setattr(client, "close", lambda: None)
+    monkeypatch.setattr("qdrant_client.QdrantClient", lambda **settings: client)
+    return client
+
+
+@pytest.fixture
 def engine_of(request, tmp_path):
     """(name, dim, single) -> an engine, whose documents are those of the last one with this name."""
+    edges = []
 
     def opened(name, dim, single=False, **settings):
         if name == "exhaustive":
@@ -100,7 +121,13 @@ def engine_of(request, tmp_path):
             store = request.getfixturevalue("bucket")
             return LanceEngine(f"s3://bucket{tmp_path}", dim, single=single, storage_options=store)
         if name == "qdrant":
-            return QdrantEngine(dim, single=single, path=str(tmp_path / "qdrant"), pickled=True)
+            while edges:
+                edges.pop().close()
+            edges.append(QdrantEdgeEngine(tmp_path / "qdrant", dim, single=single, **settings))
+            return edges[0]
+        if name == "qdrant server":
+            request.getfixturevalue("qdrant_server")
+            return QdrantEngine(dim, single=single, url="http://server", **settings)
         address = request.getfixturevalue("server")
         return PgvectorEngine(address, dim, single=single, schema=tmp_path.name, **settings)
 
@@ -150,9 +177,9 @@ def test_a_document_takes_the_place_of_its_former_self(indexed, engine_of, name)
     assert len(found) == 79
 
 
-@needs.qdrant
-def test_requests_to_qdrant_are_no_larger_than_a_server_takes(tmp_path, monkeypatch):
-    engine = QdrantEngine(8, path=str(tmp_path / "qdrant"))
+@needs.qdrant_client
+def test_requests_to_qdrant_are_no_larger_than_a_server_takes(engine_of, monkeypatch):
+    engine = engine_of("qdrant server", 8)
     sent, send = [], engine.client.upsert
 
     def counted(collection, points, wait):
@@ -213,13 +240,19 @@ def test_an_engine_of_another_width_is_refused(indexed):
 THERE = {
     "lancedb": r"'fixed_size_list<float>\[4\]'",
     "qdrant": "one vector per document, 4 × float32, Dot",
+    "qdrant server": "one vector per document, 4 × float32, Dot",
     "pgvector": r"'vector\(4\)'",
 }
 OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is said
     (
         5,
         True,
-        {"lancedb": r"fixed_size_list<float>\[5\]", "qdrant": "5 × float32", "pgvector": r"vector\(5\)"},
+        {
+            "lancedb": r"fixed_size_list<float>\[5\]",
+            "qdrant": "5 × float32",
+            "qdrant server": "5 × float32",
+            "pgvector": r"vector\(5\)",
+        },
     ),
     (
         4,
@@ -227,6 +260,7 @@ OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is
         {
             "lancedb": r"list<fixed_size_list<float>\[4\]>",
             "qdrant": r"many vectors per document \(max_sim\), 4 ×",
+            "qdrant server": r"many vectors per document \(max_sim\), 4 ×",
             "pgvector": "'n': 'integer'",
         },
     ),
@@ -236,9 +270,7 @@ OTHERS = [  # (dim, single) that is opened where (4, True) was made, and what is
 @pytest.mark.parametrize("name", ENGINES[1:])
 @pytest.mark.parametrize(("dim", "single", "said"), OTHERS)
 def test_a_store_of_other_vectors_is_refused(engine_of, name, dim, single, said):
-    first = engine_of(name, 4, True)
-    if name == "qdrant":
-        first.client.close()
+    engine_of(name, 4, True)
     with pytest.raises(ValueError, match=f"{THERE[name]}.*not .*{said[name]}"):
         engine_of(name, dim, single)
     engine_of(name, 4, True)  # what it was made for is opened
@@ -291,31 +323,47 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
         again.top(2 * unit[0], 10)
 
 
-@needs.qdrant
-def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(tmp_path):
-    from qdrant_client import QdrantClient, models
+@needs.qdrant_client
+def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(qdrant_server):
+    from qdrant_client import models
 
     cosine = models.VectorParams(size=4, distance=models.Distance.COSINE)
     half = models.VectorParams(size=4, distance=models.Distance.DOT, datatype=models.Datatype.FLOAT16)
-    for n, (params, said) in enumerate(
-        ((cosine, "4 × float32, Cosine"), (half, "4 × float16, Dot"), ({"title": cosine}, r"names \(title\)"))
+    for params, said in (
+        (cosine, "4 × float32, Cosine"),
+        (half, "4 × float16, Dot"),
+        ({"title": cosine}, r"names \(title\)"),
     ):
-        client = QdrantClient(path=str(tmp_path / str(n)))
-        client.create_collection("documents", vectors_config=params)
-        client.close()
+        qdrant_server.delete_collection("documents")
+        qdrant_server.create_collection("documents", vectors_config=params)
         with pytest.raises(ValueError, match=f"{said}.*, not one vector per document, 4 × float32, Dot"):
-            QdrantEngine(4, single=True, path=str(tmp_path / str(n)), pickled=True)
+            QdrantEngine(4, single=True, url="http://server")
+    with pytest.raises(ValueError, match="a folder is for QdrantEdgeEngine"):
+        QdrantEngine(4, path="folder")
 
 
 @needs.qdrant
-def test_pickles_of_an_embedded_qdrant_are_read_when_asked_for_alone(tmp_path):
-    first = QdrantEngine(4, path=str(tmp_path))
-    first.add(["a"], [np.ones((2, 4), np.float32)])
-    first.client.close()
-    with pytest.raises(ValueError, match="holds points as pickles"):
-        QdrantEngine(4, path=str(tmp_path))
-    again = QdrantEngine(4, path=str(tmp_path), pickled=True)
-    assert again.top(np.ones((1, 4), np.float32), 3) == [("a", 4.0)]
+def test_a_folder_of_qdrant_has_one_process_and_an_index(tmp_path):
+    engine = QdrantEdgeEngine(tmp_path / "qdrant", 4)
+    draw = np.random.default_rng(0)
+    documents = list(draw.standard_normal((500, 3, 4)).astype(np.float32))
+    engine.add([str(n) for n in range(500)], documents)
+    with pytest.raises(ValueError, match=r"qdrant: .*WAL"):
+        QdrantEdgeEngine(tmp_path / "qdrant", 4)
+    wanted = engine.top(documents[7], 5)
+    engine.approximate()
+    engine.close()
+    again = QdrantEdgeEngine(tmp_path / "qdrant", 4, exact=True)
+    assert again.top(documents[7], 5) == wanted
+    again.close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="the folder holds other files"):
+        QdrantEdgeEngine(tmp_path / "other", 4)
+    config = tmp_path / "qdrant" / "edge_config.json"
+    config.write_text(config.read_text().replace("Dot", "Cosine"))
+    with pytest.raises(ValueError, match=r"4 × float32, Cosine, not many vectors per document \(max_sim\)"):
+        QdrantEdgeEngine(tmp_path / "qdrant", 4)
 
 
 @needs.postgres

@@ -1,0 +1,127 @@
+"""Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
+
+The stored vectors of folders that experiments/encode.py or `python -m paradigms index` wrote go into one
+table or collection; nothing is encoded again. Several processes share the documents: accelerate launch
+--num_processes 4 experiments/hand_over.py --indexes … The output folder keeps what is done: a second start
+hands over the rest. Passwords and keys come from the engine's own variables, such as PGPASSWORD.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from studies.settings import Precision, at_least, launch, refusing
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Settings: the indexes, their model and the engine."""
+
+    indexes: list[str]
+    """folders of indexes, of different documents and one model"""
+    checkpoint: str
+    """the model that made them: a folder or a name"""
+    engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres"]
+    """qdrant: a server or cluster; qdrant_edge: a folder, by one process"""
+    place: str
+    """its address or folder: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """more arguments of the engine's class"""
+    approximate: bool = False
+    """have the engine index its vectors at the end"""
+    piece: int = 1024
+    """documents that a process hands over at a time; an interruption repeats those of one piece"""
+    precision: Precision = "no"
+    output: str
+    """folder that keeps what is done"""
+
+    def __post_init__(self) -> None:
+        at_least(self, piece=1)
+        if self.approximate and self.engine == "qdrant":
+            raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+from accelerate import Accelerator
+
+from paradigms import Paradigm, load
+from paradigms.data.texts import INDEX
+from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, QdrantEngine, hand_over
+from paradigms.find import Store, open_index
+from paradigms.io.checks import json_or_empty
+from paradigms.io.files import write_json
+from paradigms.io.progress import progress_bar
+from paradigms.registry import as_paradigm
+from paradigms.train.script import begin, keep_settings
+from paradigms.train.state import by_main
+
+
+def main(settings: Settings) -> None:
+    accelerator, console = begin(settings)
+    if settings.engine == "qdrant_edge" and accelerator.num_processes > 1:
+        raise SystemExit("one process alone may open a folder of Qdrant: launch one")
+    with refusing():
+        paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
+        stores = [open_index(folder_of(folder), verify=False).store for folder in settings.indexes]
+        folder = Path(settings.output)
+
+        def keep() -> None:
+            states = [[store.manifest["documents"], store.manifest["generation"]] for store in stores]
+            kept = asdict(settings) | {"states": states}
+            keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
+            opened(settings, paradigm).close()  # makes the table, once
+
+        by_main(keep, accelerator)
+        count = load_pieces(stores, paradigm, settings, accelerator)
+        accelerator.wait_for_everyone()
+        if settings.approximate:
+            by_main(lambda: index_all(opened(settings, paradigm)), accelerator)
+    console.print(f"{count:,} documents with vectors in {settings.place}")
+    accelerator.end_training()
+
+
+def index_all(engine: Any) -> None:
+    """Have an engine index its vectors."""
+    engine.approximate()
+    engine.close()
+
+
+def folder_of(folder: str) -> Path:
+    """The index itself: the folder, or the one in it that `python -m paradigms index` made."""
+    inner = Path(folder) / INDEX
+    return inner if inner.is_dir() else Path(folder)
+
+
+def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, launch: Accelerator) -> int:
+    """Hand over what is not done yet, each process its share; return the number of documents with vectors."""
+    folder = Path(settings.output)
+    done = {tuple(piece) for file in folder.glob("done-*.json") for piece in json_or_empty(file)["pieces"]}
+    mine = folder / f"done-{launch.process_index}.json"
+    ended = [tuple(piece) for piece in json_or_empty(mine).get("pieces", [])]
+    whole = [(n, row) for n, store in enumerate(stores) for row in range(0, len(store.ids), settings.piece)]
+    left = [piece for piece in whole[launch.process_index :: launch.num_processes] if piece not in done]
+    engine = opened(settings, paradigm)
+    with progress_bar(launch.is_main_process) as bar:
+        for n, first in bar.track(left, description="hand over"):
+            rows = range(first, min(first + settings.piece, len(stores[n].ids)))
+            hand_over(stores[n], paradigm, engine, rows=rows)
+            ended.append((n, first))
+            write_json(mine, {"pieces": ended})
+    engine.close()
+    return sum(len(store.with_tokens()) for store in stores)
+
+
+def opened(settings: Settings, paradigm: Paradigm) -> Engine:
+    """The engine at its place."""
+    encoder, options = paradigm.encoder.settings, dict(settings.options)
+    options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
+    dim = paradigm.encoder.dim
+    if settings.engine == "qdrant":
+        return QdrantEngine(dim, url=settings.place, **options)
+    kinds: dict[str, Any] = {
+        "lancedb": LanceEngine,
+        "postgres": PgvectorEngine,
+        "qdrant_edge": QdrantEdgeEngine,
+    }
+    return kinds[settings.engine](settings.place, dim, **options)

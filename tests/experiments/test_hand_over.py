@@ -1,0 +1,94 @@
+"""experiments/hand_over.py: indexes into an engine, by several processes, and after an interruption."""
+
+from pathlib import Path
+from typing import Any
+
+import hand_over
+import pytest
+import torch
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.engines import Engine, EngineRetriever, LanceEngine, QdrantEdgeEngine
+from paradigms.find import open_index
+from paradigms.retrieve import Indexed
+from tests import needs
+from tests.experiments.scripts import run, settings
+from tests.near import same_run
+from tests.tiny import WORDS
+
+TEXTS = {f"d{n}": " ".join(WORDS.split()[(5 * n + w) % 200] for w in range(n % 5)) for n in range(40)}
+QUERIES = {"a": "bird over the sea", "b": "fire and wood"}
+KINDS: dict[str, Any] = {"lancedb": LanceEngine, "qdrant_edge": QdrantEdgeEngine}
+
+
+@pytest.fixture
+def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
+    """A model, and flags for two indexes of its, each with half of the documents."""
+    torch.manual_seed(0)
+    model = PARADIGMS["colbert"](tiny_bert, dim=8, query_length=12, document_length=16)
+    model.save_pretrained(tmp_path / "model")
+    for n in (0, 1):
+        some = {id: text for id, text in TEXTS.items() if int(id[1:]) % 2 == n}
+        Indexed.build(model, some, tmp_path / f"index-{n}")
+    flags = {
+        "indexes": f"[{tmp_path}/index-0, {tmp_path}/index-1]",
+        "checkpoint": tmp_path / "model",
+        "piece": 6,
+    }
+    return model, flags | {"place": tmp_path / "engine", "output": tmp_path / "done"}
+
+
+def check(model: Paradigm, engine: Engine) -> None:
+    wanted = Indexed.build(model, TEXTS)
+    same_run(EngineRetriever(engine, model).search(QUERIES, 50), wanted.search(QUERIES, 50))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("lancedb", marks=needs.lancedb), pytest.param("qdrant_edge", marks=needs.qdrant)],
+)
+def test_an_interrupted_hand_over_goes_on(
+    given: tuple[Paradigm, dict[str, Any]], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, flags = given
+    added, add = [], KINDS[name]._add
+
+    def failing(engine: Engine, ids: list[str], documents: list[Any]) -> None:
+        if len(added) == 3:
+            engine.close()
+            raise OSError("the disk is full")
+        added.append(ids)
+        add(engine, ids, documents)
+
+    monkeypatch.setattr(KINDS[name], "_add", failing)
+    with pytest.raises(SystemExit, match="the disk is full"):
+        run("hand_over", engine=name, **flags)
+    monkeypatch.setattr(KINDS[name], "_add", lambda *given: (added.append(given[1]), add(*given)))
+    run("hand_over", engine=name, **flags)
+    assert sorted(id for ids in added for id in ids) == sorted(id for id, text in TEXTS.items() if text)
+    check(model, KINDS[name](str(tmp_path / "engine"), 8))
+    with pytest.raises(SystemExit, match="holds results with other settings"):
+        run("hand_over", engine=name, **flags | {"piece": 7})
+
+
+@needs.lancedb
+def test_processes_share_the_documents(given: tuple[Paradigm, dict[str, Any]], tmp_path: Path) -> None:
+    model, flags = given
+    stores = [open_index(tmp_path / f"index-{n}").store for n in (0, 1)]
+    chosen = settings("hand_over", engine="lancedb", **flags)
+    (tmp_path / "done").mkdir()
+
+    class Launch:
+        num_processes, is_main_process = 2, False
+
+        def __init__(self, rank: int) -> None:
+            self.process_index = rank
+
+        def wait_for_everyone(self) -> None: ...
+
+    for rank in (1, 0):
+        hand_over.load_pieces(stores, model, chosen, Launch(rank))  # type: ignore[arg-type]
+    check(model, LanceEngine(str(tmp_path / "engine"), 8))
+    with pytest.raises(SystemExit, match="a Qdrant server indexes by itself"):
+        settings("hand_over", engine="qdrant", approximate="true", **flags)
