@@ -57,7 +57,7 @@ lint: .venv/.test
 	$(BIN)/mypy
 
 bench: .venv/.run
-	for benchmark in experiments/benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+	for benchmark in $(filter-out %/scale.py,$(wildcard experiments/benchmarks/*.py)); do $(BIN)/python $$benchmark || exit 1; done
 
 # Pages of every public function, from its docstring: build/api/index.html. pdoc shows no module of a package that has
 # __all__, so each is named; of the others it says that it has them already.

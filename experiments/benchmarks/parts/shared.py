@@ -15,9 +15,12 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 def run_worker(
-    name: str, job: Mapping[str, Any], python: str, threads: int
+    name: str, job: Mapping[str, Any], python: str, threads: int, limit: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run parts/NAME.py on a job in a new process, and wait for it. Paths in the job are absolute."""
+    """Run parts/NAME.py on a job in a new process, and wait for it. Paths in the job are absolute.
+
+    Raises TimeoutExpired after `limit` seconds.
+    """
     env = os.environ | dict.fromkeys(THREADS, str(threads))
     return subprocess.run(
         [python, "-m", f"parts.{name}", json.dumps(job)],
@@ -25,6 +28,7 @@ def run_worker(
         text=True,
         cwd=Path(__file__).parents[1],  # where -m looks first
         env=env | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
+        timeout=limit,
     )
 
 
@@ -43,6 +47,12 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it started and has waited for."""
+    children = os.times()[2:4]  # in hundredths of a second
+    return time.process_time() + sum(children)
 
 
 def medians(

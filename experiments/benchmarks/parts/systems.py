@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.shared import memory, tell, timed
+from parts.shared import cpu_seconds, memory, tell, timed
 
 Ranked = list[list[int]]  # each query's best documents
 
@@ -265,16 +265,21 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     if job["phase"] == "build":
         seconds, _ = timed(system.build)
         size = sum(file.stat().st_size for file in Path(job["folder"]).rglob("*") if file.is_file())
-        return {"seconds": seconds, "memory": memory("VmHWM"), "bytes": size}
+        return {"seconds": seconds, "cpu": cpu_seconds(), "memory": memory("VmHWM"), "bytes": size}
     system.open()
+    opened = cpu_seconds()
     every = range(len(system.vectors.queries))
     system.find(every[:3], job["k"])
     system.find(every[:1], job["k"])
-    alone = [timed(lambda n=n: system.find([n], job["k"])) for n in every]
+    alone, clocks = [], [cpu_seconds()]
+    for n in every:
+        alone.append(timed(lambda n=n: system.find([n], job["k"])))
+        clocks.append(cpu_seconds())
+    cpu = {"opened": opened, "single": np.diff(clocks).tolist()}
     single, ranked = [seconds for seconds, _ in alone], [rows for _, [rows] in alone]
     batch, _ = timed(lambda: system.find(every, job["k"]))
     answer = {"single": single, "batch": batch, "found": ranked, "memory": memory("VmHWM")}
-    return answer | {"work": system.work()}
+    return answer | {"work": system.work(), "cpu": cpu}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,212 @@
+"""More documents than there are: real ones first, then documents composed of them by a stated law.
+
+Tokens. A composed document is the first half of one real document and the second half of another one of the
+same collection. Each of its tokens x is moved within its cell, one of `CELLS` of k-means over all real tokens
+with mean c, by another token y of that cell drawn at random:
+
+    x′ = (c + (x − c + y − c) / √2) / ‖·‖,
+
+which keeps each cell's mean and covariance, up to the length 1. One vector a document: the same move, in
+cells of documents, of one document. Terms: each term of two documents of a collection with probability 1/2.
+
+Document n is the same whatever range it is drawn in: blocks of `BLOCK` have a seed of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BLOCK = 1024
+CELLS = {"tokens": 4096, "pooled": 256}
+Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and the number of each document's
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Documents of one `form` (tokens, pooled, words, splade) in a folder that `write` filled.
+
+    real: how many real documents come before the composed ones; None: all.
+    """
+
+    folder: str
+    form: str
+    real: int | None = None
+    seed: int = 0
+
+    def blocks(self, first: int, last: int) -> Iterator[tuple[int, Rows]]:
+        """The documents first … last − 1: of at most BLOCK the first one's number, values and lengths."""
+        while first < last:
+            number = first // BLOCK
+            begin, end = first - number * BLOCK, min(last - number * BLOCK, BLOCK)
+            yield first, _between(self._block(number), begin, end)
+            first = number * BLOCK + end
+
+    def parts(self, first: int, last: int) -> Iterator[tuple[list[str], Any]]:
+        """The same as ids and `Tokens`, which a store is built from."""
+        for start, (values, lengths) in self.blocks(first, last):
+            yield [str(start + n) for n in range(len(lengths))], as_tokens(values, lengths, 0)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ("vectors", "ids") if self.form in ("words", "splade") else ("vectors",)
+
+    @property
+    def dim(self) -> int:
+        return 1 if "ids" in self.fields else self._values.shape[1]
+
+    @cached_property
+    def queries(self) -> list[Any]:
+        """Each query as `Tokens` [1, 1, j, h]."""
+        values, lengths = self._read("queries"), self._read("query_lengths")
+        ends = np.cumsum(lengths)
+        return [as_tokens(values[e - n : e], np.array([n]), 1) for e, n in zip(ends, lengths, strict=True)]
+
+    def _block(self, number: int) -> Rows:
+        real = len(self._lengths) if self.real is None else self.real
+        first, last = number * BLOCK, (number + 1) * BLOCK
+        there = min(max(real - first, 0), BLOCK)
+        values, lengths = self._documents(np.arange(first, first + there))
+        if first + there == last:
+            return values, lengths
+        random = np.random.default_rng((self.seed, number))
+        one = random.integers(len(self._lengths), size=BLOCK - there)
+        low, high = self._ranges[self._sources[one]].T
+        other = random.integers(low, high)
+        made = self._composed(one, self._members[other], random)
+        return np.concatenate([values, made[0]]), np.concatenate([lengths, made[1]])
+
+    def _composed(self, one: np.ndarray, other: np.ndarray, random: np.random.Generator) -> Rows:
+        if "ids" in self.fields:
+            both = np.stack([one, other], 1).ravel()
+            values, lengths = self._documents(both)
+            owners = np.repeat(np.repeat(np.arange(len(one)), 2), lengths)
+            kept = random.random(len(values)) < 0.5
+            values, owners = values[kept], owners[kept]
+            _, firsts = np.unique(owners * (1 << 32) + values["id"], return_index=True)
+            return values[firsts], np.bincount(owners[firsts], minlength=len(one))
+        if self.form == "pooled":
+            rows, lengths = one, np.ones(len(one), np.int64)
+        else:
+            middle, begin = self._offsets[one] + (self._lengths[one] + 1) // 2, self._offsets[one]
+            half, end = self._offsets[other] + self._lengths[other] // 2, self._offsets[other + 1]
+            spans = np.stack([begin, middle, half, end], 1).reshape(-1, 2)
+            rows, lengths = _ranged(*spans.T), (middle - begin) + (end - half)
+        cells = self._read("cells")[rows]
+        begins = self._read("begins")
+        sizes = begins[cells + 1] - begins[cells]
+        mates = self._read("order")[begins[cells] + (random.random(len(rows)) * sizes).astype(np.int64)]
+        centres = self._read("centres")[cells]
+        moved = self._values[rows].astype(np.float32) + self._values[mates].astype(np.float32) - 2 * centres
+        moved *= np.float32(0.5**0.5)
+        moved += centres
+        return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
+
+    def _documents(self, numbers: np.ndarray) -> Rows:
+        """Real documents."""
+        rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
+        return self._values[rows], self._lengths[numbers]
+
+    def _read(self, name: str) -> np.ndarray:
+        return _loaded(Path(self.folder) / f"{self.form}.{name}.npy")
+
+    @property
+    def _values(self) -> np.ndarray:
+        return self._read("values")
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        return self._read("lengths")
+
+    @cached_property
+    def _offsets(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
+
+    @property
+    def _sources(self) -> np.ndarray:
+        return self._read("sources")
+
+    @cached_property
+    def _members(self) -> np.ndarray:
+        """The documents, collection by collection."""
+        return np.argsort(self._sources, kind="stable")
+
+    @cached_property
+    def _ranges(self) -> np.ndarray:
+        """Where each collection begins and ends among `_members`."""
+        ends = np.cumsum(np.bincount(self._sources))
+        return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
+
+
+def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries: Rows, seed: int) -> None:
+    """Write the real documents of a form, with the collection of each, and the queries."""
+    values, lengths = documents
+    files = {"values": values, "lengths": lengths, "sources": sources}
+    files |= {"queries": queries[0], "query_lengths": queries[1]}
+    if form in CELLS:
+        files |= cells_of(values, min(CELLS[form], max(1, len(values) // 8)), seed)
+    for name, rows in files.items():
+        np.save(folder / f"{form}.{name}.npy", rows)
+
+
+def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Cells of k-means: that of each vector, the vectors by cell, where each cell begins, and the means."""
+    import faiss
+
+    random = np.random.default_rng(seed)
+    sample = np.sort(random.permutation(len(values))[: 64 * count])
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": 64}
+    kmeans = faiss.Kmeans(values.shape[1], count, niter=4, seed=seed, **limits)
+    kmeans.train(values[sample].astype(np.float32))
+    cells, centres = np.empty(len(values), np.int32), np.zeros((count, values.shape[1]), np.float64)
+    for start in range(0, len(values), 1 << 16):
+        part = values[start : start + (1 << 16)].astype(np.float32)
+        found = kmeans.index.search(part, 1)[1][:, 0]
+        cells[start : start + len(part)] = found
+        np.add.at(centres, found, part)
+    sizes = np.bincount(cells, minlength=count)
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    means = (centres / np.maximum(sizes, 1)[:, None]).astype(np.float32)
+    return {"cells": cells, "order": np.argsort(cells, kind="stable"), "begins": begins, "centres": means}
+
+
+@cache
+def _loaded(file: Path) -> np.ndarray:
+    return np.load(file, mmap_mode="r")
+
+
+def as_tokens(values: np.ndarray, lengths: np.ndarray, axis: int) -> Any:
+    """Documents (axis 0) or queries (axis 1) as `Tokens`, padded."""
+    import torch
+
+    from paradigms.core import Tokens
+
+    mask = np.arange(max(1, int(lengths.max(initial=0)))) < lengths[:, None]
+    weighted = values.dtype.names is not None
+    vectors = values["weight"][:, None] if weighted else values
+    padded = np.zeros((*mask.shape, vectors.shape[1]), np.float32)
+    padded[mask] = vectors
+    ids = np.zeros(mask.shape, np.int64)
+    if weighted:
+        ids[mask] = values["id"]
+    vectors, there, named = (torch.from_numpy(part).unsqueeze(axis) for part in (padded, mask, ids))
+    return Tokens(vectors, there, named if weighted else None)
+
+
+def _between(block: Rows, begin: int, end: int) -> Rows:
+    values, lengths = block
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return values[offsets[begin] : offsets[end]], lengths[begin:end]
+
+
+def _ranged(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """begins[0] … ends[0] − 1, begins[1] … ends[1] − 1, and so on."""
+    lengths = ends - begins
+    return np.repeat(begins - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) + np.arange(
+        lengths.sum()
+    )

@@ -1,0 +1,486 @@
+"""What search costs at 10⁴, 10⁵ and 10⁶ documents: build, memory, disk, open, search, add, delete, recall.
+
+Vectors are token states of the offline encoder (ColBERT, untrained) of the documents of several collections,
+the first `tokens` of each document, on their `dim` principal axes. Beyond their number, documents are
+composed of them by the law in `parts/composed.py`; two rows of the first size compare its recall with that of
+real documents. Other forms of the same texts: the mean of each document's tokens as one vector, BM25's
+weights, and SPLADE's of a share of the documents. Queries are test queries of the collections.
+
+Every stage is a process of its own, whose answer is a file in stages/: a second start goes on where the first
+ended. Times are CPU seconds of `threads` threads. recall@10 is against exact search of the same vectors.
+fast-plaid and xtr-warp-rs take part where `--peers` names environments that have them, up to `peers_most`
+documents; a stage that takes longer than `limit` seconds is given up.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paradigms.io.command_line import command_line
+
+
+@dataclass
+class Settings:
+    """Settings: the documents, the sizes and the systems."""
+
+    collections: dict[str, int] = field(default_factory=lambda: {"pydocs": 0})
+    """name or folder of each collection → documents of it at most, 0 for all"""
+    sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000])
+    systems: list[str] = field(default_factory=list)
+    """by the beginning of their names; all where none is given"""
+    most: dict[str, int] = field(default_factory=lambda: {"exact": 100_000})
+    """system → the largest size at which it is measured"""
+    queries: int = 100
+    """test queries, as many of each collection"""
+    tokens: int = 64
+    """of each document, at most"""
+    dim: int = 128
+    splade: int = 4000
+    """documents of which SPLADE's are composed; 0: none"""
+    peers: list[str] = field(default_factory=list)
+    """folders of virtual environments with fast-plaid and xtr-warp-rs"""
+    peers_most: int = 100_000
+    limit: int = 3600
+    """seconds that one stage may take"""
+    threads: int = 1
+    backbone: str = "offline"
+    seed: int = 0
+    output: str = "results/benchmarks/scale"
+
+
+if __name__ == "__main__":  # before the imports that take seconds
+    arguments = command_line(Settings, __doc__ or "")
+
+sys.path.append(str(Path(__file__).parents[1]))  # for studies, beside this folder
+
+import numpy as np
+import torch
+from parts.composed import Composed, write
+from parts.shared import MiB, last_line, run_worker
+from parts.vectors import principal, unit
+from scipy.stats import t
+from studies.pages import Rows, Section, publish
+from token_search import interpreters
+
+from paradigms import PARADIGMS
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus, load_collection
+from paradigms.evaluate.measures import Interval, bootstrap_intervals
+from paradigms.find import Store, kinds, open_index
+from paradigms.io.checks import json_or_empty
+from paradigms.io.command_line import folder_name
+from paradigms.io.device import processor
+from paradigms.io.files import atomic_folder, contents, held, remove_folder, write_json
+from paradigms.io.terminal import Terminal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+K = 10
+ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # of a term
+GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
+IMPUTE = [{"search": "impute", "probes": p, "search_tokens": k} for p, k in ((8, 4000), (32, 10000))]
+NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
+TERMS: list[dict[str, Any]] = [{}]
+
+
+@dataclass(frozen=True)
+class System:
+    """A form of documents, a kind of index with its settings, and the settings of searches."""
+
+    form: str
+    kind: str
+    build: dict[str, Any]
+    settings: list[dict[str, Any]]
+
+
+SYSTEMS = {
+    "compressed": System("tokens", "compressed", {"bits": 4}, [*GATHER, *IMPUTE]),
+    "exact": System("tokens", "exact", {}, [{}]),
+    "one vector, exact": System("pooled", "exact", {}, [{}]),
+    "one vector, 4 bits": System("pooled", "compressed", {"bits": 4}, GATHER[:3]),
+    "one vector, IVF": System("pooled", "faiss", {}, NEAREST),
+    "one vector, HNSW": System("pooled", "faiss", {"factory": "HNSW32,SQfp16"}, [{"search_tokens": 100}]),
+    "BM25": System("words", "inverted", {}, TERMS),
+    "SPLADE": System("splade", "inverted", {}, TERMS),
+}
+PEERS = {
+    "fast-plaid, 4 bits": (
+        "fast_plaid",
+        {"build": {"nbits": 4}, "search": {"n_full_scores": 1024, "n_ivf_probe": 8}},
+    ),
+    "xtr-warp, 4 bits": ("warp", {"build": {"nbits": 4}, "search": {"nprobe": 32}}),
+}
+CHANGES = ("add one", "add 1%", "delete one", "compact")
+ANY = contents("*", "*/")
+COMPOSED, REAL = "composed", "real"  # the two collections of the first size by which the law is checked
+
+
+def main(settings: Settings) -> None:
+    console, folder = Terminal(), held(settings.output).absolute()
+    torch.set_num_threads(settings.threads)
+    vectors = prepare(settings, folder, console)
+    chosen = [name for name in SYSTEMS if not settings.systems or name.startswith(tuple(settings.systems))]
+    if not settings.splade:
+        chosen = [name for name in chosen if name != "SPLADE"]
+    pythons, missing = interpreters(settings.peers)
+    peers = [name for name, (system, _) in PEERS.items() if system not in missing]
+    run = Run(settings, folder, vectors, console)
+    for size in sorted(settings.sizes):
+        for name in chosen:
+            if size <= settings.most.get(name, size):
+                run.measure(name, size)
+        for name in peers:
+            if size <= settings.peers_most:
+                run.measure_peer(name, size, pythons[PEERS[name][0]])
+    if "compressed" in chosen:
+        for which in (REAL, COMPOSED):
+            run.measure("compressed", min(settings.sizes), which)
+    report(run, console)
+
+
+class Run:
+    """The stages of a run, each measured once. rows: what they gave."""
+
+    def __init__(self, settings: Settings, folder: Path, vectors: Path, console: Terminal) -> None:
+        self.settings, self.folder, self.vectors, self.console = settings, folder, vectors, console
+        self.rows: list[dict[str, Any]] = []
+
+    def measure(self, name: str, size: int, which: str = "") -> None:
+        """All stages of one of our systems; the index is removed at the end."""
+        system, real = SYSTEMS[name], None
+        if which:  # the relevant documents come first, then real ones or composed ones
+            real = size if which == REAL else json_or_empty(self.vectors / "vectors.json")["relevant"]
+        place = self.folder / "indexes" / f"{folder_name(name)}-{size}{which}"
+        job = {
+            "form": system.form,
+            "documents": size,
+            "real": real,
+            "kind": system.kind,
+            "build": system.build,
+        }
+        job |= {"folder": str(place / "index"), "settings": system.settings}
+        row: dict[str, Any] = {"system": name, "documents": size, "which": which}
+        for stage in ("build", "search") if which else ("build", "search", "change"):
+            row[stage] = self.stage(f"{name} {which}".strip(), job | {"stage": stage})
+            if "failed" in row[stage]:
+                break
+        else:
+            remove_folder(place, ANY)
+        if "ids" not in Composed("", system.form).fields:
+            row["truth"] = self.truth(system.form, size, real)
+        self.rows.append(row)
+
+    def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]]:
+        """The best documents of each query."""
+        job = {"form": form, "documents": size, "real": real, "stage": "truth"}
+        return self.stage(f"{form} of {'all' if real is None else real}", job)["best"]
+
+    def measure_peer(self, name: str, size: int, python: str) -> None:
+        """Build and search of a peer, on files of the same vectors."""
+        system, settings = PEERS[name]
+        truth, files = self.truth("tokens", size), self.folder / "peers" / f"vectors-{size}"
+        row: dict[str, Any] = {"system": name, "documents": size, "which": "", "truth": truth}
+        place = self.folder / "peers" / f"{system}-{size}"
+        job = {"system": system, "settings": settings, "folder": str(place), "k": K, "documents": size}
+        for stage in ("build", "search"):
+            whole = job | {"vectors": str(files), "phase": stage, "stage": stage}
+            if not self.known(name, whole) and not files.is_dir():
+                documents = Composed(str(self.vectors), "tokens", None, self.settings.seed)
+                values, lengths = zip(*(rows for _, rows in documents.blocks(0, size)), strict=True)
+                with atomic_folder(files, ANY) as fresh:
+                    np.save(fresh / "tokens.npy", np.concatenate(values))
+                    np.save(fresh / "lengths.npy", np.concatenate(lengths))
+                    queries = {str(n): q.vectors[0, 0].numpy() for n, q in enumerate(documents.queries)}
+                    np.savez(fresh / "queries.npz", **queries)
+                    write_json(fresh / "candidates.json", [list(map(int, ids)) for ids in truth])
+            row[stage] = self.stage(name, whole, python)
+            if "failed" in row[stage]:
+                break
+        self.rows.append(row)
+
+    def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a stage gave, if it has ended."""
+        kept = json_or_empty(self.file(name, job))
+        return kept["answer"] if kept.get("job") == job else None
+
+    def file(self, name: str, job: Mapping[str, Any]) -> Path:
+        return self.folder / "stages" / f"{folder_name(name)}-{job['documents']}-{job['stage']}.json"
+
+    def stage(self, name: str, job: dict[str, Any], python: str = "") -> dict[str, Any]:
+        """What a stage gave: from its file, or measured now."""
+        if known := self.known(name, job):
+            return known
+        self.console.print(f"{name}, {job['documents']:,} documents: {job['stage']} …")
+        if job["stage"] == "build":
+            place = Path(job["folder"])
+            for old in (place, place.with_name(f".{place.name}.building")):
+                remove_folder(old, ANY)
+        settings, worker = self.settings, "systems" if python else "growing"
+        whole = {"vectors": str(self.vectors)} | job | {"seed": settings.seed, "threads": settings.threads}
+        try:
+            done = run_worker(worker, whole, python or sys.executable, settings.threads, settings.limit)
+            answer = {"failed": done.stderr[-2000:]} if done.returncode else last_line(done.stdout)
+        except subprocess.TimeoutExpired:
+            answer = {"failed": f"not ended after {settings.limit} s"}
+        if "failed" in answer:
+            self.console.print(answer["failed"])
+        write_json(self.file(name, job), {"job": job, "answer": answer})
+        return answer
+
+
+def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
+    """Make the folder of real documents in every form, once for each choice of them."""
+    names = ("collections", "queries", "tokens", "dim", "splade", "backbone", "seed")
+    wanted, target = {name: getattr(settings, name) for name in names}, folder / "vectors"
+    if json_or_empty(target / "vectors.json").get("settings") == wanted:
+        return target
+    random = np.random.default_rng(settings.seed)
+    model = PARADIGMS["colbert"](settings.backbone).eval()
+    stores, corpora, asked, relevant = [], [], [], []
+    for n, (name, most) in enumerate(settings.collections.items()):
+        collection = load_collection(name)
+        test = collection.split("test")
+        each = settings.queries // len(settings.collections)
+        queries = random.permutation(list(test.queries))[:each].tolist()
+        good = {d for query in queries for d, grade in test.judgements[query].items() if grade > 0}
+        others = random.permutation([id for id in collection.corpus.ids if id not in good])
+        kept = good | set(others[: max(0, most - len(good))] if most else others)
+        corpus = collection.corpus.only(kept)
+        place = folder / "encoded" / folder_name(name)
+        if not place.is_dir():
+            console.print(f"Encoding {len(corpus):,} documents of {name} …")
+            Store.build(kinds.exact(), model, corpus.ids, corpus, place, progress=True)
+        stores.append(open_index(place).store)
+        stores[n].check(model)
+        corpora.append(corpus)
+        asked += [test.queries[query] for query in queries]
+        relevant += [(n, id) for id in sorted(good)]
+    rest = [(n, id) for n, corpus in enumerate(corpora) for id in corpus.ids if (n, id) not in set(relevant)]
+    order = relevant + [rest[place] for place in random.permutation(len(rest))]
+    sources = np.array([n for n, _ in order], np.int32)
+    texts = [corpora[n][corpora[n].position(id)] for n, id in order]
+    with torch.inference_mode():
+        questions = model.encode_queries(asked)
+    mask = questions.mask[:, 0]
+    lengths, rows = mask.sum(1).numpy(), questions.vectors[:, 0][mask].float().numpy()
+    pooled = unit(np.add.reduceat(rows, np.concatenate([[0], np.cumsum(lengths)[:-1]])))
+    with atomic_folder(target, ANY) as fresh:
+        tokens, means = states(settings, stores, order, random)
+        axes = tokens.pop("axes")
+        asked_tokens = unit(rows @ axes).astype(np.float32), lengths
+        write(fresh, "tokens", (tokens["values"], tokens["lengths"]), sources, asked_tokens, settings.seed)
+        ones = np.ones(len(order), np.int64)
+        one_each = pooled.astype(np.float32), np.ones(len(asked), np.int64)
+        write(fresh, "pooled", (means, ones), sources, one_each, settings.seed)
+        bm25 = BM25(Corpus([str(n) for n in range(len(texts))], texts))
+        matrix = bm25.matrix()
+        words = entries(matrix.indices, matrix.data), np.diff(matrix.indptr).astype(np.int64)
+        terms = [[bm25.vocabulary[w] for w in bm25.terms(text) if w in bm25.vocabulary] for text in asked]
+        counts = [np.unique(np.array(row, np.int64), return_counts=True) for row in terms]
+        joined = entries(*(np.concatenate(part) for part in zip(*counts, strict=True)))
+        write(fresh, "words", words, sources, (joined, np.array([len(c) for c, _ in counts])), settings.seed)
+        if settings.splade:
+            splade(fresh, texts[: settings.splade], asked, sources, settings)
+        made = {"settings": wanted, "documents": len(order), "relevant": len(relevant)}
+        write_json(fresh / "vectors.json", made | {"tokens": len(tokens["values"])})
+    return target
+
+
+def states(
+    settings: Settings, stores: Sequence[Store], order: Sequence[tuple[int, str]], random: np.random.Generator
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The first tokens of each document on their principal axes, and the mean of all of its tokens."""
+    places = [(stores[n], stores[n].position(id)) for n, id in order]
+    spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
+    sample = random.permutation(len(spans))[: (1 << 17) // settings.tokens]
+    drawn = [
+        s.columns["vectors"][low : min(high, low + settings.tokens)]
+        for s, low, high in map(spans.__getitem__, sample)
+    ]
+    axes = principal(np.concatenate(drawn).astype(np.float32), settings.dim)
+    lengths = np.array([min(high - low, settings.tokens) for _, low, high in spans])
+    ends, means = np.cumsum(lengths), np.zeros((len(spans), stores[0].dim), np.float16)
+    values = np.empty((int(ends[-1]), settings.dim), np.float16)
+    for n, (store, low, high) in enumerate(spans):
+        vectors = store.columns["vectors"][low:high].astype(np.float32)
+        if len(vectors):
+            means[n] = unit(vectors.mean(0, keepdims=True))[0]
+            values[ends[n] - lengths[n] : ends[n]] = unit(vectors[: lengths[n]] @ axes)
+    return {"values": values, "lengths": lengths, "axes": axes}, means
+
+
+def splade(
+    folder: Path, texts: Sequence[str], asked: Sequence[str], sources: np.ndarray, settings: Settings
+) -> None:
+    """Write SPLADE's terms of some documents and of the queries."""
+    model = PARADIGMS["splade"]("offline-splade").eval()
+    store = Store.build(kinds.inverted(16), model, map(str, range(len(texts))), texts, progress=True)
+    rows = store.decoded(slice(None))
+    with torch.inference_mode():
+        found = model.encode_queries(list(asked))
+    assert found.ids is not None
+    mask = found.mask[:, 0]
+    queries = entries(found.ids[:, 0][mask].numpy(), found.vectors[:, 0, :, 0][mask].numpy())
+    documents = entries(rows["ids"], rows["vectors"][:, 0]), np.diff(store.offsets)
+    lengths = mask.sum(1).numpy()
+    write(folder, "splade", documents, sources[: len(texts)], (queries, lengths), settings.seed)
+
+
+def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Ids and weights of terms as one array."""
+    made = np.empty(len(ids), ENTRY)
+    made["id"], made["weight"] = ids, weights
+    return made
+
+
+def report(run: Run, console: Terminal) -> None:
+    """Tables of costs and searches, the fitted exponents, the check of the law, and a figure."""
+    costs, searches = [], []
+    for row in run.rows:
+        built, searched, changed = (row.get(stage, {}) for stage in ("build", "search", "change"))
+        name = f"{row['system']} ({row['which']})" if row["which"] else row["system"]
+        cpu = built.get("cpu", built.get("seconds"))
+        made = {"system": name, "documents": row["documents"], "build CPU s": cpu}
+        made |= {"build MiB": _in(built, "memory", MiB), "MB": _in(built, "bytes", 1e6)}
+        made |= {"peak MB": _in(built, "peak", 1e6)}
+        opened = searched.get("open", searched.get("cpu", {}).get("opened"))
+        made |= {"open s": opened, "search MiB": _in(searched, "memory", MiB)}
+        made |= {f"{what} s": changed.get(what) for what in CHANGES}
+        costs.append(made)
+        for one in searched.get(
+            "rows", [searched | {"setting": PEERS.get(row["system"], ("", {}))[1].get("search")}]
+        ):
+            if "found" in one:
+                searches.append(searched_row(name, row, one))
+    costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
+    shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
+    fits = fitted(costs, searches)
+    made = json_or_empty(run.vectors / "vectors.json")
+    text = (
+        f"{made['documents']:,} real documents, {made['tokens'] / made['documents']:.1f} tokens each, then "
+        f"composed ones; {run.settings.threads} thread of {processor()}, which other work shared. "
+        f"{law(searches)}"
+    )
+    sections = {
+        "costs": Section("Costs by documents", "CPU seconds.", costs, picture(costs, searches)),
+        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", shown),
+        "exponents": Section("Exponents", "Of a power law in the number of documents, 95% intervals.", fits),
+    }
+    publish(run.settings, "Scale", text, sections)
+
+
+def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
+    milliseconds = 1e3 * np.array(one["seconds"] if "seconds" in one else one["cpu"]["single"])
+    low, middle, high = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
+    made = {"system": name, "documents": row["documents"], "setting": described(one["setting"])}
+    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": "1"}
+    recalls = None
+    if "truth" in row:
+        pairs = zip(one["found"], row["truth"], strict=True)
+        recalls = np.array([len({*map(str, f[:K])} & {*t}) / len(t) for f, t in pairs])
+        [interval] = bootstrap_intervals(recalls[None])
+        made["recall@10"] = bracketed(interval)
+    return made | {"_ms": milliseconds, "_recalls": recalls}
+
+
+def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
+    """Slopes of logarithms: of costs with Student's interval over sizes, of queries over queries."""
+    rows: Rows = []
+    series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+    for row in costs:
+        for what in ("build CPU s", "MB", "peak MB", "build MiB", "open s", *(f"{c} s" for c in CHANGES)):
+            if isinstance(row[what], float | int) and row[what] > 0:
+                series.setdefault((row["system"], what), []).append((row["documents"], row[what]))
+    for (name, what), points in series.items():
+        if len({size for size, _ in points}) > 1:
+            rows.append(
+                {"system": name, "quantity": what, "exponent": bracketed(slope(*zip(*points, strict=True)))}
+            )
+    queries: dict[tuple[str, str], list[tuple[int, np.ndarray]]] = {}
+    for row in searches:
+        queries.setdefault((row["system"], row["setting"]), []).append((row["documents"], row["_ms"]))
+    for (name, setting), timed in queries.items():
+        if len({size for size, _ in timed}) > 1:
+            x = np.log([size for size, _ in timed])
+            y = np.log(np.stack([values for _, values in timed]))
+            each = ((x - x.mean()) @ (y - y.mean(0))) / ((x - x.mean()) ** 2).sum()
+            [interval] = bootstrap_intervals(each[None])
+            rows.append({"system": name, "quantity": f"query: {setting}", "exponent": bracketed(interval)})
+    return rows
+
+
+def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
+    """The slope of log values on log sizes; its interval is NaN for two sizes."""
+    x, y = np.log(sizes), np.log(values)
+    centred = x - x.mean()
+    value = float(centred @ y / (centred**2).sum())
+    if len(x) < 3:
+        return Interval(value, float("nan"), float("nan"))
+    rest = y - y.mean() - value * centred
+    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (centred**2).sum()))
+    reach = float(t.ppf(0.975, len(x) - 2)) * error
+    return Interval(value, value - reach, value + reach)
+
+
+def law(searches: Sequence[Mapping[str, Any]]) -> str:
+    """Recall on composed documents minus that on real ones, at the first size, over queries."""
+    pairs: dict[str, dict[str, np.ndarray]] = {}
+    for row in searches:
+        for which in (REAL, COMPOSED):
+            if row["system"].endswith(f"({which})"):
+                pairs.setdefault(row["setting"], {})[which] = row["_recalls"]
+    said = []
+    for setting, both in pairs.items():
+        if len(both) == 2:
+            [interval] = bootstrap_intervals((both[COMPOSED] - both[REAL])[None])
+            said.append(f"{setting}: {bracketed(interval, '+')}")
+    return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
+
+
+def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Figure:
+    """Build seconds, bytes and milliseconds by documents, with a line of the fitted exponent."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.9), layout="constrained")
+    panels = figure.subplots(1, 3)
+    drawn = {"build, CPU s": [(r["system"], r["documents"], r["build CPU s"]) for r in costs]}
+    drawn["MB on disk"] = [(r["system"], r["documents"], r["MB"]) for r in costs]
+    first: dict[tuple[str, int], tuple[str, int, float]] = {}
+    for r in searches:  # the kind's defaults
+        first.setdefault((r["system"], r["documents"]), (r["system"], r["documents"], r["CPU ms"]))
+    drawn["a query, CPU ms"] = list(first.values())
+    for axes, (label, points) in zip(panels, drawn.items(), strict=True):
+        for name in dict.fromkeys(name for name, _, value in points if isinstance(value, float | int)):
+            if "(" not in name:
+                some = [(size, value) for system, size, value in points if system == name and value != "–"]
+                axes.loglog(*zip(*some, strict=True), marker="o", markersize=3, linewidth=1, label=name)
+        axes.set_title(label, fontsize=9)
+        axes.set_xlabel("documents", fontsize=8)
+        axes.tick_params(labelsize=7)
+    panels[0].legend(fontsize=6, frameon=False)
+    return figure
+
+
+def bracketed(interval: Interval, sign: str = "") -> str:
+    if np.isnan(interval.low):
+        return f"{interval.mean:{sign}.2f}"
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def described(setting: Mapping[str, Any] | None) -> str:
+    """A search's settings in words; "defaults" where there are none."""
+    return ", ".join(f"{name}={value}" for name, value in (setting or {}).items()) or "defaults"
+
+
+def _in(answer: Mapping[str, Any], name: str, size: float) -> float | None:
+    return answer[name] / size if name in answer else None
+
+
+if __name__ == "__main__":
+    main(Settings(**arguments))

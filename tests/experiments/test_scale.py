@@ -1,0 +1,84 @@
+"""The scale benchmark end to end on a tiny collection, and the law by which it composes documents."""
+
+import json
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
+import scale
+from parts import composed, growing
+
+
+def test_every_stage_is_measured_once(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = []
+
+    def worker(name, job, python, threads, limit):
+        stages.append((job["stage"], job["form"], job["documents"]))
+        answer = growing.main(json.loads(json.dumps(job)))
+        return CompletedProcess([], 0, f"\n{json.dumps(answer)}", "")
+
+    monkeypatch.setattr(scale, "run_worker", worker)
+    settings = scale.Settings(
+        collections={str(words): 0}, sizes=[40, 1100], queries=6, dim=16, tokens=8, splade=0,
+        backbone=str(tiny_bert), most={"exact": 40}, output=str(tmp_path / "out"),
+    )  # fmt: skip
+    scale.main(settings)
+    once = list(stages)
+    scale.main(settings)
+    assert stages == once  # a second start measures nothing again
+    study = json.loads((tmp_path / "out" / "study.json").read_text())
+    costs = study["sections"]["costs"]["rows"]
+    measured = {(row["system"], row["documents"]) for row in costs}
+    assert {("compressed", 40), ("compressed", 1100), ("compressed (real)", 40), ("BM25", 1100)} <= measured
+    assert all(row["build CPU s"] >= 0 and row["MB"] > 0 and row["peak MB"] > 0 for row in costs)
+    searches = study["sections"]["searches"]["rows"]
+    exact = [row for row in searches if row["system"].endswith("exact")]
+    assert len(exact) == 3
+    assert all(row["recall@10"].startswith("1.000") for row in exact)
+    assert "composed minus real documents" in study["summary"]
+    assert not list((tmp_path / "out" / "indexes").iterdir())
+    assert (tmp_path / "out" / "costs.svg").stat().st_size < 200_000
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 9, 600)
+    values = random.standard_normal((lengths.sum(), 8)) + 3 * random.standard_normal(8)
+    values = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float16)
+    queries = values[:6].astype(np.float32), np.array([2, 4])
+    composed.write(tmp_path, "tokens", (values, lengths), np.arange(600) % 3, queries, 0)
+    terms = np.zeros(lengths.sum(), [("id", "<i4"), ("weight", "<f2")])
+    terms["id"], terms["weight"] = random.integers(0, 50, len(terms)), 1
+    composed.write(tmp_path, "words", (terms, lengths), np.arange(600) % 3, (terms[:6], queries[1]), 0)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["tokens", "words"])
+def test_documents_do_not_depend_on_the_range_they_are_drawn_in(real: Path, form: str) -> None:
+    documents = composed.Composed(str(real), form)
+    whole = list(documents.parts(0, 3000))
+    ids = [id for names, _ in whole for id in names]
+    assert ids == [str(n) for n in range(3000)]
+    [(names, tokens)] = documents.parts(2100, 2104)
+    block = whole[2]
+    assert names == block[0][52:56]
+    there = tokens.mask[0]
+    assert (tokens.vectors[0][there] == block[1].vectors[0, 52:56, : there.shape[1]][there]).all()
+    assert len(documents.queries) == 2
+
+
+def test_composed_tokens_keep_the_moments_of_their_cells(real: Path) -> None:
+    """Mean and covariance of all tokens agree with those of the real ones, up to the drawing."""
+    documents = composed.Composed(str(real), "tokens", real=0)
+    drawn = np.concatenate([values for _, (values, _) in documents.blocks(0, 20_000)]).astype(np.float64)
+    values = np.load(real / "tokens.values.npy").astype(np.float64)
+    assert np.allclose(np.linalg.norm(drawn, axis=1), 1, atol=2e-3)
+    assert np.abs(drawn.mean(0) - values.mean(0)).max() < 0.02
+    assert np.abs(np.cov(drawn.T) - np.cov(values.T)).max() < 0.02
