@@ -185,7 +185,7 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
-                row["nDCG@10"] = shown(quality.intervals["nDCG@10"])
+                row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
             rows.append(row)
             bar.advance(task)
     return rows

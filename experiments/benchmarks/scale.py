@@ -118,6 +118,7 @@ PEERS = {
 }
 CHANGES = ("add one", "add 1%", "delete one", "compact")
 ANY = contents("*", "*/")
+BEYOND = (10**7, 10**8, 10**9)
 COMPOSED, REAL = "composed", "real"  # the two collections of the first size by which the law is checked
 
 
@@ -370,7 +371,11 @@ def report(run: Run, console: Terminal) -> None:
     sections = {
         "costs": Section("Costs by documents", "CPU seconds.", costs, picture(costs, searches)),
         "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", shown),
-        "exponents": Section("Exponents", "Of a power law in the number of documents, 95% intervals.", fits),
+        "law": Section(
+            "Power laws in the number of documents",
+            "Exponents with 95% intervals, and what they give beyond the sizes measured.",
+            fits,
+        ),
     }
     publish(run.settings, "Scale", text, sections)
 
@@ -390,29 +395,38 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Slopes of logarithms: of costs with Student's interval over sizes, of queries over queries."""
+    """Exponents of the number of documents, and what they give beyond the largest size measured.
+
+    Of costs with Student's interval over sizes, of queries with the bootstrap's over queries.
+    """
     rows: Rows = []
-    series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+    series: dict[tuple[str, str], dict[int, float]] = {}
     for row in costs:
         for what in ("build CPU s", "MB", "peak MB", "build MiB", "open s", *(f"{c} s" for c in CHANGES)):
             if isinstance(row[what], float | int) and row[what] > 0:
-                series.setdefault((row["system"], what), []).append((row["documents"], row[what]))
+                series.setdefault((row["system"], what), {})[row["documents"]] = row[what]
     for (name, what), points in series.items():
-        if len({size for size, _ in points}) > 1:
-            rows.append(
-                {"system": name, "quantity": what, "exponent": bracketed(slope(*zip(*points, strict=True)))}
-            )
-    queries: dict[tuple[str, str], list[tuple[int, np.ndarray]]] = {}
+        if len(points) > 1:
+            sizes, values = zip(*sorted(points.items()), strict=True)
+            rows.append(beyond(name, what, slope(sizes, values), sizes[-1], values[-1]))
+    queries: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in searches:
-        queries.setdefault((row["system"], row["setting"]), []).append((row["documents"], row["_ms"]))
+        queries.setdefault((row["system"], row["setting"]), {})[row["documents"]] = row
     for (name, setting), timed in queries.items():
-        if len({size for size, _ in timed}) > 1:
-            x = np.log([size for size, _ in timed])
-            y = np.log(np.stack([values for _, values in timed]))
-            each = ((x - x.mean()) @ (y - y.mean(0))) / ((x - x.mean()) ** 2).sum()
-            [interval] = bootstrap_intervals(each[None])
-            rows.append({"system": name, "quantity": f"query: {setting}", "exponent": bracketed(interval)})
+        if len(timed) > 1:
+            sizes = sorted(timed)
+            x = np.log(sizes) - np.log(sizes).mean()
+            y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
+            [interval] = bootstrap_intervals((x @ (y - y.mean(0)) / (x**2).sum())[None])
+            last = timed[sizes[-1]]["CPU ms"]
+            rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
     return rows
+
+
+def beyond(name: str, what: str, exponent: Interval, last: int, value: float) -> dict[str, Any]:
+    """A row: value · (N / last)^exponent for each N of BEYOND."""
+    row: dict[str, Any] = {"system": name, "quantity": what, "exponent": bracketed(exponent)}
+    return row | {f"{size:,}": value * (size / last) ** exponent.mean for size in BEYOND}
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:

@@ -41,6 +41,10 @@ def test_every_stage_is_measured_once(
     exact = [row for row in searches if row["system"].endswith("exact")]
     assert len(exact) == 3
     assert all(row["recall@10"].startswith("1.000") for row in exact)
+    laws = study["sections"]["law"]["rows"]
+    bytes = next(row for row in laws if (row["system"], row["quantity"]) == ("compressed", "MB"))
+    grown = bytes["10,000,000"] * 100 ** float(bytes["exponent"])
+    assert bytes["1,000,000,000"] == pytest.approx(grown, rel=0.05)  # of an exponent with two decimals
     assert "composed minus real documents" in study["summary"]
     assert not list((tmp_path / "out" / "indexes").iterdir())
     assert (tmp_path / "out" / "costs.svg").stat().st_size < 200_000
