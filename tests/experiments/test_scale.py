@@ -83,6 +83,6 @@ def test_composed_tokens_keep_the_moments_of_their_cells(real: Path) -> None:
     documents = composed.Composed(str(real), "tokens", real=0)
     drawn = np.concatenate([values for _, (values, _) in documents.blocks(0, 20_000)]).astype(np.float64)
     values = np.load(real / "tokens.values.npy").astype(np.float64)
-    assert np.allclose(np.linalg.norm(drawn, axis=1), 1, atol=2e-3)
+    assert np.abs(np.linalg.norm(drawn, axis=1) - 1).max() < 2e-3  # in float16
     assert np.abs(drawn.mean(0) - values.mean(0)).max() < 0.02
     assert np.abs(np.cov(drawn.T) - np.cov(values.T)).max() < 0.02
