@@ -8,13 +8,16 @@ Each layer updates the tokens' states x, in the order of the paper's code:
 a BERT from config.json and safetensors without transformers. Both equal transformers' BertModel in eval mode.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file
@@ -46,9 +49,10 @@ DEFAULTS: dict[str, Any] = {
 }
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
-ROWS = 256  # tokens whose widest states, with their bytes, stay in a core's cache
+ROWS = 512  # tokens whose widest states in 8 bits stay near a core's cache
 
 Linear = Callable[[Tensor], Tensor]
+Part = tuple[Tensor, Tensor]  # weight and bias
 
 
 def weight_names(layers: int) -> list[str]:
@@ -66,17 +70,29 @@ def supported(config: Any) -> bool:
     return same and config.hidden_size % config.num_attention_heads == 0
 
 
+def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
+    """Layer n's weights and biases, with queries, keys and values as one part, "qkv"."""
+    part: dict[str, Part] = {}
+    for name in PARTS:
+        leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"].detach() for leaf in ("weight", "bias"))
+        part[name.removesuffix(".dense")] = tuple(leaves)  # type: ignore[assignment]
+    projections = (part[f"attention.self.{name}"] for name in ("query", "key", "value"))
+    weight, bias = (torch.cat(each) for each in zip(*projections, strict=True))
+    return part | {"qkv": (weight, bias)}
+
+
 class Layer(NamedTuple):
     """A layer's linear functions, and the weights and biases of its norms."""
 
     qkv: Linear
     out: Linear
-    feed: Linear  # W gelu(x Wᵀ + b)ᵀ + b
-    norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    up: Linear  # gelu(x Wᵀ + b)
+    down: Linear
+    norms: list[Part]
 
 
 class Forward:
-    """The forward pass in one precision: "no" (the weights' dtype), "bf16" or "int8".
+    """The forward pass in one precision: "no" (the weights' dtype) or "bf16".
 
     weights: tensors by the names in `weight_names`. float64 weights are computed in float64 under any
     precision.
@@ -89,29 +105,17 @@ class Forward:
         self.heads, self.eps = config.num_attention_heads, config.layer_norm_eps
         self.tables = [weights[f"embeddings.{name}_embeddings.weight"] for name in EMBEDDINGS]
         self.norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
-        make = {"no": _dense, "bf16": _packed, "int8": _quantised}[precision]
-        self.layers = []
-        for n in range(config.num_hidden_layers):
-            part: dict[str, tuple[Tensor, Tensor]] = {}
-            for name in PARTS:
-                leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"] for leaf in ("weight", "bias"))
-                weight, bias = (leaf.detach() for leaf in leaves)
-                part[name] = weight, bias
-            projections = (part[f"attention.self.{name}"] for name in ("query", "key", "value"))
-            weight, bias = (torch.cat(each) for each in zip(*projections, strict=True))
-            norms = [part[name] for name in ("attention.output.LayerNorm", "output.LayerNorm")]
-            self.layers.append(
-                Layer(
-                    make(weight, bias, False),
-                    make(*part["attention.output.dense"], False),
-                    _chained(
-                        make(*part["intermediate.dense"], True),
-                        make(*part["output.dense"], False),
-                        ROWS if precision == "int8" else None,
-                    ),
-                    tuple(tuple(t.to(self.dtype) for t in norm) for norm in norms),  # type: ignore[arg-type]
-                )
-            )
+        self.layers = [self._layer(_parts(weights, n)) for n in range(config.num_hidden_layers)]
+
+    def _layer(self, part: Mapping[str, Part]) -> Any:
+        make = _packed if self.dtype == torch.bfloat16 else _dense
+        return Layer(
+            make(*part["qkv"], False),
+            make(*part["attention.output"], False),
+            make(*part["intermediate"], True),
+            make(*part["output"], False),
+            [(w.to(self.dtype), b.to(self.dtype)) for w, b in _norms(part)],
+        )
 
     def __call__(
         self,
@@ -120,34 +124,96 @@ class Forward:
         token_type_ids: Int[Tensor, "x l"] | None = None,
     ) -> Float[Tensor, "x l w"]:
         words, places, types = self.tables
-        device = input_ids.device.type
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(input_ids.device.type, enabled=False):
             kind = types[0] if token_type_ids is None else types[token_type_ids]
             x = nn.functional.embedding(input_ids, words) + (kind + places[: input_ids.shape[1]])
             x = self._normalised(x, self.norm).to(self.dtype).flatten(0, 1)
-            # Without padding, attention needs no mask, and its kernel is faster without one.
-            mask = None if attention_mask.all() else attention_mask[:, None, None, :].bool()
-            for layer in self.layers:
-                q, k, v = layer.qkv(x).view(*input_ids.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-                a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-                a = a.transpose(1, 2).reshape(len(x), -1)
-                x = self._normalised(layer.out(a).add_(x), layer.norms[0])
-                x = self._normalised(layer.feed(x).add_(x), layer.norms[1])
-            return x.view(*input_ids.shape, -1)
+            return self._layers(x, attention_mask).view(*input_ids.shape, -1)
 
-    def _normalised(self, x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
+    def _layers(self, x: Float[Tensor, "n w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "n w"]:
+        # Without padding, attention needs no mask, and its kernel is faster without one.
+        mask = None if attention.all() else attention[:, None, None, :].bool()
+        for layer in self.layers:
+            q, k, v = self._heads(layer.qkv(x), attention)
+            a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            a = a.transpose(1, 2).reshape(len(x), -1)
+            x = self._normalised(layer.out(a).add_(x), layer.norms[0])
+            x = self._normalised(layer.down(layer.up(x)).add_(x), layer.norms[1])
+        return x
+
+    def _heads(self, qkv: Float[Tensor, "n v"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "3 x m l h"]:
+        return qkv.view(*attention.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+
+    def _normalised(self, x: Tensor, norm: Part) -> Tensor:
         return nn.functional.layer_norm(x, x.shape[-1:], *norm, self.eps)
 
 
-def _chained(up: Linear, down: Linear, rows: int | None) -> Linear:
-    """down(up(x)), computed for `rows` rows at a time."""
+class Layer8(NamedTuple):
+    """A layer's weights in 8 bits with their biases, and the weights and biases of its norms."""
 
-    def apply(x: Tensor) -> Tensor:
-        parts = (x,) if rows is None else x.split(rows)
-        found = [down(up(part)) for part in parts]
-        return found[0] if len(found) == 1 else torch.cat(found)
+    qkv: tuple[int8.Quantised, Any]
+    out: tuple[int8.Quantised, Any]
+    up: tuple[int8.Quantised, Any]
+    down: tuple[int8.Quantised, Any]
+    norms: list[tuple[Any, Any]]
 
-    return apply
+
+class Forward8(Forward):
+    """The forward pass with products in 8 bits (`int8`), and attention's products in bfloat16.
+
+    What lies between the products are the compiled `loops`, in one thread.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
+        super().__init__(weights, config, "no")
+        from paradigms.encoder import loops  # numba, which other precisions do without
+
+        self.loops = loops
+
+    def _layer(self, part: Mapping[str, Part]) -> Layer8:
+        def packed(name: str) -> tuple[int8.Quantised, Any]:
+            weight, bias = part[name]
+            return int8.quantised(weight), bias.numpy()
+
+        linear = packed("qkv"), packed("attention.output"), packed("intermediate"), packed("output")
+        return Layer8(*linear, [(w.numpy(), b.numpy()) for w, b in _norms(part)])
+
+    def _layers(self, x: Float[Tensor, "n w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "n w"]:
+        loops, states, eps = self.loops, x.numpy(), np.float32(self.eps)
+        keep = attention.repeat_interleave(self.heads, 0).float().numpy()
+        rows = torch.empty(x.shape, dtype=torch.uint8)
+        wide = torch.empty((min(ROWS, len(x)), self.layers[0].up[1].shape[0]), dtype=torch.uint8)
+        scales, others = np.empty(len(x), np.float32), np.empty(len(wide), np.float32)
+        loops.quantise(states, rows.numpy(), scales)
+        for qkv, out, up, down, norms in self.layers:
+            whole = int8.shifted_product(rows, qkv[0])
+            loops.finish(whole.numpy(), scales, qkv[1])
+            a = self._attended(self._heads(whole, attention), keep)
+            for first in range(0, len(x), ROWS):
+                part = slice(first, first + ROWS)
+                some, these, state = rows[part], scales[part], states[part]
+                bytes, inner = some.numpy(), wide[: len(some)]
+                loops.quantise(a[part].numpy(), bytes, these)
+                found = int8.shifted_product(some, out[0]).numpy()
+                loops.normalise(found, these, out[1], state, *norms[0], eps, bytes, these)
+                found = int8.shifted_product(some, up[0]).numpy()
+                loops.activate(found, these, up[1], inner.numpy(), others)
+                found = int8.shifted_product(inner, down[0]).numpy()
+                loops.normalise(found, others, down[1], state, *norms[1], eps, bytes, these)
+        return x
+
+    def _attended(self, qkv: Float[Tensor, "3 x m l h"], keep: Any) -> Float[Tensor, "n w"]:
+        """softmax(q kᵀ/√h) v of all heads."""
+        count, heads, length, width = qkv.shape[1:]
+        q, k, v = (part.reshape(-1, length, width).bfloat16() for part in qkv)
+        S = torch.bmm(q, k.transpose(1, 2))
+        self.loops.softmax(S.view(torch.uint16).numpy(), keep, np.float32(math.log2(math.e) / width**0.5))
+        found = torch.bmm(S, v).view(count, heads, length, width)
+        return found.transpose(1, 2).reshape(count * length, -1).float()
+
+
+def _norms(part: Mapping[str, Part]) -> list[Part]:
+    return [part[name] for name in ("attention.output.LayerNorm", "output.LayerNorm")]
 
 
 def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
@@ -166,16 +232,6 @@ def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     ends: tuple[str, list[Any], str] = ("gelu", [], "none") if activated else ("none", [], "")
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *ends)
-
-
-def _quantised(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
-    packed = int8.quantised(weight)
-
-    def apply(x: Tensor) -> Tensor:
-        found = int8.product(x, packed, bias)
-        return nn.functional.gelu(found) if activated else found
-
-    return apply
 
 
 def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tensor, "x l w"]:
@@ -217,7 +273,9 @@ class Kept:
         dtypes = {weight.dtype for weight in self.weights}
         usual = named.keys() == set(weight_names(backbone.config.num_hidden_layers))
         usual = usual and (dtypes == {torch.float32} or dtypes == {torch.float64})
-        self.passes[precision] = Forward(named, backbone.config, precision) if usual else None
+        eight = precision == "int8" and dtypes == {torch.float32}
+        make = Forward8 if eight else partial(Forward, precision=precision)
+        self.passes[precision] = make(named, backbone.config) if usual else None
 
 
 _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()

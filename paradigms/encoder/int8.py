@@ -44,14 +44,14 @@ def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = 
     scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
     # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
     shifted = (rows * scales.reciprocal()).add_(ZERO + 0.5).to(torch.uint8)
-    found = _product(shifted, weight).mul_(scales)
+    found = shifted_product(shifted, weight).mul_(scales)
     if bias is not None:
         found.add_(bias)
     return found.unflatten(0, x.shape[:-1])
 
 
-def _product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
-    """q (t · p)ᵀ."""
+def shifted_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
+    """q (t · p)ᵀ for bytes q + ZERO: a product without its tokens' scales."""
     if exact():
         return _packed_product(shifted, weight)
     return ((shifted.float() - ZERO) @ weight.values.float().t()).mul_(weight.scales)

@@ -4,7 +4,7 @@
 |---|---|---|
 | no | the weights' own type, float32 | the same |
 | bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
-| int8 | `int8.product`: 8 bits, sums in int32 | float32 |
+| int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 
 "auto" is the precision of the surrounding `autocast`. Outside `autocast`, it is the precision set by
 `choose_precision`; if none is set, bf16 if the device multiplies it natively, else no.
