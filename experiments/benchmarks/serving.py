@@ -3,8 +3,9 @@
 The service runs in a separate process over exact indexes of one collection. Each client keeps a connection
 and sends a search for k documents as soon as it has the previous answer; every answer is compared with a
 direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
-documents are added to the index folders, and memory is read before and after. Encoders are untrained: times
-do not depend on training. Results are printed as a table and written as JSON.
+documents are added to the index folders, and memory is read before and after. With --pylate ENVIRONMENT, a
+model that PyLate writes is served by PyLate's server and by ours, and clients have queries encoded. Encoders
+are untrained: times do not depend on training. Results are printed as a table and written as JSON.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import os
 import random
 import shutil
 import signal
+import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,7 @@ class Settings:
     collection: str = "pydocs"
     split: str = "test"
     documents: int = 0
-    """size of a fixed subset of pydocs; 0: the whole collection"""
+    """the first documents of the collection; 0: all"""
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
     clients: list[int] = field(default_factory=lambda: [1, 8, 64])
     seconds: float = 10.0
@@ -41,6 +46,8 @@ class Settings:
     queries: int = 64
     """different queries, from the split"""
     k: int = 10
+    pylate: str = ""
+    """virtual environment with pylate[api]; "" leaves encoding out"""
     mixed: float = 0.0
     """seconds of mixed load with the last number of clients; 0: none"""
     output: str = "results/benchmarks/serving"
@@ -51,20 +58,28 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy as np
 import torch
-from parts.shared import MiB, memory
+from parts.shared import MiB, memory, run_worker
 from rich.table import Table
+from torch import Tensor
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, load_collection
+from paradigms.encoder.backbone import packaged
 from paradigms.find import open_index
 from paradigms.io.device import processor
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm
-from paradigms.retrieve import Indexed, Retriever
+from paradigms.registry import load as load_model
+from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
 
+SHARED = {
+    "xtr": "colbert"
+}  # system -> the system whose index it reads: untrained, both have the same vectors
+PYLATE = "pylate"  # name of the folder and the system of PyLate's model
+FAR = 0.03  # between numbers of unit vectors: ours are encoded in bf16, where the processor has it
 WRONG = 1e-3  # of a score, relative: queries that are encoded together are padded, and round otherwise
 Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # whether the answer is right
 
@@ -78,14 +93,27 @@ def main(settings: Settings) -> None:
     retrievers = systems(settings, collection.corpus)
     expected = {name: searched(retriever, texts, settings.k) for name, retriever in retrievers.items()}
     rows = []
+
+    def measure(name: str, server: Server, ask: Ask) -> None:
+        for count in settings.clients:
+            load(server.port, ask, count, settings.seconds / 10)
+            before = server.cpu_seconds()
+            row = load(server.port, ask, count, settings.seconds)
+            row["CPU ms"] = 1000 * (server.cpu_seconds() - before) / row["queries"]
+            rows.append({"system": name, "clients": count} | row)
+            console.print(f"{name}, {count} clients: {row['queries/s']:.1f} queries/s")
+
+    if settings.pylate:
+        written = written_by_pylate(settings)
+        queries = [saved(written).encode_queries([text]) for text in texts]
+        vectors = [one.vectors[one.mask] for one in queries]
+        with pylate_server(settings, written) as peer:
+            measure("encode, PyLate", peer, encoding(texts, vectors, str(written)))
     with Running(settings) as service:
+        if settings.pylate:
+            measure("encode", service, encoding(texts, vectors))
         for name in settings.systems:
-            for count in settings.clients:
-                ask = searching([name], texts, expected, settings.k)
-                load(service.port, ask, count, settings.seconds / 10)
-                row = load(service.port, ask, count, settings.seconds)
-                rows.append({"system": name, "clients": count} | row)
-                console.print(f"{name}, {count} clients: {row['queries/s']:.1f} queries/s")
+            measure(name, service, searching([name], texts, expected, settings.k))
         mixed = mixed_load(service, retrievers, texts, expected, settings) if settings.mixed else {}
     machine = {"processor": processor(), "cores": os.cpu_count(), "load": [before, os.getloadavg()[0]]}
     count = len(collection.corpus)
@@ -101,7 +129,9 @@ def main(settings: Settings) -> None:
 
 
 def opened(settings: Settings) -> Collection:
-    return load_collection(settings.collection, documents=settings.documents or None)
+    collection = load_collection(settings.collection)
+    some = collection.corpus.ids[: settings.documents or None]
+    return replace(collection, corpus=collection.corpus.only(some))
 
 
 def model_of(name: str) -> Paradigm:
@@ -109,11 +139,18 @@ def model_of(name: str) -> Paradigm:
     return PARADIGMS[name]("offline")
 
 
+@cache
+def saved(folder: Path) -> Paradigm:
+    model = load_model(folder)
+    assert isinstance(model, Paradigm)
+    return model
+
+
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
     """Systems by name, with their indexes in the output folder, built there if missing."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
-        folder = Path(settings.output, "indexes", name)
+        folder = Path(settings.output, "indexes", SHARED.get(name, name))
         if name == "bm25":
             retrievers[name] = BM25(corpus)
         elif folder.is_dir():
@@ -129,7 +166,18 @@ def searched(retriever: Retriever, texts: list[str], k: int) -> list[list[float]
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
 
-class Running:
+class Server:
+    """A server on this machine, by its process's id and its port."""
+
+    pid: int
+    port: int
+
+    def cpu_seconds(self) -> float:
+        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class Running(Server):
     """The service in a separate process. ended: its exit status after it was interrupted."""
 
     def __init__(self, settings: Settings) -> None:
@@ -142,11 +190,12 @@ class Running:
         self.process = context.Process(target=answer, args=(asdict(self.settings), theirs))
         self.process.start()
         self.port = int(mine.recv().rstrip("/").rpartition(":")[2])
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGINT)
+        os.kill(self.pid, signal.SIGINT)
         self.process.join(60)
         self.ended = self.process.exitcode
 
@@ -155,7 +204,59 @@ def answer(values: dict[str, Any], ready: Any) -> None:
     """Serve: the target of the service's process."""
     settings = Settings(**values)
     corpus = opened(settings).corpus
-    serve(systems(settings, corpus), corpus, port=0, ready=ready.send)
+    retrievers = systems(settings, corpus)
+    if settings.pylate:
+        retrievers[PYLATE] = Reranking(saved(Path(settings.output, PYLATE)), corpus)
+    serve(retrievers, corpus, port=0, ready=ready.send)
+
+
+def written_by_pylate(settings: Settings) -> Path:
+    """The folder of a ColBERT model that PyLate made of the offline encoder."""
+    folder = Path(settings.output, PYLATE).absolute()
+    if not folder.is_dir():
+        job = {"backbone": str(packaged("offline")), "folder": str(folder)}
+        done = run_worker("pylate_model", job, str(Path(settings.pylate, "bin", "python").absolute()), 1)
+        if done.returncode:
+            raise SystemExit(f"PyLate wrote no model:\n{done.stderr[-2000:]}")
+    return folder
+
+
+@contextmanager
+def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
+    """PyLate's server of a model, in its own environment."""
+    server = Server()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        server.port = free.getsockname()[1]
+    python = str(Path(settings.pylate, "bin", "python"))
+    command = [python, "-m", "pylate.server.server", "--host", "127.0.0.1", "--port", str(server.port)]
+    with subprocess.Popen([*command, "--model", str(folder)], stdout=subprocess.DEVNULL) as process:
+        server.pid = process.pid
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", server.port)).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.2)
+        try:
+            yield server
+        finally:
+            process.terminate()
+
+
+def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
+    """Have a random query encoded. peer: the model's name for PyLate's server; "" asks our service."""
+
+    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
+        n = generator.randrange(len(texts))
+        if peer:
+            body = {"input": [texts[n]], "is_query": True, "model": peer}
+            answered = post(connection, "/v1/embeddings", body)["data"][0]["embedding"]
+        else:
+            body = {"system": PYLATE, "texts": [texts[n]], "side": "query"}
+            answered = post(connection, "/encode", body)["texts"][0]["vectors"]
+        return torch.allclose(torch.tensor(answered), vectors[n].float(), rtol=0, atol=FAR)
+
+    return ask
 
 
 def searching(
@@ -230,11 +331,13 @@ def mixed_load(
     """Search and explain with all systems at once, while a writer adds documents to their index folders."""
     ask = searching(list(retrievers), texts, expected, settings.k, explained=0.2)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
-    status, ended, added = f"/proc/{service.process.pid}/status", threading.Event(), [0]
+    status, ended, added = f"/proc/{service.pid}/status", threading.Event(), [0]
     before = memory("VmRSS", status)
 
     def add() -> None:
-        places = [Path(settings.output, "indexes", name) for name in retrievers if name != "bm25"]
+        places = [
+            Path(settings.output, "indexes", name) for name in retrievers if name not in ("bm25", *SHARED)
+        ]
         kept = [(place, place.with_name(f"{place.name}.before")) for place in places]
         for place, copy in kept:
             shutil.copytree(place, copy)

@@ -43,8 +43,9 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     """Read a folder. Raises ValueError for a module, or a module's setting, that no paradigm supports."""
     config = json_or_empty(folder / MODEL)
     parts = chain(folder)
-    multi = config.get("model_type") in MULTI
-    pylate = multi and config["model_type"] == MULTI[0]
+    # PyLate 1.6 over version 5.3 writes no model_type.
+    pylate = config.get("model_type", MULTI[0] if "do_query_expansion" in config else "") == MULTI[0]
+    multi = pylate or config.get("model_type") == MULTI[1]
     settings = json_or_empty(parts.backbone / "sentence_bert_config.json")
     lowers(settings, parts.backbone)
     if parts.sparse:

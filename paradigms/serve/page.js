@@ -15,17 +15,17 @@ let original = ""; // the text of the document that is open, as the corpus has i
 const explained = { document: new Map(), other: new Map() }; // system -> {cards, error}
 const cards = alignmentCards(find("systems"), remember);
 
-// Answers that come within one frame are drawn together.
-const inFrame = (call) => {
-  let frame = 0;
+// Answers that come close together are drawn together: each drawing lays out the page.
+const gathered = (call, milliseconds = 50) => {
+  let timer = 0;
   return () => {
-    frame ||= requestAnimationFrame(() => {
-      frame = 0;
+    timer ||= setTimeout(() => {
+      timer = 0;
       call();
-    });
+    }, milliseconds);
   };
 };
-const [drawRankingSoon, drawCardsSoon] = [inFrame(drawRanking), inFrame(drawCards)];
+const [drawRankingSoon, drawCardsSoon] = [gathered(drawRanking), gathered(drawCards)];
 const shown = () => known.systems.filter(({ name }) => !state.without.has(name));
 const relevant = () => new Set(judged.find(({ id }) => id === state.judged)?.relevant ?? []);
 

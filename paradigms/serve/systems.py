@@ -82,18 +82,14 @@ class ServedSystem:
     def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
         """Tokens, vectors and salience of each text. Only for a system with a `model`."""
         assert self.model is not None
-        encoded, made = self.model.encode(texts, side), []
-        columns = (encoded.mask, encoded.vectors, encoded.salience)
-        masks, vectors, salience = (x if x is None else x.flatten(0, 1) for x in columns)
+        encoded, labels = self.model.encode(texts, side), self.model.encoder.labels
+        masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
+        salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
+        made = []
         for n, text in enumerate(texts):
-            mask = masks[n]
-            made.append(
-                {
-                    "tokens": list(compress(self.model.encoder.labels(text, side), mask.tolist())),
-                    "vectors": vectors[n, mask].tolist(),
-                    "salience": None if salience is None else salience[n, mask].tolist(),
-                }
-            )
+            tokens = list(compress(labels(text, side), masks[n].tolist()))
+            weights = None if salience is None else salience[n, masks[n]].tolist()
+            made.append({"tokens": tokens, "vectors": vectors[n, masks[n]].tolist(), "salience": weights})
         return made
 
     def _ranked(self, query: str, view: View) -> dict[str, float]:

@@ -334,6 +334,29 @@ def test_queries_that_come_together_are_one_search(retrievers):
     assert answers[-1]["systems"]["bm25"] == {"error": "poison"}
 
 
+def test_texts_that_come_together_are_encoded_together(retrievers, monkeypatch):
+    """Each text gets its own vectors."""
+    model, sizes = retrievers["colbert"].model, []
+    encode = model.encode
+
+    def slow(texts, side):
+        sizes.append(len(texts))
+        time.sleep(0.05)
+        return encode(texts, side)
+
+    texts = [f"{word} sea" for word in WORDS.split()[:20]]
+    with serving({"colbert": retrievers["colbert"]}) as port, ThreadPoolExecutor(20) as clients:
+        monkeypatch.setattr(model, "encode", slow)
+        bodies = [{"system": "colbert", "texts": [text]} for text in texts]
+        answers = list(clients.map(lambda body: answered(port, "/encode", body), bodies))
+    assert sum(sizes) == len(texts)
+    assert max(sizes) > 1
+    for text, answer in zip(texts, answers, strict=True):
+        own = encode([text], "query")
+        vectors = torch.tensor(answer["texts"][0]["vectors"])
+        assert_within_rounding(vectors, own.vectors[own.mask], torch.bfloat16, 4, scale=1.0)
+
+
 def test_more_requests_than_may_wait_are_refused(retrievers, monkeypatch):
     monkeypatch.setattr("paradigms.serve.together.WAITING", 0)
     with serving({"bm25": retrievers["bm25"]}) as port:
