@@ -20,6 +20,7 @@ from tests.serve.served import serving
 
 REPEATS = 5
 TOKENS = 512
+WORDS = 400  # of a document, about 512 tokens
 # Notes when a change begins, and when the frame after the last of its answers is drawn.
 WATCH = """{
   const plain = window.fetch;
@@ -63,7 +64,10 @@ def change(tab: browser.Page, answers: int, act: Any) -> tuple[float, float, flo
 
 def main() -> None:
     texts = load_collection("pydocs", documents=1600).corpus
-    joined = [" ".join(texts[n] for n in range(start, start + 16)) for start in range(0, len(texts), 16)]
+    words = [
+        " ".join(texts[n] for n in range(start, start + 16)).split() for start in range(0, len(texts), 16)
+    ]
+    joined = [" ".join(some[:WORDS]) for some in words]
     corpus = Corpus([f"document {n}" for n in range(len(joined))], joined)
     retrievers = systems(corpus)
     tab = browser.Page()
