@@ -176,8 +176,8 @@ def main(settings: Settings) -> int:
     free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in systems.training_runs(settings))
-    for run, of in systems.training_runs(settings).items():
-        kept = bound(settings.chosen[of.system], settings, of.seed)
+    for run, trial in systems.training_runs(settings).items():
+        kept = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, kept, folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
     if data.own:
@@ -214,7 +214,7 @@ def run_all(
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the minutes run out."""
     runs, first = systems.training_runs(settings), True
-    for number, (run, of) in enumerate(runs.items(), 1):
+    for number, (run, trial) in enumerate(runs.items(), 1):
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
             continue
@@ -224,28 +224,28 @@ def run_all(
         first = False
         console.print(f"{run}, {number} of {len(runs)}")
         with refusing(f"{run}: "):
-            if (system := settings.chosen[of.system]).fuse:
-                by_main(partial(systems.run_fused, of.system, system, data, settings), accelerator)
+            if (system := settings.chosen[trial.system]).fuse:
+                by_main(partial(systems.run_fused, trial.system, system, data, settings), accelerator)
             else:
-                run_system(run, of, data, settings, accelerator, console)
+                run_system(run, trial, data, settings, accelerator, console)
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """Describe the planned work, its approximate duration, and the folder of its results."""
-    seconds, told = REST, []
+    seconds, names = REST, []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
         pairs = training.steps * training.batch_size if training else 0
-        told.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        runs = {run: of for run, of in systems.training_runs(settings).items() if of.system == name}
-        for of in () if system.fuse else (runs[run] for run in runs.keys() - finished):
+        names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
+        runs = {run: t for run, t in systems.training_runs(settings).items() if t.system == name}
+        for trial in () if system.fuse else (runs[run] for run in runs.keys() - finished):
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
-            own = document * documents * (not system.index) + query * queries
-            own += 0 if of.untrained else pair * pairs
+            work = document * documents * (not system.index) + query * queries
+            work += 0 if trial.untrained else pair * pairs
             frozen = training is not None and training.trained_layers
-            seconds += own / 2 if frozen else own
+            seconds += work / 2 if frozen else work
     console.print(
-        f"BM25 and {', '.join(told)} on {documents:,} documents of {settings.collection}. Each searches the "
+        f"BM25 and {', '.join(names)} on {documents:,} documents of {settings.collection}. Each searches the "
         f"documents and reranks BM25's first {settings.depth}; tests and a report follow."
     )
     minutes = max(1, round(seconds / 60))
@@ -259,14 +259,14 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
     """The content that a system's results are bound to: its settings, its training, and named files."""
     training = systems.training_settings(system, settings, seed)
-    found = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
+    paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
-    names = {plugin_of(of) for of in (builder, encoder) if of is not None}
+    names = {plugin_of(part) for part in (builder, encoder) if part is not None}
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    own = asdict(system) | {"training": training and asdict(training)}
-    return own | content(**found) | content(**plugins)
+    described = asdict(system) | {"training": training and asdict(training)}
+    return described | content(**paths) | content(**plugins)
 
 
 def run_bm25(data: ComparisonData, settings: Settings) -> None:
@@ -300,7 +300,7 @@ def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
 
 def run_system(
     name: str,
-    of: Training,
+    trial: Training,
     data: ComparisonData,
     settings: Settings,
     accelerator: Accelerator,
@@ -311,13 +311,14 @@ def run_system(
     costs.json is written last and marks the system as finished. For an untrained system, only the runs are
     kept.
     """
-    own, runs, system = Path(settings.output, name), Path(settings.output, "runs"), settings.chosen[of.system]
-    model = systems.trained(of, data, settings, own, accelerator)
+    folder, runs = Path(settings.output, name), Path(settings.output, "runs")
+    system = settings.chosen[trial.system]
+    model = systems.trained(trial, data, settings, folder, accelerator)
     progress, cut = accelerator.is_main_process, model.count_cut(data.pieces.corpus)
-    if cut and cut.cut and not of.untrained:
+    if cut and cut.cut and not trial.untrained:
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
-    retriever = systems.retriever(model, system, data, settings, own / "index", accelerator)
+    retriever = systems.retriever(model, system, data, settings, folder / "index", accelerator)
     others = WithoutOwn(retriever, data.own)
     encoded = time.perf_counter()
     found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
@@ -327,14 +328,14 @@ def run_system(
         found[split] = others.search(other.queries, settings.depth, progress=progress)
     if accelerator.is_main_process:
         written = systems.write_runs(Path(settings.output), name, found, asked_of(data, pool))
-        if of.untrained:
-            remove_folder(own / "index", BUILT)
-            write_json(own / "costs.json", {"rows": written})
-    if accelerator.is_main_process and not of.untrained:
-        if not (own / "checkpoint").is_dir():  # of a model that was not trained
-            model.save_pretrained(own / "checkpoint")
+        if trial.untrained:
+            remove_folder(folder / "index", BUILT)
+            write_json(folder / "costs.json", {"rows": written})
+    if accelerator.is_main_process and not trial.untrained:
+        if not (folder / "checkpoint").is_dir():  # of a model that was not trained
+            model.save_pretrained(folder / "checkpoint")
         cost = {
-            "train s": training_cost(own).get("seconds"),
+            "train s": training_cost(folder).get("seconds"),
             "encode s": None if system.index else encoded - began,
             **systems.search_costs(others, model, data.test.queries, settings.depth),
             "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
@@ -343,6 +344,6 @@ def run_system(
             "% of tokens cut": cut and 100 * cut.share,
             "rows": written,
         }
-        write_json(own / "costs.json", cost)
+        write_json(folder / "costs.json", cost)
     accelerator.wait_for_everyone()
     accelerator.free_memory()

@@ -79,8 +79,8 @@ def main(settings: Settings) -> None:
         ]
         console.print("\n".join(notes[-2:]), markup=False)
         examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, views))
-    for told in gate(paradigm, texts):
-        notes.append(f"These documents have {told}")
+    for line in gate(paradigm, texts):
+        notes.append(f"These documents have {line}")
         console.print(notes[-1], markup=False)
     title = f"What {Path(settings.checkpoint)} aligns on {collection.name}"
     summary = "Each query with its most relevant document, by the number k of tokens that a query token has. "

@@ -141,7 +141,7 @@ def ours(settings: Settings) -> dict[str, Encode]:
             return model.encode_documents(texts).vectors[0, :, 0]
 
     names = {"no": "ours, float32", "bf16": "ours, bf16", "int8": "ours, int8"}
-    return {name: lambda texts, of=key: encode(texts, of) for key, name in names.items()}
+    return {name: lambda texts, precision=key: encode(texts, precision) for key, name in names.items()}
 
 
 def tokens(settings: Settings, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -340,11 +340,13 @@ def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
     """nDCG@10 of every precision minus float32's, on a collection's test queries."""
     split, corpus = collection.split("test"), collection.corpus
     if settings.most:
-        judged = dict.fromkeys(id for of in split.judgements.values() for id in of)
+        judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)
         ids = list(dict.fromkeys([*(id for id in corpus.ids if id in judged), *corpus.ids]))[: settings.most]
         kept = set(ids)
         corpus = corpus.only([id for id in corpus.ids if id in kept])
-        there = [q for q, of in split.judgements.items() if any(g > 0 and d in kept for d, g in of.items())]
+        there = [
+            q for q, grades in split.judgements.items() if any(g > 0 and d in kept for d, g in grades.items())
+        ]
         split = split.only(there)
     rows = []
     for name in settings.paradigms:

@@ -68,10 +68,12 @@ def make_report(
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
     } | {name: f"End to end, queries of the split {name}" for name in data.others}
-    undone = {of.system for run, of in trainings.items() if training_cost(folder / run).get("step") == 0}
+    undone = {
+        trial.system for run, trial in trainings.items() if training_cost(folder / run).get("step") == 0
+    }
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
-    whole = ["bm25", *(name for name, of in settings.chosen.items() if not of.fuse)]
+    whole = ["bm25", *(name for name, system in settings.chosen.items() if not system.fuse)]
     retrievers = {name: finished(name, data, settings) for name in whole}
     candidates = read_run(folder / "runs" / "candidates.run")
     with progress_bar() as bar:
@@ -88,7 +90,7 @@ def make_report(
                 {
                     labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
                     for system in systems
-                    if (of_system := [run for run, of in trainings.items() if of[::2] == (system, before)])
+                    if (of_system := [run for run, t in trainings.items() if t[::2] == (system, before)])
                 }
                 for before in (False, True)
             )
@@ -107,8 +109,11 @@ def make_report(
     evaluate.write_per_query(folder / "per_query.csv", measured)
     splits = {settings.split: test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
-    given = [(name, of.checkpoint) for name, of in settings.chosen.items() if of.checkpoint]
-    loaded = "".join(f", {name} loaded from {checkpoint}" for name, checkpoint in given)
+    loaded = "".join(
+        f", {name} loaded from {system.checkpoint}"
+        for name, system in settings.chosen.items()
+        if system.checkpoint
+    )
     seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
@@ -143,8 +148,10 @@ def costs_picture(
         if stage != "rerank"
     }
     paid = {name: costs_of(folder / name) for name in systems}
-    size = {name: of["bytes/document"] for name, of in paid.items()}
-    took = {name: (of["encode ms/query"] or 0) + (of["search ms/query"] or 0) for name, of in paid.items()}
+    size = {name: cost["bytes/document"] for name, cost in paid.items()}
+    took = {
+        name: (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0) for name, cost in paid.items()
+    }
     costs = {"bytes/document": size, "ms/query, encoding and search": took}
     text = (
         f"{measure} with its 95% interval against what a system costs. Systems on the grey line are better "
@@ -152,8 +159,8 @@ def costs_picture(
     )
     rows = [
         {"system": name}
-        | {cost: of[name] for cost, of in costs.items()}
-        | {kind: f"{of[name].mean:.3f}" for kind, of in quality.items()}
+        | {cost: values[name] for cost, values in costs.items()}
+        | {kind: f"{values[name].mean:.3f}" for kind, values in quality.items()}
         for name in systems
     ]
     return Picture("cost", "What quality costs", text, cost_picture(quality, costs, measure), rows)
@@ -169,35 +176,36 @@ def learning_picture(
     """Plot dev quality by training pairs seen, for every system whose training measured dev queries."""
     points: dict[str, dict[int, list[Any]]] = {}
     took: dict[str, list[float]] = {}
-    for run, of in trainings.items():
+    for run, trial in trainings.items():
         values = dev_values(folder / run / "training")
-        training = training_settings(settings.chosen[of.system], settings, of.seed) if values else None
+        training = training_settings(settings.chosen[trial.system], settings, trial.seed) if values else None
         if values:
-            took.setdefault(of.system, []).append(training_cost(folder / run)["seconds"])
+            took.setdefault(trial.system, []).append(training_cost(folder / run)["seconds"])
         for step, dev in values.items():
             assert training is not None
             pairs = step * training.batch_size * training.accumulation * processes
-            points.setdefault(of.system, {}).setdefault(pairs, []).append(dev)
+            points.setdefault(trial.system, {}).setdefault(pairs, []).append(dev)
     if not points:
         return
-    x = sorted({pairs for of in points.values() for pairs in of})
+    x = sorted({pairs for curve in points.values() for pairs in curve})
     series = {
-        name: [np.stack(of[pairs]) if pairs in of else None for pairs in x] for name, of in points.items()
+        name: [np.stack(curve[pairs]) if pairs in curve else None for pairs in x]
+        for name, curve in points.items()
     }
     curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
-    dev = {len(of[0][0]) for of in points.values()}
+    dev = {len(curve[0][0]) for curve in points.values()}
     text = (
         f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
         "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
-        "an earlier state of the same training, whose learning rate was still high, and no shorter training. "
+        "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
         "The last column gives all the seconds of the shortest training: the last state measured by then."
     )
     budget = min(map(np.mean, took.values()))
     rows = []
     for row in curves.rows:
-        of = points[name := row["system"]]
-        by_then = max(pairs for pairs in of if pairs * np.mean(took[name]) <= max(of) * budget)
-        reached = {f"after {budget:.0f} s of training": shown(seeds_interval(np.stack(of[by_then])))}
+        curve = points[name := row["system"]]
+        by_then = max(pairs for pairs in curve if pairs * np.mean(took[name]) <= max(curve) * budget)
+        reached = {f"after {budget:.0f} s of training": shown(seeds_interval(np.stack(curve[by_then])))}
         rows.append({key: cell for key, cell in row.items() if key != "measure"} | reached)
     yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
@@ -236,7 +244,7 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
             f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
             "than a standard error."
         )
-    trainings = {name: training_settings(of, settings, 0) for name, of in settings.chosen.items()}
+    trainings = {name: training_settings(system, settings, 0) for name, system in settings.chosen.items()}
     trained = [(name, settings.chosen[name], training) for name, training in trainings.items() if training]
     layers = [
         f"{name} {training.trained_layers or 'all'}"
@@ -256,7 +264,7 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
             )
     for name in [name for name, system in settings.chosen.items() if system.fuse]:
         fusion = read_json(Path(settings.output, name, "fusion.json"))
-        weights = ", ".join(f"{of} {weight:g}" for of, weight in fusion["weights"].items())
+        weights = ", ".join(f"{part} {weight:g}" for part, weight in fusion["weights"].items())
         how = f"fusion ({fusion['fusion']}) of the runs of one seed"
         yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
     if data.own:
@@ -282,7 +290,7 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
         for stage, table in tables.items():
             measure = table.measures[0]
             row[f"{measure}, {columns.get(stage, stage)}"] = str(table.rows[name][measure])
-            row |= {of: f"{table.rows[name][of].mean:.3f}" for of in deep if stage == "retrieve"}
+            row |= {m: f"{table.rows[name][m].mean:.3f}" for m in deep if stage == "retrieve"}
         milliseconds = (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0)
         row |= {"bytes/document": cost["bytes/document"], "ms/query": milliseconds}
         rows.append(row | {"training s": cost.get("train s")})
@@ -312,7 +320,7 @@ def show(
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = evaluate.write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", rows=overview(tables, report.costs))}
-    sections |= {of.name: Section(of.heading, of.text, of.rows, of.figure) for of in report.pictures}
+    sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))
     if accelerator.trackers:

@@ -173,7 +173,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 def training_of(folder: Path) -> Measured:
     """The "kept step" of the training that `trained_once` ran, and its dev values as DEV."""
     kept = training_cost(folder).get("step")
-    values = {step: of.tolist() for step, of in dev_values(folder / "training").items()}
+    values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
     return {"kept step": kept, DEV: dev}
 

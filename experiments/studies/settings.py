@@ -267,10 +267,13 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
             unnamed = "checkpoint" in options or "fuse" in options
             systems[name] = SystemSettings(**{"paradigm": "" if unnamed else name} | options)
             check_types(systems[name])
-            fields = {of: f for of, f in named.items() if of != name and isinstance(f, dict)}
-            whole = ["bm25", *(of for of, f in fields.items() if not f.get("fuse"))]
+            fields = {other: f for other, f in named.items() if other != name and isinstance(f, dict)}
+            whole = ["bm25", *(other for other, f in fields.items() if not f.get("fuse"))]
             _check(
-                systems[name], options, whole, [of for of in whole if not fields.get(of, {}).get("teacher")]
+                systems[name],
+                options,
+                whole,
+                [other for other in whole if not fields.get(other, {}).get("teacher")],
             )
     return systems
 

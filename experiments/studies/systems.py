@@ -133,13 +133,13 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
                 f"choose one with --{option}"
             )
     train, dev = training_splits(collection, 0, settings.split, *also)
-    if not train.queries and any(training_settings(of, settings, 0) for of in settings.chosen.values()):
+    if not train.queries and any(training_settings(s, settings, 0) for s in settings.chosen.values()):
         raise SystemExit(
             f"{collection.name} has no training queries: --steps 0 compares encoders without training, and "
             "a system with a checkpoint was trained elsewhere"
         )
-    for name, of in settings.chosen.items():
-        if of.fuse and of.fusion == "sum" and not of.weights and not dev.queries:
+    for name, system in settings.chosen.items():
+        if system.fuse and system.fusion == "sum" and not system.weights and not dev.queries:
             raise SystemExit(
                 f"system {name}: {collection.name} has no dev queries to choose weights on: give them"
             )
@@ -151,7 +151,7 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
-    asked = (own_documents(corpus, of, settings.identical_ids) for of in (splits[-1], *others.values()))
+    asked = (own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values()))
     pieces = Pieces(corpus, settings.passages)
     own = frozenset().union(*asked)
     cut, read = read_by_encoders(corpus, settings)
@@ -217,7 +217,7 @@ def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = 
     """The retriever of a finished system, in this process alone. seed: the training's; None: the first."""
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
-    runs = {of.seed: run for run, of in training_runs(settings).items() if of == (name, of.seed, False)}
+    runs = {t.seed: run for run, t in training_runs(settings).items() if t == (name, t.seed, False)}
     folder = Path(settings.output) / runs.get(seed, name)
     index = Path(settings.chosen[name].index or folder) / "index"
     model: Any = load(folder / "checkpoint")
@@ -307,16 +307,16 @@ def reranks(checkpoint: Path) -> bool:
 
 
 def trained(
-    of: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
+    trial: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
 ) -> Model:
     """The system's checkpoint, or the model that it builds; a trained model is kept in `folder`.
 
     Raises Paused when the minutes run out.
     """
-    system = settings.chosen[of.system]
+    system = settings.chosen[trial.system]
     if system.checkpoint:
         return opened(system).to(accelerator.device)
-    training, name, shared = training_settings(system, settings, of.seed), system.paradigm, folder.parent
+    training, name, shared = training_settings(system, settings, trial.seed), system.paradigm, folder.parent
     backbone, options = system.backbone or settings.backbone, settings.options | system.options
     splits, dev = (data.train, data.dev), settings.dev_queries
     layers = training.trained_layers if training and name in PARADIGMS else 0
@@ -325,7 +325,7 @@ def trained(
         if name in PARADIGMS:
             return built(system, settings)
         defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-        base = t5_folder(backbone, data.collection, shared / "small-t5", of.seed, accelerator)
+        base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
         # One beam for each document to retrieve: each finished beam is an identifier.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
         defaults |= DSI | {"embedder": settings.backbone} if name == "dsi" else {}
@@ -365,14 +365,14 @@ def trained(
     def teacher(place: Path) -> ScorePairs | None:
         if not system.teacher:
             return None
-        opened = partial(finished, system.teacher, data, settings, of.seed)
+        opened = partial(finished, system.teacher, data, settings, trial.seed)
         return scored_once(place / "teacher.run", opened, data.train.queries, accelerator, None)
 
-    if training is None or of.untrained:
-        torch.manual_seed(of.seed)
+    if training is None or trial.untrained:
+        torch.manual_seed(trial.seed)
         model = make().to(accelerator.device)
     else:
-        model = trained_once(folder, of.seed, make, train, accelerator)
+        model = trained_once(folder, trial.seed, make, train, accelerator)
     if layers:
         keep_frozen(as_paradigm(model, folder))
     return model
@@ -413,22 +413,22 @@ def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings:
     folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
     if system.fusion == "sum" and not weights:
         own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-        parts = [WithoutOwn(finished(of, data, settings), own) for of in system.fuse]
+        parts = [WithoutOwn(finished(part, data, settings), own) for part in system.fuse]
         runs = [part.search(data.dev.queries, settings.depth) for part in parts]
         dev = with_judgements(data.dev, data.collection.corpus, runs)
         weights, chosen = tune_weights(runs, dev), f", chosen on {len(data.dev.queries):,} dev queries"
     weights = weights or (1.0,) * len(system.fuse)
     fused, asked = dict[str, Run](), dict[str, list[str]]()
     for stage in (*STAGES, *data.others):
-        runs = [read_stage(folder, of, stage) for of in system.fuse]
+        runs = [read_stage(folder, part, stage) for part in system.fuse]
         depth = None if stage == "rerank" else settings.depth
         fused[stage] = fuse(runs, weights, system.fusion, depth)
         asked[stage] = [query for run in runs for query in run]
     written = write_runs(folder, name, fused, asked)
-    told = dict(zip(system.fuse, weights, strict=True))
-    fusion = {"fusion": system.fusion, "weights": told, "chosen": chosen}
+    by_part = dict(zip(system.fuse, weights, strict=True))
+    fusion = {"fusion": system.fusion, "weights": by_part, "chosen": chosen}
     write_json(folder / name / "fusion.json", fusion)
-    costs = [read_json(folder / of / "costs.json") for of in system.fuse]
+    costs = [read_json(folder / part / "costs.json") for part in system.fuse]
     added = ("encode ms/query", "search ms/query", "bytes/document")
-    total = {cost: sum(of[cost] or 0 for of in costs) for cost in added}
+    total = {cost: sum(part[cost] or 0 for part in costs) for cost in added}
     write_json(folder / name / "costs.json", total | {"rows": written})
