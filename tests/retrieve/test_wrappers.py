@@ -3,17 +3,9 @@
 import pytest
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Corpus
 from paradigms.data.pieces import Pieces
 from paradigms.retrieve import Passages, WithoutOwn
-
-TEXTS = {
-    "a": "Ships sail. the sea is wide and ships sail the sea; a cat sleeps on the ship at night",
-    "b": "the night is dark and a black cat sleeps",
-    "c": "",
-    "d": "a cat a cat a cat and the sea again and again and a night with ships and more of the night",
-}
-CORPUS = Corpus(list(TEXTS), list(TEXTS.values()), ["Ships sail.", "", "", ""])
+from tests.data.test_pieces import CORPUS, TEXTS
 
 
 @pytest.mark.parametrize("best", [1, 2])

@@ -305,7 +305,7 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     f"{LUAN}, §3, cross-attention",
     "words equal iff ⟨x, y⟩ ≥ k/2; error .05 over all pairs",
     claim="cross-attention can compute any sparse score if it tells words apart, for which random word "
-    "embeddings of a dimension “proportional to the log of the vocabulary size” suffice",
+    "embeddings suffice whose dimension is “proportional to the log” of the vocabulary's size",
 )
 def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
