@@ -32,13 +32,13 @@ class Settings:
     """name or folder of each collection → documents of it at most, 0 for all"""
     sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000])
     systems: list[str] = field(default_factory=list)
-    """by the beginning of their names; all where none is given"""
+    """systems to measure, by the beginnings of their names; empty: all"""
     most: dict[str, int] = field(default_factory=lambda: {"exact": 100_000})
     """system → the largest size at which it is measured"""
     queries: int = 100
     """test queries, as many of each collection"""
     tokens: int = 64
-    """of each document, at most"""
+    """most tokens per document"""
     dim: int = 128
     splade: int = 4000
     """documents of which SPLADE's are composed; 0: none"""

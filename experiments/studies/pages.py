@@ -197,7 +197,7 @@ def publish(
 
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
-    """Everything that a page quotes. minutes: of processor time, of all calls that wrote to the folder."""
+    """Collect what a page quotes. minutes: CPU time of all calls that wrote to the folder."""
     before, collection = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     return {
         "title": title,

@@ -91,7 +91,7 @@ def hand_over(
 ) -> int:
     """Write the stored vectors of documents into an engine; return how many of them have any.
 
-    rows: of documents, the deleted ones of which are left out; None: all. Raises ValueError if the engine
+    rows: the documents' rows, without deleted ones; None: all. Raises ValueError if the engine
     cannot score for the model (`check_maxima`).
     """
     store.check(model)
