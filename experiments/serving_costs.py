@@ -144,7 +144,7 @@ def measured_once(name: str, collection: Collection, settings: Settings, folder:
 
 
 def measure(name: str, collection: Collection, settings: Settings, place: Path, work: Path) -> Rows:
-    """A row for every index and engine that can score the paradigm. place: folder of the encoded documents."""
+    """Measure every index and engine that can score the paradigm. place: folder of encoded documents."""
     texts, asked = drawn(collection, settings)
     if name == BM25:
         base, queries, wanted = weighed(texts, list(asked.values()), settings.k)

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from studies.settings import launch
@@ -51,9 +50,6 @@ from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from theory.claims import OURS, THEOREMS, Evidence, Theorem
-
-for chapter in ("projections", "recall", "aligner", "xtr", "generative", "capacity"):
-    import_module(f"theory.claims.{chapter}")  # fills THEOREMS
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
 STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}

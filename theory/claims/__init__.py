@@ -5,7 +5,7 @@ what the paper asserts, in our words, with the words at issue in quotation marks
 claim. A theorem without a claim is our own law, or a law of the authors that its source names. If a claim is
 wrong, `correction` states what holds instead; the check then tests the correction as our statement, and
 measures by how much the printed form differs from it. Each theorem is one function in the other files of this
-folder, whose import fills THEOREMS; `experiments/theory_checks.py` runs them.
+folder, which this one imports; `experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -118,3 +118,7 @@ def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
     """Largest deviation of a share above a bound on its probability, as in `deviations`; at least 0."""
     tail = stats.binom.sf(np.rint(np.asarray(share) * draws) - 1, draws, np.minimum(bound, 1))
     return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))
+
+
+# Each of these files defines theorems with the names above.
+from theory.claims import projections, recall, aligner, xtr, generative, capacity  # noqa: E402, F401, I001
