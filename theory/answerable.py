@@ -326,7 +326,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
     rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
     right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
-    solved = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
+    solved: Any = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
     if solved.status != 0:
         return None
     return float(np.abs(rows @ np.maximum(solved.x, 0) - right).max())
