@@ -8,7 +8,7 @@ cross-attention, or from all layers' through the residual stream alone.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from studies.settings import PairSettings, launch
 
@@ -42,7 +42,7 @@ from theory import low_rank as lemma
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMS: tuple[Form, ...] = ("last", "direct", "exact")
+FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
 BATCH = 16  # pairs whose rel is decomposed at once
 # What the paper's words are taken to mean, as it gives no numbers for them.
 MUCH_LOWER = 0.5  # ‖A − R‖ is at most this share of ‖W‖
@@ -155,7 +155,7 @@ def parts_of_rel(
 ) -> dict[str, list[list[float]]]:
     """ "scorer, form" -> rel of each query and name, and the part Σ(DᵀQ ⊙ A) of it."""
     shares: dict[str, list[list[float]]] = {}
-    scorers: tuple[ScoreName, ...] = get_args(ScoreName)
+    scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
     for scorer in scorers:
         for form in FORMS:
             rel, part = [], []
@@ -244,7 +244,8 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         ),
         "shares": Section(
             "Share of rel that Σ(DᵀQ ⊙ A) makes",
-            "last: the last layer's cross-attention. direct: all layers', by the residual stream alone. "
+            "printed: Eqs 11 to 14, the last layer's cross-attention without the norm after it. last: the "
+            "same with that norm. direct: all layers', by the residual stream alone. "
             "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
             [share_row(name, *rel_and_part) for name, rel_and_part in parts.items()],

@@ -4,9 +4,13 @@ Next tokens: the baseline is plain numpy, on the same prefixes of the same text.
 collection's documents in order, cut into words and marks, up to --tokens tokens. Prefixes start at random
 places, so frequent ones are drawn more often. Both methods' sets are compared before they are timed.
 
-Beam search: one model searches for the same queries, with the same beams and steps, among any tokens and
-among n-grams of the text. The baseline is transformers' search, which must find an equally good best sequence
-for every query.
+Beam search: one model searches the collection's titles for one query at a time. The baseline is transformers'
+`generate` with `prefix_allowed_tokens_fn`, which reads the same titles from a dictionary of prefixes; both
+must find the same best score for every query. Both compute the same matrix products in nearly the same
+steps, so the rest of their time is compared too: CPU time less the profiler's share of matrix products.
+
+A trie of --many identifiers, drawn from the text, is built in a process of its own: its bytes, the process's
+growth at its peak, and CPU seconds.
 
 Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
 on the machine.
@@ -14,11 +18,14 @@ on the machine.
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from paradigms.io.command_line import command_line
 
@@ -29,21 +36,23 @@ class Settings:
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
-    """number of words and marks of the text"""
+    """words and marks of the text"""
     prefixes: int = 1000
     longest: int = 6
-    """most tokens of a prefix; all lengths from 1 on are equally frequent"""
+    """prefixes have 1 to this many tokens, each length as often"""
     backbone: str = ""
-    """T5 that decodes, by name or folder; empty: a small one with random weights"""
+    """the T5 that decodes, by name or folder; empty: a small one with random weights"""
+    identifiers: int = 10_000
+    """documents of the collection whose titles are searched, at most"""
+    many: int = 1_000_000
+    """identifiers of the large trie; 0: none"""
     queries: int = 32
-    """queries of the collection, decoded in one batch"""
-    beams: int = 20
-    span: int = 10
-    """tokens per decoded sequence"""
+    """of the collection, searched one by one"""
+    beams: int = 10
     threads: int = 1
-    """torch's threads"""
+    """of torch"""
     repeats: int = 5
-    """measured repetitions, after a warm-up; the median counts"""
+    """measured repetitions, after one that is not; the median counts"""
     seed: int = 0
     output: str = "results/benchmarks/constrained_decoding.json"
 
@@ -54,30 +63,34 @@ if __name__ == "__main__":  # before the imports that take seconds
 import numpy as np
 import torch
 from jaxtyping import Int
-from parts.shared import medians
+from parts.shared import medians, memory
 from rich.table import Table
-from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from paradigms.data import load_collection
+from paradigms.data import Corpus, load_collection
 from paradigms.encoder.text import Batch
-from paradigms.generative.beam import NOTHING, Hypotheses, beam_search
+from paradigms.generative.beam import beam_search
+from paradigms.generative.genre import genre
 from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
-from paradigms.generative.seal import seal
+from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
 WORD = re.compile(r"\w+|[^\w\s]")
-LEAST_WORK = 0.9  # of the unconstrained search's tokens, for times of equal work
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+LENGTHS = 4, 12  # tokens of the large trie's identifiers
 Row = tuple[str, str, float, float | None, str]  # work, method, its seconds, their ratio to what
 
 
 def main(settings: Settings) -> None:
     console = Terminal()
     rows = next_token_sets(settings, console) + beam_searches(settings, console)
+    if settings.many:
+        rows += large_trie(settings, console)
     names = ("work", "method", "seconds", "ratio", "meaning")
     named = [dict(zip(names, row, strict=True)) for row in rows]
     write_json(settings.output, {"settings": asdict(settings), "rows": named})
@@ -112,9 +125,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
     plain = [row[row != SEPARATOR] for row in unique()]
     if not all(map(np.array_equal, plain, np.split(branches.tokens, branches.offsets[1:-1]))):
-        raise SystemExit(
-            "numpy finds other next tokens than NGramIndex: times of unequal work cannot be compared"
-        )
+        raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
     methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
@@ -132,52 +143,99 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
-    """Time one model's search among any tokens and among n-grams of the text, and transformers' search."""
+    """Time one model's search of titles, and transformers' over the same titles."""
     torch.set_num_threads(settings.threads)
     collection = load_collection(settings.collection)
-    queries = [text for split in collection.splits.values() for text in split.queries.values()]
+    corpus = collection.corpus
+    few = range(min(settings.identifiers, len(corpus)))
+    corpus = Corpus(corpus.ids[: len(few)], [corpus[n] for n in few], [corpus.titles[n] for n in few])
+    texts = [text for split in collection.splits.values() for text in split.queries.values()]
     with tempfile.TemporaryDirectory() as folder:
-        backbone = settings.backbone or small_t5(collection.corpus, Path(folder, "t5"), seed=settings.seed)
-        model = seal(backbone, collection.corpus).eval()
-    index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
-    sources = model.tokenize(queries[: settings.queries])
+        backbone = settings.backbone or small_t5(corpus, Path(folder, "t5"), seed=settings.seed)
+        model = genre(backbone, corpus).eval()
+    valid, allowed = GenerativeRetriever(model).valid, followers(model)
+    queries = [model.tokenize([text]) for text in texts[: settings.queries]]
+    width: dict[str, Any] = {"beams": settings.beams, "length": model.identifiers.longest}
 
-    def search(constraint: NGramIndex | None) -> Hypotheses:
-        return beam_search(model, sources, constraint, beams=settings.beams, length=settings.span)
+    def ours() -> list[float]:
+        return [float(beam_search(model, query, valid, **width).scores[0]) for query in queries]
 
-    def peer() -> Int[Tensor, "b m"]:
-        return generated(model, sources, settings)
+    def peer() -> list[float]:
+        return [generated(model, query, allowed, settings.beams) for query in queries]
 
-    free, valid, best = search(None), search(index), peer()
-    written = np.divide(*((hypotheses.tokens != NOTHING).sum() for hypotheses in (valid, free)))
+    if not np.allclose(ours(), peer(), atol=1e-3):
+        raise SystemExit("transformers finds other best titles: times of unequal work say nothing")
     console.print(
-        f"{len(sources.input_ids)} queries, {settings.beams} beams, {settings.span} of "
-        f"{model.backbone.config.vocab_size:,} tokens: every search finds {len(free):,} sequences, and that "
-        f"of n-grams, which end where a document does, {written:.1%} of their tokens"
+        f"{len(queries)} queries one by one, {settings.beams} beams, {len(corpus):,} titles of at most "
+        f"{width['length']} of {model.backbone.config.vocab_size:,} tokens; CPU time of one query"
     )
-    if written < LEAST_WORK or not (index.counts(valid.states) > 0).all():
-        raise SystemExit("the constrained search writes too little, or n-grams that are not in the text")
-    first = free[np.searchsorted(free.queries, np.arange(len(best)))].scores
-    scores = model.sequence_scores(sources, best[:, None].tolist(), "log_probability")
-    if not np.allclose(np.concatenate(scores, 1)[0], first, atol=1e-3):
-        raise SystemExit("transformers finds other best sequences: times of unequal work cannot be compared")
-    times = medians((lambda: search(None), lambda: search(index), peer), settings.repeats)
-    work = "beam search"
+    methods = (ours, peer)
+    each = [seconds / len(queries) for seconds in medians(methods, settings.repeats, time.process_time)]
+    rest = [seconds * (1 - share_of_products(method)) for seconds, method in zip(each, methods, strict=True)]
+    work, less = "beam search", "the rest, without matrix products"
     return [
-        (work, "any token", times[0], None, ""),
-        (work, "n-grams of the text", times[1], times[1] / times[0], "any token; wanted ≤ 1.3"),
-        (work, "transformers, any token", times[2], times[2] / times[0], "any token"),
+        (work, "ours", each[0], None, ""),
+        (work, "transformers", each[1], each[1] / each[0], "ours"),
+        (f"{work}, {less}", "ours", rest[0], None, ""),
+        (f"{work}, {less}", "transformers", rest[1], rest[1] / rest[0], "ours; wanted ≥ 3"),
     ]
 
 
-def generated(model: Generative, sources: Batch, settings: Settings) -> Int[Tensor, "b m"]:
-    """Generate each query's best sequence with transformers, without an end token."""
-    arguments = {"input_ids": sources.input_ids, "attention_mask": sources.attention_mask, "do_sample": False}
-    arguments |= {"num_beams": settings.beams, "num_return_sequences": settings.beams, "eos_token_id": None}
-    arguments |= {"max_new_tokens": settings.span, "decoder_start_token_id": START}
+def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
+    """transformers' `prefix_allowed_tokens_fn` for the identifiers: a dictionary of their prefixes."""
+    after: dict[tuple[int, ...], set[int]] = {}
+    for n in range(len(model.identifiers)):
+        written = (START, *model.identifiers.target(n))
+        for length in range(1, len(written)):
+            after.setdefault(written[:length], set()).add(written[length])
+    lists = {prefix: sorted(tokens) for prefix, tokens in after.items()}
+    ended = [model.identifiers.end or 0]
+    return lambda _, written: lists.get(tuple(written.tolist()), ended)
+
+
+def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> float:
+    """The best score that transformers' constrained search finds."""
+    arguments = {"input_ids": query.input_ids, "attention_mask": query.attention_mask, "do_sample": False}
+    arguments |= {"num_beams": beams, "num_return_sequences": beams, "length_penalty": 0.0}
+    arguments |= {"max_new_tokens": model.identifiers.longest, "decoder_start_token_id": START}
+    arguments |= {"prefix_allowed_tokens_fn": allowed, "return_dict_in_generate": True, "output_scores": True}
     with torch.inference_mode():
-        sequences = model.backbone.generate(**arguments)
-    return sequences[:: settings.beams, 1:]
+        return float(model.backbone.generate(**arguments).sequences_scores[0])
+
+
+def share_of_products(method: Callable[[], object]) -> float:
+    """The share of a method's time that the profiler counts for matrix products."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        method()
+    times = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
+    return sum(time for key, time in times.items() if key in PRODUCTS) / sum(times.values())
+
+
+def large_trie(settings: Settings, console: Terminal) -> list[Row]:
+    """Build the trie of many identifiers in a new process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        size, peak, seconds = pool.apply(trie_costs, (settings,))
+    console.print(
+        f"a trie of {settings.many:,} identifiers of {LENGTHS[0]} to {LENGTHS[1]} tokens: {size / 2**20:.0f} "
+        f"MiB, {peak / 2**30:.2f} GiB at the peak of its construction"
+    )
+    return [("trie", f"{settings.many:,} identifiers", seconds, None, "")]
+
+
+def trie_costs(settings: Settings) -> tuple[int, int, float]:
+    """Bytes of the trie, growth of this process at its peak, and CPU seconds."""
+    tokens, _ = words(settings)
+    random = np.random.default_rng(settings.seed)
+    lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, settings.many)
+    begins = random.integers(0, len(tokens) - LENGTHS[1], settings.many)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    drawn = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
+    NGramIndex.build(drawn[: lengths[0]], offsets[:2], whole=True)  # loads and compiles its parts
+    before, began = memory("VmRSS"), time.process_time()
+    trie = NGramIndex.build(drawn, offsets, whole=True)
+    seconds = time.process_time() - began
+    size = sum(array.nbytes for array in vars(trie).values() if isinstance(array, np.ndarray))
+    return size, memory("VmHWM") - before, seconds
 
 
 def words(settings: Settings) -> Sequences:

@@ -1,8 +1,9 @@
 """argmax over valid sequences (d₁, …, d_m) of Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
 
-Probabilities are those over the whole vocabulary, neither renormalised over valid tokens nor divided by the
-length (De Cao et al. 2021, arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search
-that drops no prefix is exact; a narrower one may miss some of the best sequences.
+Another scorer's contributions may take the place of log p (`outputs.ScoreName`). Probabilities are those over
+the whole vocabulary, neither renormalised over valid tokens nor divided by the length (De Cao et al. 2021,
+arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix is exact;
+a narrower one may miss some of the best sequences.
 """
 
 from dataclasses import dataclass, fields
@@ -13,9 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Memory, decode
-from paradigms.generative.model import Generative
+from paradigms.generative.decoder import Memory
+from paradigms.generative.identifiers import Targets
+from paradigms.generative.model import MANY_TOKENS, TOKENS, Generative
 from paradigms.generative.ngrams import Branches, NGramIndex, ranges
+from paradigms.generative.outputs import ScoreName
 
 NOTHING = -1  # pads sequences; sorts before every token
 
@@ -26,7 +29,7 @@ class Hypotheses:
 
     queries: Int[np.ndarray, " x"]  # the query's position in the batch
     tokens: Int[np.ndarray, "x m"]  # padded with NOTHING
-    scores: Float[np.ndarray, " x"]  # Σ log p, float64
+    scores: Float[np.ndarray, " x"]  # Σ log p, or another scorer's sum, float64
     states: Int[np.ndarray, "x s"]  # the constraint's state after the sequence
 
     def __len__(self) -> int:
@@ -50,13 +53,16 @@ def beam_search(
     beams: int,
     length: int,
     keep: bool = False,
+    scorer: ScoreName = "log_probability",
 ) -> Hypotheses:
-    """Find at most `beams` sequences per query, of at most `length` tokens, by Σ log p.
+    """Find at most `beams` sequences per query, of at most `length` tokens, by the scorer's sum.
 
     A sequence is finished when no token may follow it or at `length`; without a constraint, after the end
-    token. Finished and unfinished sequences compete for the beams, and the search ends when no unfinished
-    sequence is left. keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's
-    keys); finished sequences then take no beam.
+    token. The search ends when no unfinished sequence is left. Finished and unfinished sequences compete for
+    the beams, except by scorers other than log p, whose sums may rise with every token. When every unfinished
+    sequence has one completion, none can displace another: one pass of the decoder completes them. keep:
+    return the 2·`beams` best continuations of every step, finished or not (SEAL's keys); finished sequences
+    then take no beam either.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
@@ -67,12 +73,16 @@ def beam_search(
     entry = np.zeros(count, dtype=np.int64)  # the row of each unfinished prefix in the table
     finished, steps = prefixes[:0], [prefixes[:0]]
     with model.evaluating(), torch.inference_mode():
-        _, memory = model.begin(sources)
+        memories, apart = model.memories(sources, scorer), keep or scorer != "log_probability"
         for step in range(length):
             if not len(prefixes):
                 break
-            slots, log_p = _next(model, memory, prefixes, step, count)
-            parents, longer = _continue(prefixes, step, log_p, table, entry, 2 * beams if keep else beams)
+            forced = constraint is not None and not keep and model.clusters is None
+            if forced and (rests := _rests(constraint, prefixes)):
+                finished = _join([finished, _completed(model, memories, prefixes, rests, scorer, count)])
+                break
+            slots, scores = _next(model, memories, prefixes, step, scorer, count)
+            parents, longer = _continue(prefixes, step, scores, table, entry, 2 * beams if apart else beams)
             steps.append(longer)
             if constraint is None:
                 ended = longer.tokens[:, step] == model.identifiers.end
@@ -80,21 +90,66 @@ def beam_search(
                 table = _branches(model, constraint, longer.states)
                 ended = np.diff(table.offsets) == 0
             ended |= step + 1 == length
-            rivals = np.flatnonzero(~ended) if keep else np.arange(len(longer))
-            best = _best_first(_join([finished, longer[rivals]]), beams)
-            fresh = rivals[best[best >= len(finished)] - len(finished)]
-            finished = _join([finished[best[best < len(finished)]], longer[fresh[ended[fresh]]]])
-            entry = fresh[~ended[fresh]]
+            if apart:
+                open_ones, closed = np.flatnonzero(~ended), _join([finished, longer[ended]])
+                entry = open_ones[_best_first(longer[open_ones], beams)]
+                finished = closed[_best_first(closed, beams)]
+            else:
+                best = _best_first(_join([finished, longer]), beams)
+                fresh = best[best >= len(finished)] - len(finished)
+                finished = _join([finished[best[best < len(finished)]], longer[fresh[ended[fresh]]]])
+                entry = fresh[~ended[fresh]]
             prefixes = longer[entry]
             if len(prefixes):
-                _keep_parents(memory, slots[parents[entry]], prefixes, count)
+                _keep_parents(memories, slots[parents[entry]], prefixes, count)
     results = _join(steps) if keep else finished
-    return results[_best_first(results, len(results))]
+    return results[_best_first(results, len(results) if keep else beams)]
 
 
 def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
     branches = constraint.branches(states)
     return branches if model.clusters is None else model.clusters.branches(branches)
+
+
+def _rests(constraint: NGramIndex, prefixes: Hypotheses) -> list[np.ndarray]:
+    """The only completion of each prefix; [] if one has several."""
+    rests = []
+    for state in prefixes.states:
+        if (rest := constraint.rest(state)) is None:
+            return []
+        rests.append(rest)
+    return rests
+
+
+def _completed(
+    model: Generative,
+    memories: list[Memory],
+    prefixes: Hypotheses,
+    rests: list[np.ndarray],
+    scorer: ScoreName,
+    count: int,
+) -> Hypotheses:
+    """Append its rest to each prefix, up to the search's length."""
+    written, slots = prefixes.tokens.copy(), _slots(prefixes)
+    step = int((written[0] != NOTHING).sum())
+    for row, rest in zip(written, rests, strict=True):
+        row[step : step + len(rest)] = rest[: len(row) - step]
+    lengths = (written != NOTHING).sum(1)
+    ids = np.full((count, slots.max() + 1, lengths.max()), NOTHING)
+    ids[prefixes.queries, slots] = written[:, : lengths.max()]
+    tokens = torch.from_numpy(ids).to(model.device)
+    targets = Targets(tokens.clamp(min=0), tokens != NOTHING, model.start)
+    readings = model.readings(model.decode(memories, targets.inputs), memories, scorer)
+    scores, wide = prefixes.scores.copy(), TOKENS.get(model.device.type, MANY_TOKENS)
+    wide = max(1, wide // (ids.shape[0] * ids.shape[1]))  # positions at once
+    for first in range(0, ids.shape[2] - step, wide):
+        part, stop = slice(first, first + wide), step + first + wide
+        begun = Targets(targets.ids[..., :stop], targets.mask[..., :stop], model.start)
+        parts = model.token_parts([states[:, :, part] for states in readings], begun, scorer)
+        scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
+    states = np.column_stack([prefixes.states[:, :2], lengths])
+    done = np.isfinite(scores)
+    return Hypotheses(prefixes.queries, written, scores, states)[done]
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
@@ -103,43 +158,51 @@ def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
 
 
 def _next(
-    model: Generative, memory: Memory, prefixes: Hypotheses, step: int, count: int
+    model: Generative,
+    memories: list[Memory],
+    prefixes: Hypotheses,
+    step: int,
+    scorer: ScoreName,
+    count: int,
 ) -> tuple[Int[np.ndarray, " x"], Float[Tensor, "x v"]]:
-    """Run one decoder step; return the prefixes' slots and log p of each next token."""
+    """Run one decoder step; return the prefixes' slots and each next token's contribution to the score."""
     slots = _slots(prefixes)
     begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
-    last = np.full((count, slots.max() + 1), model.start)
-    last[prefixes.queries, slots] = begun[:, -1]
-    states = decode(model.decoder, model.embed(torch.from_numpy(last).to(model.device))[:, :, None], memory)
+    inputs = np.full((count, slots.max() + 1, step + 1), model.start)
+    inputs[prefixes.queries, slots] = begun
+    hidden = model.decode(memories, torch.from_numpy(inputs).to(model.device))
     where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
-    prefix = torch.from_numpy(begun).to(model.device)
-    return slots, model.next_log_probabilities(states[where][None], prefix[None])[0]
+    readings = [states[where][None] for states in model.readings(hidden, memories, scorer)]
+    return slots, model.next_scores(readings, torch.from_numpy(begun).to(model.device)[None], scorer)[0]
 
 
-def _keep_parents(memory: Memory, slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int) -> None:
-    """Reorder the decoder's memory so that each prefix continues its parent's slot."""
+def _keep_parents(
+    memories: list[Memory], slots: Int[np.ndarray, " x"], prefixes: Hypotheses, count: int
+) -> None:
+    """Reorder the decoder's memories so that each prefix continues its parent's slot."""
     new_slots = _slots(prefixes)
     rows = np.zeros((count, new_slots.max() + 1), dtype=np.int64)
     rows[prefixes.queries, new_slots] = slots
-    memory.keep(torch.from_numpy(rows).to(memory.mask.device))
+    for memory in memories:
+        memory.keep(torch.from_numpy(rows).to(memory.mask.device))
 
 
 def _continue(
     prefixes: Hypotheses,
     step: int,
-    log_p: Float[Tensor, "x v"],
+    added: Float[Tensor, "x v"],
     table: Branches | None,
     entry: Int[np.ndarray, " x"],
     k: int,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
     """Find the k best valid one-token continuations per query, and the row of the prefix each extends."""
     if table is None:
-        rows, tokens = _largest(log_p, k)
+        rows, tokens = _largest(added, k)
     else:
         offsets, places = ranges(table.offsets[entry], table.offsets[entry + 1])
         rows, tokens = np.repeat(np.arange(len(prefixes)), np.diff(offsets)), table.tokens[places]
-    at = torch.from_numpy(rows * log_p.shape[1] + tokens).to(log_p.device)
-    scores = prefixes.scores[rows] + log_p.reshape(-1)[at].cpu().double().numpy()
+    at = torch.from_numpy(rows * added.shape[1] + tokens).to(added.device)
+    scores = prefixes.scores[rows] + added.reshape(-1)[at].cpu().double().numpy()
     best = _largest_of_each(prefixes.queries[rows], scores, k)
     rows, tokens = rows[best], tokens[best]
     written = prefixes.tokens[rows]

@@ -104,6 +104,7 @@ class Memory:
     mask: Bool[Tensor, "b j"]
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
+    crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
 
     def of_query(self, query: int) -> "Memory":
         """One query's memory, before decoding."""
@@ -130,16 +131,16 @@ def decode(
     values there; the states are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
-    dropout = partial(nn.functional.dropout, training=decoder.training)
-    drop = partial(dropout, p=config.dropout if after else config.dropout_rate)
-    drop_weights = partial(dropout, p=config.attention_dropout) if after else drop
+    rate = (config.dropout if after else config.dropout_rate) * decoder.training
+    weights_rate = config.attention_dropout * decoder.training if after else rate
+    drop: Drop = partial(nn.functional.dropout, p=rate) if rate else _unchanged
     before = past[0][0].shape[2] if past else 0
     if after:
         table, places = decoder.embed_positions, torch.arange(inputs.shape[2], device=inputs.device)
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias = _bias(decoder, before, inputs)
+    bias, mask = _bias(decoder, before, inputs), memory.mask[:, None, None]
     memory.past = []
 
     def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -150,8 +151,8 @@ def decode(
     for number, layer in enumerate(layers_of(decoder)):
         to_self, to_query = layer.self_attention, layer.cross_attention
         seen, crossed = past[number] if past else None, memory.crossed[number]
-        x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, drop_weights, trace)
-        x = add(x, to_query.norm, _cross_attention, to_query, crossed, memory.mask, drop_weights, trace)
+        x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
+        x = add(x, to_query.norm, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
         x = add(x, layer.feed_norm, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
@@ -164,43 +165,60 @@ def _self_attention(
     x: Tensor,
     attention: Attention,
     past: tuple[Tensor, Tensor] | None,
-    bias: Tensor,
+    bias: Float[Tensor, "1 heads i t"],
     memory: Memory,
-    drop: Drop,
+    dropout: float,
     trace: Trace | None,
 ) -> Tensor:
     q, k, v = (_heads(part, x, attention) for part in attention[:3])
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     memory.past.append((k, v))
-    weights = _softmax(attention.scale * torch.einsum("bnihk,bnthk->bnhit", q, k) + bias)
-    weights = weights.detach() if trace is not None else drop(weights)
-    return attention.o(torch.einsum("bnhit,bnthk->bnihk", weights, v).flatten(-2))
+    rows = [part.flatten(0, 1).transpose(1, 2) for part in (q, k, v)]  # [b·n, heads, i or t, k]
+    context = _attended(rows, bias, attention.scale, dropout, trace)[0]
+    return attention.o(context.transpose(1, 2).flatten(-2).unflatten(0, x.shape[:2]))
 
 
 def _cross_attention(
     x: Tensor,
     attention: Attention,
     crossed: tuple[Tensor, Tensor],
-    mask: Tensor,
-    drop: Drop,
+    mask: Bool[Tensor, "b 1 1 j"],
+    memory: Memory,
+    dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q, (k, v) = _heads(attention.q, x, attention), crossed
-    scores = attention.scale * torch.einsum("bnihk,bjhk->bnihj", q, k)
-    weights = _softmax(scores.masked_fill(~mask[:, None, None, None], -torch.inf))
-    weights = weights.detach() if trace is not None else drop(weights)
-    context = torch.einsum("bnihj,bjhk->bnihk", weights, v)
+    q = _heads(attention.q, x, attention).flatten(1, 2)  # the sequences of a query share its keys
+    rows = [part.transpose(1, 2) for part in (q, *crossed)]  # [b, heads, n·i or j, k]
+    context, weights = _attended(rows, mask, attention.scale, dropout, trace)
+    context = context.transpose(1, 2).unflatten(1, x.shape[1:3])  # [b, n, i, heads, k]
     if trace is not None:
         context = context.detach().requires_grad_()
-        trace.attention.append(weights)
+        trace.attention.append(weights.transpose(1, 2).unflatten(1, x.shape[1:3]))
         trace.contexts.append(context)
-    return attention.o(context.flatten(-2))
+    added, bias = attention.o(context.flatten(-2)), getattr(attention.v, "bias", None)
+    # BART's biases pass the softmax unchanged, as weights sum to 1.
+    memory.crossing = added if bias is None else added - attention.o(bias)
+    return added
+
+
+def _attended(
+    rows: list[Tensor], mask: Tensor, scale: float, dropout: float, trace: Trace | None
+) -> tuple[Float[Tensor, "b heads i k"], Tensor]:
+    """softmax(s·qᵀk + mask) v for q, k, v of `rows`, and, for a trace, these weights, held fixed."""
+    q, k, v = rows
+    if trace is None:
+        how: Any = {"attn_mask": mask, "dropout_p": dropout, "scale": scale}
+        return nn.functional.scaled_dot_product_attention(q, k, v, **how), mask
+    scores = scale * q @ k.mT
+    masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = _softmax(masked).detach()
+    return weights @ v, weights
 
 
 def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tensor:
     if hasattr(feed, "wi_0"):  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
-        gate, linear = feed.act(feed.wi_0(x)), feed.wi_1(x)
+        gate, linear = _activated(feed.act, feed.wi_0(x)), feed.wi_1(x)
         return feed.wo(drop((gate if trace is None else gate.detach()) * linear))
     first, act, second = (
         (feed.fc1, feed.activation_fn, feed.fc2) if hasattr(feed, "fc1") else (feed.wi, feed.act, feed.wo)
@@ -212,11 +230,27 @@ def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tens
     return second(drop(inner))
 
 
+def _activated(act: nn.Module, x: Tensor) -> Tensor:
+    """act(x); the library computes T5's gelu in eight operations, torch in one."""
+    one = type(act).__name__ == "NewGELUActivation"
+    return nn.functional.gelu(x, approximate="tanh") if one else act(x)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
+    if trace is None:
+        if isinstance(norm, nn.LayerNorm):
+            return norm(x)
+        return nn.functional.rms_norm(
+            x.to(norm.weight.dtype), x.shape[-1:], norm.weight, norm.variance_epsilon
+        )
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     scale = _inverse_rms(norm, x)
-    normed = norm.weight * (x * (scale if trace is None else scale.detach())).to(norm.weight.dtype)
+    normed = norm.weight * (x * scale.detach()).to(norm.weight.dtype)
     return normed if getattr(norm, "bias", None) is None else normed + norm.bias
 
 

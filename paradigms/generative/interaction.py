@@ -7,7 +7,8 @@ in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded prefix, so w
 
     rel(d, q) = Σ_{lhi,j} (DᵀQ ⊙ A)_{lhi,j} + Σᵢ x_iᵀ ∂rel/∂x_i,   A_{lhi,j} = α^{lh}_{ij},
 
-with M·H·L document tokens, rows of A that sum to 1, and Z = 1.
+with M·H·L document tokens, rows of A that sum to 1, and Z = 1. The sum is exact, but this D depends on the
+query, through the norms, gates and patterns held fixed. The paper's D does not (form "printed").
 """
 
 from dataclasses import replace
@@ -21,13 +22,13 @@ from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Attention, Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets
-from paradigms.generative.model import Generative
+from paradigms.generative.model import PMI, Generative
 from paradigms.generative.outputs import ScoreName
 
 # exact: all paths. direct: the contexts of all layers, through the residual stream only. last: the same for
-# the last layer only. naive: the last layer with attention averaged and vectors summed over heads, as in the
-# paper's Eq. 13 and its public code: M document tokens, and the sum does not equal rel.
-Form = Literal["exact", "direct", "last", "naive"]
+# the last layer only. printed: Eq. 11 to 14, the last layer, no norm; D_{hi} = V_hᵀO_hᵀw_{d_i}
+# depends on neither query nor prefix, and the sum is the score `query_part`.
+Form = Literal["exact", "direct", "last", "printed"]
 
 
 def decompose(
@@ -35,53 +36,57 @@ def decompose(
 ) -> tuple[Tokens, Tokens, Interaction]:
     """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest for b queries with n identifiers each.
 
-    Document tokens are ordered (layer, head, position). Except for the naive form, rel is the sum of the
-    model's scores over positions. The exact form computes the rest from the prefix; in the truncated forms,
-    and for BART (biases and positions), the rest is the difference. For log probabilities the rest includes
-    −Σᵢ log Σ_v exp logit_iv.
+    Document tokens are ordered (layer, head, position); rel is the sum of the model's scores over positions.
+    The exact form computes the rest from the prefix; in the other forms, and for BART (biases and positions),
+    the rest is the difference. For log probabilities the rest includes −Σᵢ log Σ_v exp logit_iv, for
+    pointwise mutual information also −log p(d | ""). The score query_part always has the form "printed".
     """
+    if scorer == "query_part":
+        form = "printed"
     with model.evaluating(), torch.no_grad():  # contexts are held fixed: no gradient reaches the encoder
         states, memory = model.begin(sources)
     with model.evaluating(), torch.enable_grad():
         inputs = model.embed(targets.inputs).detach().requires_grad_()
         trace = Trace()
         hidden = decode(model.decoder, inputs, memory, trace)
-        linear: ScoreName = "logit" if scorer == "log_probability" else scorer
-        parts = model.token_parts(hidden, targets, linear)
+        linear: ScoreName = "centred_logit" if scorer == "centred_logit" else "logit"
+        parts = model.token_parts([hidden], targets, linear)
         paths = [*trace.contexts, inputs] if form == "exact" else [hidden]
         gradients = torch.autograd.grad(parts.sum(), paths)
     with model.evaluating(), torch.no_grad():
-        rel = model.token_parts(hidden, targets, scorer).sum(-1)
+        if scorer == PMI:
+            rel = model(sources, targets, scorer).sum(-1)
+        else:
+            rel = model.token_parts(model.readings([hidden], [memory], scorer), targets, scorer).sum(-1)
         if form == "exact":
             *contexts, prefix = gradients
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
         else:
-            contexts = _residual_path(model, gradients[0], trace)
+            contexts = _residual_path(model, gradients[0], trace, form != "printed")
         crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
-        used = range(len(contexts))[-1:] if form in ("last", "naive") else range(len(contexts))
+        used = range(len(contexts))[-1:] if form in ("last", "printed") else range(len(contexts))
         D = torch.stack([_vectors(crossing[layer], contexts[layer]) for layer in used], 2)
         A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
-        if form == "naive":
-            D, A = D.sum(3, keepdim=True), A.mean(3, keepdim=True)
         mask = targets.mask[:, :, None, None].expand(D.shape[:-1])
         documents = Tokens(D.flatten(2, 4), mask.flatten(2))
         queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
         S, valid = similarity(documents, queries)
         interaction = Interaction(S, A.flatten(2, 4).where(valid, 0), S.new_ones(S.shape[:2]))
-        if form in ("direct", "last") or trace.scale is None:
+        if form != "exact" or trace.scale is None:
             rest = rel - interaction.rel
-        elif form == "naive":
-            rest = torch.zeros_like(rel)
         return documents, queries, replace(interaction, rest=rest)
 
 
-def _residual_path(model: Generative, gradient: Tensor, trace: Trace) -> list[Tensor]:
-    """∂rel/∂c^{lh}_i through the residual stream only: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i."""
+def _residual_path(model: Generative, gradient: Tensor, trace: Trace, normed: bool) -> list[Tensor]:
+    """∂rel/∂c^{lh}_i through the residual stream only: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i.
+
+    normed: with the last norm's g / rms_i.
+    """
     if trace.scale is None:
         raise ValueError(
-            f"{model.name} normalises after each layer, as BART does: only the form 'exact' is defined"
+            f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' are defined"
         )
-    stream = gradient * model.decoder.final_layer_norm.weight * trace.scale
+    stream = gradient * model.decoder.final_layer_norm.weight * trace.scale if normed else gradient
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 

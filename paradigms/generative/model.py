@@ -38,6 +38,10 @@ TOKENS = {"cpu": 1 << 10}
 MANY_TOKENS = 1 << 14
 
 
+PMI: ScoreName = "pointwise_mutual_information"
+Readings = list[Float[Tensor, "b n m h"]]  # the states that a scorer reads; see `Generative.readings`
+
+
 class Generative(Trainable):
     """log p(identifier | query) by a T5, a BART, or an encoder with a small decoder."""
 
@@ -244,9 +248,38 @@ class Generative(Trainable):
         self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n m"]:
         """log p(d_i | d_<i, q) of every target token, or its contribution by another scorer; 0 at padding."""
-        _, memory = self.begin(sources)
-        states = decode(self.decoder, self.embed(targets.inputs), memory)
-        return self.token_parts(states, targets, scorer)
+        memories = self.memories(sources, scorer)
+        states = self.decode(memories, targets.inputs)
+        return self.token_parts(self.readings(states, memories, scorer), targets, scorer)
+
+    def memories(self, sources: Batch, *scorers: ScoreName) -> list[Memory]:
+        """The queries' memory and, if a scorer subtracts log p(d | ""), one of as many empty queries."""
+        memories = [self.begin(sources)[1]]
+        if PMI in scorers:
+            memories.append(self.begin(self.tokenize([""] * len(sources.input_ids)))[1])
+        return memories
+
+    def decode(
+        self, memories: Sequence[Memory], inputs: Int[Tensor, "b n t"]
+    ) -> list[Float[Tensor, "b n m h"]]:
+        """Decoder states of those inputs that the memories do not hold yet, for each memory."""
+        past = memories[0].past
+        new = self.embed(inputs[..., past[0][0].shape[2] if past else 0 :])
+        return [decode(self.decoder, new, memory) for memory in memories]
+
+    def readings(
+        self, states: Sequence[Float[Tensor, "b n m h"]], memories: Sequence[Memory], scorer: ScoreName
+    ) -> Readings:
+        """What a scorer reads of `decode`: h_i; c_i for query_part; for a difference, two states.
+
+        c_i = Σ_h O_h V_h Q α_hi is what the last layer's cross-attention adds to its input.
+        """
+        if scorer == PMI:
+            return list(states[:2])
+        if scorer != "query_part":
+            return list(states[:1])
+        assert memories[0].crossing is not None
+        return [memories[0].crossing]
 
     def sequence_scores(
         self, sources: Batch, sequences: Sequence[Sequence[Sequence[int]]], *scorers: ScoreName
@@ -258,33 +291,41 @@ class Generative(Trainable):
         """
         sources, most = sources.to(self.device), TOKENS.get(self.device.type, MANY_TOKENS)
         with self.evaluating(), torch.inference_mode():
-            _, memory = self.begin(sources)
+            memories = self.memories(sources, *scorers)
             scores = [np.empty((len(scorers), len(each))) for each in sequences]
             for query, each in enumerate(sequences):
                 for numbers in by_length([len(sequence) for sequence in each], most):
                     targets = self.targets([[each[n] for n in numbers]]).to(self.device)
-                    states = decode(self.decoder, self.embed(targets.inputs), memory.of_query(query))
+                    own = [memory.of_query(query) for memory in memories]
+                    states = self.decode(own, targets.inputs)
                     for row, scorer in enumerate(scorers):
-                        parts = self.token_parts(states, targets, scorer)[0]
+                        parts = self.token_parts(self.readings(states, own, scorer), targets, scorer)[0]
                         scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
         return scores
 
-    def token_parts(
-        self, states: Float[Tensor, "b n m h"], targets: Targets, scorer: ScoreName
-    ) -> Float[Tensor, "b n m"]:
-        """Contribution of every target token to rel, from its decoder state; 0 at padding."""
-        outputs, places = self.outputs(states, targets.inputs), [slice(0, None)]
+    def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
+        """Contribution to rel of the last m target tokens, from their `readings`; 0 at padding."""
+        count, length = readings[0].shape[-2], targets.ids.shape[-1]
+        before, places = length - count, [slice(0, None)]
+        ids, mask = targets.ids[..., before:], targets.mask[..., before:]
         if self._places is not None and len(self._places) > 1:  # a softmax for each position
-            places = [slice(place, place + 1) for place in range(targets.ids.shape[-1])]
-        parts = [outputs[p].score(targets.ids[..., p], scorer, self._alphabet(p.start)) for p in places]
-        return torch.cat(parts, -1).where(targets.mask, 0)
+            places = [slice(place, place + 1) for place in range(count)]
+        outputs = [self.outputs(states, targets.inputs) for states in readings]
+        parts = [
+            _difference(
+                [of[p].score(ids[..., p], scorer, self._alphabet(before + p.start)) for of in outputs]
+            )
+            for p in places
+        ]
+        return torch.cat(parts, -1).where(mask, 0)
 
-    def next_log_probabilities(
-        self, states: Float[Tensor, "b n 1 h"], prefix: Int[Tensor, "b n t"]
+    def next_scores(
+        self, readings: Readings, prefix: Int[Tensor, "b n t"], scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n v"]:
-        """log p(token | prefix, q) of every token; −∞ for tokens outside the softmax."""
+        """Contribution to rel of every token after a prefix; −∞ for tokens outside the softmax."""
         alphabet = self._alphabet(prefix.shape[-1] - 1)
-        scores = self.outputs(states, prefix).log_probabilities(alphabet)[..., 0, :]
+        outputs = [self.outputs(states, prefix) for states in readings]
+        scores = _difference([of.scores(scorer, alphabet)[..., 0, :] for of in outputs])
         if alphabet is None:
             return scores
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
@@ -377,3 +418,9 @@ class Generative(Trainable):
     def _heads(self) -> dict[str, Tensor]:
         """The weights outside the backbone."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
+
+
+def _difference(scores: list[Tensor]) -> Tensor:
+    """The first scores, less the second if there are two; −∞ stays −∞."""
+    first, *rest = scores
+    return (first - rest[0]).where(first > -torch.inf, -torch.inf) if rest else first

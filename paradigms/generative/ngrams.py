@@ -127,6 +127,16 @@ class NGramIndex:
         successors[:, 2] = np.repeat(depth + 1, last - first)
         return Branches(offsets, tokens, successors)
 
+    def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
+        """The tokens after an n-gram up to the document's end; None if its occurrences differ there."""
+        lo, hi, depth = state.tolist()
+        first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
+        return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted
+
+    def _until_end(self, begin: int) -> Int[np.ndarray, " m"]:
+        document = np.searchsorted(self.starts, begin, side="right")
+        return self.text[begin : self.starts[document] - 1]
+
     def counts(self, states: Int[np.ndarray, "x 3"]) -> Int[np.ndarray, " x"]:
         """Number of occurrences of each n-gram in the corpus, including overlapping ones."""
         return states[:, 1] - states[:, 0]

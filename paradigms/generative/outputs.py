@@ -41,7 +41,10 @@ class Pawa(nn.Module):
         return self.reduce(adapted).unflatten(0, prefix.shape[:2])
 
 
-ScoreName = Literal["log_probability", "logit", "centred_logit"]
+ScoreName = Literal["log_probability", "logit", "centred_logit", "query_part", "pointwise_mutual_information"]
+
+
+LINEAR = ("logit", "query_part")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,17 @@ class Outputs:
         logits = self.logits(candidates)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
+    def scores(
+        self, scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
+    ) -> Float[Tensor, "b n m c"]:
+        """`score` of every candidate (None: of the whole vocabulary) at every position."""
+        if scorer in LINEAR:
+            return self.logits(candidates)
+        if scorer == "centred_logit":
+            logits = self.logits(candidates)
+            return logits - logits.mean(-1, keepdim=True)
+        return self.log_probabilities(candidates)
+
     def score(
         self, ids: Int[Tensor, "b n m"], scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m"]:
@@ -84,9 +98,11 @@ class Outputs:
 
         logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11). Adding one vector to every w_v changes it, but not the
         loss. log_probability: the trained score and the default; −∞ for a token outside the candidates.
-        centred_logit: the logit minus its mean over the candidates.
+        centred_logit: the logit minus its mean over the candidates. query_part: s·c_iᵀw_v, the logit of the
+        states c_i of `Generative.readout`. pointwise_mutual_information: log p(v | q) − log p(v | ""); a
+        model subtracts the second term, and here it is the log-probability.
         """
-        if scorer == "logit":
+        if scorer in LINEAR:
             return (self.states * self.vectors(ids)).sum(-1)
         if scorer == "centred_logit":
             mean = self._adapt(self._rows(candidates).mean(0))

@@ -53,8 +53,8 @@ class GenerativeRetriever:
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 
-        Only documents that the beams reach are found, often fewer than k. A document's score is the score of
-        its best identifier.
+        Only documents that the beams reach are found, often fewer than k. A document's score is
+        `settings.score` of its best identifier; n-grams are scored by their probabilities (SEAL).
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -157,7 +157,8 @@ class GenerativeRetriever:
         sources, by_grams = model.tokenize(texts), identifiers.end is None
         length = settings.span if by_grams else identifiers.longest
         width = {"beams": settings.beams, "length": length}
-        hypotheses = beam_search(model, sources, self.valid, **width, keep=by_grams)
+        scorer = "log_probability" if by_grams else settings.score
+        hypotheses = beam_search(model, sources, self.valid, **width, keep=by_grams, scorer=scorer)
         parts = [hypotheses.of_query(query) for query in range(len(texts))]
         if not by_grams:
             for part in parts:

@@ -20,7 +20,6 @@ from jaxtyping import Float, Int
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch
 from paradigms.generative.backbone import load_base_tokenizer
-from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import text, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex, ranges
@@ -80,9 +79,8 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
     sources = sources.to(model.device)
     start = torch.full((len(sources.input_ids), 1, 1), model.start, device=model.device)
     with model.evaluating(), torch.inference_mode():
-        _, memory = model.begin(sources)
-        states = decode(model.decoder, model.embed(start), memory)
-        log_p = model.next_log_probabilities(states, start)[:, 0].cpu().double().numpy()
+        states = model.decode(model.memories(sources), start)
+        log_p = model.next_scores(states, start)[:, 0].cpu().double().numpy()
     if model.clusters is None:
         return log_p
     best = np.full((model.identifiers.vocabulary, len(log_p)), -np.inf)

@@ -37,7 +37,8 @@ class GenerativeSettings:
     # "identifiers" instead), the tokens of all identifiers, or the tokens at this position of any identifier.
     # It is never the set of tokens that may follow the prefix: beams would not be comparable.
     softmax: Literal["vocabulary", "identifiers", "place"] = "vocabulary"
-    score: ScoreName = "log_probability"  # the score that reranking uses
+    # The score of reranking and of search; where identifiers are texts, a search uses log-probabilities.
+    score: ScoreName = "log_probability"
     # Tokens of a generated n-gram and of a document's windows, if identifiers are text.
     span: Annotated[int, Range(1, 1 << 10)] = 10
     beams: Annotated[int, Range(1, 1 << 12)] = 20

@@ -154,7 +154,7 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     run("low_rank", **given)
     results = tmp_path / "results"
     assert published(results) == {"claims", "layers", "shares", "training", "layers.svg"}
-    assert len(json.loads((results / "shares.json").read_text())) == 9
+    assert len(json.loads((results / "shares.json").read_text())) == 12
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
     data = open_study(settings("low_rank", **given), Console(quiet=True))
     data.test.judgements["q30"] |= {"d3": 2, "d2": 2, "d1": 0}

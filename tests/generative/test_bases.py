@@ -107,9 +107,11 @@ def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[s
     assert_same(found.rel, rel)
     share = torch.einsum("bnih,bxjh,bnij->bn", documents.vectors, queries.vectors, found.alignment)
     assert_same(found.rel - found.rest, share)
+    printed = decompose(model, sources, targets, "query_part")[2]
+    assert_same(printed.rest, torch.zeros(3, 1), scale=float(printed.rel.abs().max()))
     assert GenerativeRetriever(model).explain(QUERIES["q0"], CORPUS.ids[0])[0].rel < 0
     if base == "bart":
-        with pytest.raises(ValueError, match="only the form 'exact'"):
+        with pytest.raises(ValueError, match="only 'exact' and 'printed'"):
             decompose(model, sources, targets, "logit", "last")
 
 
@@ -126,7 +128,7 @@ def test_the_rest_of_bart_holds_biases_and_positions_alone(folders: dict[str, Pa
     with torch.enable_grad():
         _, memory = model.begin(sources)
         states = decode(model.decoder, inputs, memory, Trace())
-        (prefix,) = torch.autograd.grad(model.token_parts(states, targets, "logit").sum(), [inputs])
+        (prefix,) = torch.autograd.grad(model.token_parts([states], targets, "logit").sum(), [inputs])
     assert_same(found.rest, (inputs * prefix).sum((-2, -1)))
 
 

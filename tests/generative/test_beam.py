@@ -63,7 +63,7 @@ def slow_search(
         memory = Memory(begun.mask, begun.crossed, [])
         inputs = torch.tensor([[[START, *prefix]]])
         states = decode(model.backbone.decoder, model.embed(inputs), memory)[..., -1:, :]
-        return model.next_log_probabilities(states, inputs)[0, 0]
+        return model.next_scores([states], inputs)[0, 0]
 
     def best(found: list[tuple[tuple[int, ...], float]], k: int) -> list[tuple[tuple[int, ...], float]]:
         return sorted(found, key=lambda item: (-item[1], item[0]))[:k]
@@ -108,6 +108,18 @@ def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, make, allo
             assert_same_beams(as_lists(together.of_query(n)), expected)
             alone = beam_search(model, model.tokenize([query]), valid(model), **search)
             assert_same_beams(as_lists(alone), expected)
+
+
+def test_the_decoder_does_not_run_for_what_can_be_completed_in_one_way(seq2seq, monkeypatch):
+    model = generative(seq2seq["t5"], named([[5, 6, 7, 8], [5, 6, 7, 8], [9, 6, 7, 8, 2]]), tokens="own")
+    places: list[int] = []
+    run = Generative.decode
+    monkeypatch.setattr(
+        Generative, "decode", lambda self, m, inputs: places.append(inputs.shape[-1]) or run(self, m, inputs)
+    )
+    found = beam_search(model, model.tokenize(QUERIES), valid(model), beams=2, length=6)
+    assert places == [1, 6], "the first token, then all others at once"
+    assert sorted(map(len, found.sequences())) == [5] * 4 + [6] * 4
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ)

@@ -3,7 +3,6 @@
 `Twin` is the readable decoder, one sequence at a time, which can replay a pass with what it held fixed.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -14,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSeq2SeqLM, PegasusConfig, T5Config
-from transformers import T5ForConditionalGeneration as T5
+from transformers import AutoModelForSeq2SeqLM, PegasusConfig
 
 from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Identifiers, Targets
@@ -201,9 +199,12 @@ def test_rest_is_the_prefixs_part_and_the_formula_the_querys(family: str, seq2se
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ)
-@pytest.mark.parametrize("form", ["direct", "last"])
+@pytest.mark.parametrize("form", ["direct", "last", "printed"])
 def test_truncated_forms_follow_the_residual_stream(form, family, seq2seq):
-    """Their formula is s·wᵀ(g ⊙ what cross-attention added)/rms; what it leaves of rel is their rest."""
+    """Their formula is s·wᵀ(g ⊙ what cross-attention added)/rms; what it leaves of rel is their rest.
+
+    The printed form has neither g nor rms.
+    """
     model, wanted = generative(seq2seq[family], named(ROWS)), targets()
     sources = model.tokenize(QUERIES)
     documents, _, interaction = decompose(model, sources, wanted, "logit", form)
@@ -220,43 +221,37 @@ def test_truncated_forms_follow_the_residual_stream(form, family, seq2seq):
             twin = Twin(decoder)
             twin.run(model.embed(torch.tensor([START, *row])), states)
             added = sum(twin.crossed[-layers:])
-            normed = decoder.final_layer_norm.weight * added * twin.held[-1]
+            norm = 1 if form == "printed" else decoder.final_layer_norm.weight * twin.held[-1]
+            normed = norm * added
             expected = scale * (normed * model.backbone.lm_head.weight[[*row, END]]).sum()
             matched = interaction.rel - interaction.rest
             assert_same(matched[0, n], expected)
 
 
-def test_the_naive_form_has_the_mean_attention_of_the_last_layers_heads(seq2seq):
+def test_the_printed_form_has_documents_that_depend_on_neither_query_nor_prefix(seq2seq):
+    """Wu et al. 2024, Eq. 11 to 14: its sum is the score query_part."""
     model, wanted = generative(seq2seq["t5"], named(ROWS)), targets()
     sources = model.tokenize(QUERIES)
-    exact = decompose(model, sources, wanted, "logit")[2].alignment
-    naive = decompose(model, sources, wanted, "logit", "naive")[2].alignment
-    layers, heads = model.backbone.config.num_decoder_layers, model.backbone.config.num_heads
-    assert min(layers, heads) > 1
-    split = exact.unflatten(-2, (layers, heads, -1))  # [b, n, L, H, i, j]
-    assert_same(naive, split[..., -1, :, :, :].mean(-3))
+    documents, _, printed = decompose(model, sources, wanted, "query_part")
+    attention = model.backbone.decoder.block[-1].layer[1].EncDecAttention
+    V = attention.v.weight.detach().unflatten(0, (attention.n_heads, -1))
+    O = attention.o.weight.detach().unflatten(1, (attention.n_heads, -1))
+    w = model.backbone.lm_head.weight.detach()[wanted.ids] * model.width**-0.5
+    D = torch.einsum("bnih,hoe,oed->bnoid", w, O, V).flatten(2, 3)
+    assert_same(documents.vectors[documents.mask], D[documents.mask])
+    assert_same(printed.rest, torch.zeros_like(printed.rest), scale=1)
+    assert_same(printed.rel, model(sources, wanted, "query_part").sum(-1).detach())
+    exact = decompose(model, sources, wanted, "logit")[0].vectors
+    assert (exact[0] - exact[1]).abs().amax() > 1e-3, "the exact D depends on the query"
 
 
-def test_the_naive_form_is_the_query_part_of_one_linear_layer(tmp_path, seq2seq):
-    """One head and one layer whose self-attention and feed-forward add nothing: Wu et al. 2024, Eq. 13."""
-    shutil.copytree(seq2seq["t5"], tmp_path / "one")
-    torch.manual_seed(0)
-    vocabulary = T5Config.from_pretrained(seq2seq["t5"]).vocab_size
-    config = T5Config(vocab_size=vocabulary, d_model=WIDTH, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
-    one: Any = T5(config)
-    layer = one.decoder.block[0].layer
-    with torch.no_grad():
-        for weight in (layer[0].SelfAttention.o.weight, layer[2].DenseReluDense.wo.weight):
-            weight.zero_()
-        for weight in (one.shared.weight, layer[1].EncDecAttention.v.weight):
-            weight.normal_()
-    one.save_pretrained(tmp_path / "one")
-    model, wanted = generative(tmp_path / "one", named(ROWS)), targets()
-    sources = model.tokenize(QUERIES)
-    exact = decompose(model, sources, wanted, "logit")[2]
-    naive = decompose(model, sources, wanted, "logit", "naive")[2]
-    assert (naive.rel.abs() > 1e-3).all()
-    assert_same(naive.rel, exact.rel - exact.rest)
+def test_a_score_without_its_prior_is_the_difference_to_the_empty_query(seq2seq):
+    model, wanted = generative(seq2seq["t5"], named(ROWS)), targets()
+    sources, empty = model.tokenize(QUERIES), model.tokenize([""] * len(QUERIES))
+    expected = (model(sources, wanted) - model(empty, wanted)).detach()
+    assert_same(model(sources, wanted, "pointwise_mutual_information").detach(), expected)
+    interaction = decompose(model, sources, wanted, "pointwise_mutual_information")[2]
+    assert_same(interaction.rel, expected.sum(-1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -305,7 +300,7 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(torch.zeros(3, 1, 1).long()), memory)
-        found = model.next_log_probabilities(states, torch.zeros(3, 1, 1).long())
+        found = model.next_scores([states], torch.zeros(3, 1, 1).long())
         scores = model(sources, written(model))
     assert found.dtype == scores.dtype == torch.float32
     assert_within_rounding(found.logsumexp(-1), torch.zeros(3, 1), torch.float32, found.shape[-1], scale=1)
@@ -329,7 +324,7 @@ def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
     for place in range(2):
         step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
         memory.keep(torch.zeros(len(QUERIES), len(ROWS), dtype=torch.long, device="meta"))
-        assert model.next_log_probabilities(step, wanted.inputs[..., : place + 1]).device.type == "meta"
+        assert model.next_scores([step], wanted.inputs[..., : place + 1]).device.type == "meta"
 
 
 @pytest.mark.parametrize("kind", ["pawa", "clusters"])

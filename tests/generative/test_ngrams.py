@@ -67,7 +67,7 @@ def test_every_ngram_has_its_successors_frequency_and_places(documents: Document
         grams, states = reached, found.states
 
 
-def finished_of(index: NGramIndex) -> dict[tuple[int, ...], list[int]]:
+def finished_of(index: NGramIndex, identifiers: Documents) -> dict[tuple[int, ...], list[int]]:
     """Every finished sequence with the identifiers that it spells, found as a search finds them."""
     finished: dict[tuple[int, ...], list[int]] = {}
     prefixes: list[tuple[int, ...]] = [()]
@@ -76,6 +76,10 @@ def finished_of(index: NGramIndex) -> dict[tuple[int, ...], list[int]]:
         found, places = index.branches(states), index.locate(states)
         reached = []
         for n, prefix in enumerate(prefixes):
+            begun = [whole for whole in identifiers if whole[: len(prefix)] == [*prefix]]
+            rests = {tuple(whole[len(prefix) :]) for whole in begun}
+            rest = index.rest(states[n])
+            assert len(rests) > 1 if rest is None else rests == {tuple(rest.tolist())}
             after = found.tokens[found.offsets[n] : found.offsets[n + 1]].tolist()
             assert after == sorted(set(after))
             reached += [(*prefix, token) for token in after]
@@ -92,7 +96,7 @@ def test_a_search_of_whole_documents_finishes_these_and_nothing_else(identifiers
     expected: dict[tuple[int, ...], list[int]] = {}
     for n, identifier in enumerate(closed):
         expected.setdefault(tuple(identifier), []).append(n)
-    assert finished_of(index) == expected
+    assert finished_of(index, closed) == expected
 
 
 @pytest.mark.parametrize("tokens", [100, 1000, 70_000])

@@ -248,7 +248,7 @@ def test_place_softmax_is_over_every_cluster_of_the_places_tokens(folder, corpus
     with torch.no_grad():
         _, memory = model.begin(model.tokenize(QUERIES[:1]))
         states = decode(model.backbone.decoder, model.embed(starts.inputs), memory)
-        found = model.next_log_probabilities(states, starts.inputs)[0, 0]
+        found = model.next_scores([states], starts.inputs)[0, 0]
     allowed = {c for c, token in enumerate(clusters.surface) if token in {row[0] for row in rows}}
     assert set(found.isfinite().nonzero()[:, 0].tolist()) == allowed
     assert_same(found.logsumexp(0), 0.0, scale=1)
