@@ -77,8 +77,7 @@ def beam_search(
         for step in range(length):
             if not len(prefixes):
                 break
-            forced = constraint is not None and not keep and model.clusters is None
-            if forced and (rests := _rests(constraint, prefixes)):
+            if constraint and model.clusters is None and not keep and (rests := _rests(constraint, prefixes)):
                 finished = _join([finished, _completed(model, memories, prefixes, rests, scorer, count)])
                 break
             slots, scores = _next(model, memories, prefixes, step, scorer, count)

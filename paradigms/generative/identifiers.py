@@ -141,6 +141,23 @@ class Identifiers:
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def joined(self, others: "Identifiers") -> "Identifiers":
+        """These identifiers and then `others`, whose problems are kept. Raises ValueError if kinds differ."""
+        if (self.kind, self.vocabulary, self.end) != (others.kind, others.vocabulary, others.end):
+            raise ValueError(f"identifiers of two kinds cannot be joined: {self.kind} and {others.kind}")
+        size, count = len(self.tokens), len(self.documents)
+        return Identifiers(
+            self.kind,
+            self.documents + others.documents,
+            np.concatenate([self.tokens, others.tokens]),
+            np.concatenate([self.offsets, others.offsets[1:] + size]),
+            np.concatenate([self.owners, others.owners + count]),
+            self.vocabulary,
+            self.end,
+            others.problems,
+            np.concatenate([self.starts, others.starts + size]),
+        )
+
     def save(self, folder: Path) -> None:
         """Write identifiers.safetensors and identifiers.json into an existing folder."""
         arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners", "starts")}

@@ -82,11 +82,14 @@ def _residual_path(model: Generative, gradient: Tensor, trace: Trace, normed: bo
 
     normed: with the last norm's g / rms_i.
     """
-    if trace.scale is None:
-        raise ValueError(
-            f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' are defined"
-        )
-    stream = gradient * model.decoder.final_layer_norm.weight * trace.scale if normed else gradient
+    stream = gradient
+    if normed:
+        if trace.scale is None:
+            raise ValueError(
+                f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' are "
+                "defined"
+            )
+        stream = stream * model.decoder.final_layer_norm.weight * trace.scale
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
 

@@ -7,6 +7,7 @@ change the output vectors.
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, precision
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
-from paradigms.generative.identifiers import START, Identifiers, Targets
+from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings, check_places
@@ -119,6 +120,29 @@ class Generative(Trainable):
             tokenizer = base.load_base_tokenizer(backbone)
             clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
         return cls(settings, backbone, identifiers, clusters)
+
+    def add(self, corpus: Corpus, *, title_length: int = 24) -> "Generative":
+        """This model with further documents, named by title or text: their identifiers join the trie.
+
+        The weights are shared and nothing is trained. A softmax over identifiers' tokens then also counts the
+        new tokens. `identifiers.problems` of the result are those of the new names. Raises ValueError if
+        identifiers are neither titles nor texts, if tokens are clusters, or for a document that exists.
+        """
+        kind = self.identifiers.kind
+        if kind not in ("title", "text") or self.clusters is not None:
+            what = "clusters of tokens" if self.clusters is not None else f"{kind} identifiers"
+            raise ValueError(
+                f"{self.name} has {what}, which come from its corpus: train it with all documents"
+            )
+        if kind == "title":
+            new = titles(corpus, self.tokenizer, title_length)
+        else:
+            new = text(corpus, self.tokenizer, self.settings.document_length)
+        model = copy(self)
+        model.identifiers = self.identifiers.joined(new)
+        check_places(self.settings, model.identifiers)
+        model._places = model._softmax_tokens()
+        return model
 
     def refresh(self, corpus: Corpus) -> None:
         """Cluster the identifiers' tokens again with the current encoder, without global random state."""

@@ -148,12 +148,12 @@ def verdicts(
 
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    # q→d over two q←d, over four GR, and the eight pairs of q←d and GR.
-    assert verdicts(0.9, 0.6, 0.2) == [yes] * 14
-    assert verdicts(0.9, 0.2, 0.6) == [yes] * 6 + [no] * 8
-    assert verdicts(0.2, 0.6, 0.9) == [no] * 14
-    assert verdicts(0.5, 0.5, 0.5) == [open_] * 14
+    # q→d over two q←d, over six GR, and the twelve pairs of q←d and GR.
+    assert verdicts(0.9, 0.6, 0.2) == [yes] * 20
+    assert verdicts(0.9, 0.2, 0.6) == [yes] * 8 + [no] * 12
+    assert verdicts(0.2, 0.6, 0.9) == [no] * 20
+    assert verdicts(0.5, 0.5, 0.5) == [open_] * 20
     # Directions are readouts of one model; GR and MVDR are two models, which training did not move.
-    assert verdicts(0.9, 0.6, 0.2, gain=0.0) == [yes] * 2 + [open_] * 12
-    assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 12, "GR is not above a random order"
-    assert verdicts(0.9, 0.6, 0.2, recall=0.4) == [yes] * 2 + [open_] * 12, "less than half of BM25's R@10"
+    assert verdicts(0.9, 0.6, 0.2, gain=0.0) == [yes] * 2 + [open_] * 18
+    assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 18, "GR is not above a random order"
+    assert verdicts(0.9, 0.6, 0.2, recall=0.4) == [yes] * 2 + [open_] * 18, "less than half of BM25's R@10"

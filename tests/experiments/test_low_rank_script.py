@@ -111,7 +111,7 @@ def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
     queries, names = [f"{QUERY} {word}" for word in ("river", "is", "")], [model.target(n) for n in range(3)]
     found = low_rank.parts_of_rel(model, queries, names)
-    assert len(found) == 9
+    assert len(found) == 12
     for n, query in enumerate(queries):
         sources, targets = model.tokenize([query]), Targets.pad([[names[n]]])
         rel = log_p(model, query, names[n], "centred_logit")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from paradigms import GENERATIVE
 from paradigms.align import AllPairs, one
 from paradigms.core import Tokens, rel
-from paradigms.data import Problems
+from paradigms.data import Corpus, Problems
 from paradigms.evaluate.measures import per_query
 from paradigms.generative import retriever as module
 from paradigms.generative.decoder import decode
@@ -212,3 +213,30 @@ def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
     arrays = [ids.tokens, ids.offsets, ids.owners, ids.starts, index.text, index.starts, index.rows]
     arrays += [index.nodes, index.first, index.tokens, index.lows]
     assert retriever.size_in_bytes() == weights + sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("kind", ["genre", "seal"])
+def test_documents_are_added_without_training(kind, seq2seq):
+    """Search and rerank as a model of all documents with the same weights."""
+    corpus = Corpus(
+        [f"d{n}" for n in range(4)], ["the cat", "a dog", "the red fox", "corn"], ["cat", "", "fox", "cat"]
+    )
+    old, new = corpus.only(["d0", "d1"]), corpus.only(["d2", "d3"])
+    build = GENERATIVE[kind]
+    torch.manual_seed(0)
+    whole, part = build(seq2seq["t5"], corpus).double().eval(), build(seq2seq["t5"], old).double().eval()
+    added = part.add(new)
+    added.check_corpus(corpus.ids)
+    assert added.identifiers.digest == whole.identifiers.digest
+    assert [len(part.identifiers.documents), len(added.identifiers.documents)] == [2, 4]
+    same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(whole).search(QUERIES))
+    with pytest.raises(ValueError, match="document ids must differ"):
+        added.add(new)
+
+
+def test_clusters_and_paths_take_no_further_documents(seq2seq):
+    more = Corpus(["new"], ["text"])
+    with pytest.raises(ValueError, match="atomic identifiers"):
+        generative(seq2seq["t5"], atomic(["d0"]), tokens="own").add(more)
+    with pytest.raises(ValueError, match="clusters of tokens"):
+        clustered(seq2seq["t5"], named(NAMES)).add(more)
