@@ -35,25 +35,18 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.io.files import write_text
 from paradigms.view import card_data, page
 
+CONFIG = ROOT / "experiments" / "site" / "mkdocs.yml"
 LINK = re.compile(r"\]\(([^)#\s:]+)[)#\s]")
-UNDER = (
-    "QueryToDocument()",
-    "DocumentToQuery()",
-    "TopK(k=2)",
-    "TopP(p=0.05)",
-    "Entropic(k=8, eps=0.02)",
-    "EqualIds()",
-)
-UNDER += ("PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
+UNDER = ("QueryToDocument()", "DocumentToQuery()", "TopK(k=2)", "TopP(p=0.05)", "Entropic(k=8, eps=0.02)")
+UNDER += ("EqualIds()", "PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
 FUNCTIONS = ("paradigms.html", "theory.html")
 QUERY = "who walked on the moon first?"
-DOCUMENT = (
-    "In July 1969 Neil Armstrong became the first person to walk on the moon. Buzz Aldrin followed him."
-)
+DOCUMENT = "In July 1969 Neil Armstrong was the first person to walk on the moon. Buzz Aldrin followed him."
 LIVE = f"""# Live examples
 
-The pages below draw rel(d, q) = 1/Z · sum(DᵀQ ⊙ A) for one query, “{QUERY}”, and one document: the links of A, the matrix
-S with the entries that count, and each token's share of the score. Point at a token, or use the arrow keys.
+The pages below draw rel(d, q) = 1/Z · sum(DᵀQ ⊙ A) for one query, “{QUERY}”, and one document: the
+links of A, the entries of S that count, and each token's share of the score. Point at a token, or use the
+arrow keys.
 
 - [One ColBERT under every A](alignments.html): the same vectors D and Q, other alignments.
 - [Every paradigm](paradigms.html): the same encoder, untrained, with each paradigm's D, Q, A and Z.
@@ -72,12 +65,7 @@ def main(settings: Settings) -> None:
     with TemporaryDirectory() as folder:
         pages = Path(folder) / "pages"
         collect(pages)
-        config = load_config(
-            str(ROOT / "experiments/site/mkdocs.yml"),
-            docs_dir=str(pages),
-            site_dir=settings.output,
-            strict=True,
-        )
+        config = load_config(str(CONFIG), docs_dir=str(pages), site_dir=settings.output, strict=True)
         if functions := [name for name in FUNCTIONS if (Path(settings.api) / name).is_file()]:
             shutil.copytree(settings.api, pages / "api")
             config.nav.append({"Functions": [{Path(name).stem: f"api/{name}"} for name in functions]})
@@ -91,7 +79,7 @@ def main(settings: Settings) -> None:
 def collect(folder: Path) -> None:
     """Copy every page and every file that a page links to, in the same places; write the live examples."""
     rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests/attack")]
-    for source in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(page for room in rooms for page in room)):
+    for source in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(one for room in rooms for one in room)):
         linked = (source.parent / name for name in LINK.findall(source.read_text(encoding="utf-8")))
         for file in (source, *linked):
             copy = folder / file.resolve().relative_to(ROOT)
