@@ -66,6 +66,9 @@ class Encodings(FixedEncoding):
 
         Factory(self.factory, self.seed).write(writer, len(store.living), encode, anew)
 
+    def behind(self, store: Store) -> bool:
+        return False
+
     def open(self, store: Store) -> Opened:
         centre = _centre(store.files, store.dim)
         return Opened(self, centre, Nearest(store.files, (len(store.living), self.width(store.dim))))

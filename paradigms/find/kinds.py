@@ -10,7 +10,7 @@ from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
 from paradigms.find.scan import Exact
-from paradigms.find.terms import BlockMax, Terms
+from paradigms.find.terms import BlockMax
 from paradigms.store.codecs import Float16, Weights
 from paradigms.store.kind import Kind
 from paradigms.store.residuals import Residuals
@@ -50,7 +50,7 @@ def inverted(bits: int = 8) -> Kind:
     Documents that share a term with the query are scored; blocks that cannot reach the k-th score are
     skipped.
     """
-    return Kind("inverted", Weights(bits), BlockMax(), Terms())
+    return Kind("inverted", Weights(bits), BlockMax())
 
 
 def fixed(
@@ -84,7 +84,7 @@ INDEXES: dict[str, Callable[..., Kind]] = {
 }
 
 
-def open_index(folder: str | Path, *, verify: bool = True) -> Index:
+def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:
     """Open an index of any kind in a folder; arguments and errors as in `store.open_store`."""
     return Index(open_store(folder, INDEXES, verify=verify))
 

@@ -1,13 +1,18 @@
 """top-k_d rel(d, q) from a few lists of coded tokens.
 
-Every centroid of the codec (`store.residuals`) has the list of its tokens. A query token probes the lists of
-its most similar centroids. All tokens in probed lists are scored against all query tokens, which gives for
-every document d with one of these tokens
+Every centroid of the codec (`store.residuals`) has the list of the documents of its tokens. A query token j
+probes the lists of its most similar centroids, down to the similarity lⱼ. Three steps leave fewer and fewer
+documents:
 
-    f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over the probed tokens of d,
+1. bound: Σⱼ max(0, max_c cᵀqⱼ − lⱼ), c over the probed lists with d, reads lists alone, no codes (PLAID's
+   first stage, Santhanam et al. 2022, arXiv:2205.09707). The `BOUNDED` documents with the largest go on.
+2. all their tokens in lists that any query token probes are scored against all query tokens:
 
-with x̂ the decoded vectors and mⱼ the k'-th best similarity of query token j if every token were its centroid
-(`loops.select`). The two ways to score (`Recipe.search`):
+       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over these tokens of d,
+
+   with x̂ the decoded vectors and mⱼ the k'-th best similarity of query token j if every token were its
+   centroid (`loops.select`).
+3. the two ways to score (`Recipe.search`):
 
 - impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4), without candidates. Up to k' = `SMALL`
   the score is Eq. 4 itself, on the k' best tokens that each query token finds in its probed lists, which is
@@ -15,7 +20,8 @@ with x̂ the decoded vectors and mⱼ the k'-th best similarity of query token j
   the first 10 documents of an exact search at k' = 1, 10 and 100; the estimate f finds .66, .64 and .81.
 - gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
 
-Both miss tokens outside the probed lists.
+Both miss tokens outside the probed lists. Documents that are added are in no list: a search compares the
+centroids of all their tokens with the probed ones, up to `UNLISTED` tokens, which then go into lists.
 """
 
 import threading
@@ -30,67 +36,79 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.ranking import Ranked, best, imputed, scanned, scores
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import PackedQueries, Scanned
+from paradigms.scoring.stored import PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
-from paradigms.store.columns import Writer
+from paradigms.store.columns import Files, Writer
 from paradigms.store.residuals import padded
-from paradigms.store.store import Store
+from paradigms.store.store import Store, ranges
 
 SMALL = 100  # k' up to which it is a list of tokens
+BOUNDED = 1 << 10  # documents whose tokens in lists are scored, at least; or 16 for each that is wanted
+UNLISTED = 1 << 20  # tokens outside the lists, at most, after an addition: some 1 ms of a search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
-SORTED = 1 << 24  # tokens that are put into lists at once
+SORTED = 1 << 27  # entries that are sorted at once, in memory
+
+
+NONE = np.zeros(0, np.float32)
+NONE.setflags(write=False)
 
 
 class Opened(NamedTuple):
     """The lists of a store."""
 
     begins: np.ndarray  # int64 [lists + 1]: where each list begins among the entries
-    entries: np.ndarray  # uint8 [tokens, bytes]: numbers of tokens, little-endian, list by list
-    owners: np.ndarray  # uint32: the documents of tokens 0, STRIDE, 2 STRIDE, …
-    marks: threading.local  # of `kernels.probe`, for each thread
+    entries: np.ndarray  # uint32: the documents of the tokens, list by list, ascending in each
+    first: int  # the first document whose tokens are in no list
+    states: threading.local  # of `loops.bound`, for each thread
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Files with every centroid's tokens, ascending, one list after the other."""
+    """Files with the documents of every centroid's tokens, one list after the other."""
 
     def check(self, dim: int) -> None: ...
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
+        from paradigms.find import loops
+
+        if not anew and _unlisted(writer, store) <= UNLISTED:
+            return
         codec: Any = store.codec
         centroids = store.columns["centroids"]
-        sizes = np.zeros(len(codec.packed), np.int64)
-        for first in range(0, len(centroids), SORTED):
-            sizes += np.bincount(centroids[first : first + SORTED], minlength=len(sizes))
+        sizes = loops.sizes(centroids, len(codec.packed))
         begins = np.concatenate([[0], np.cumsum(sizes)])
         writer.remove(BEGINS)
         writer.append(BEGINS, begins)
         writer.remove(ENTRIES)
-        low, width = 0, number_bytes(len(centroids))
+        low = 0
         while low < len(sizes):  # as many lists at a time as fit, at least one
             high = max(low + 1, int(np.searchsorted(begins, begins[low] + SORTED, side="right")) - 1)
-            parts = [np.zeros(0, np.int64)]
-            for first in range(0, len(centroids), SORTED):
-                part = np.asarray(centroids[first : first + SORTED])
-                parts.append(first + np.flatnonzero((part >= low) & (part < high)))
-            rows = np.concatenate(parts)
-            rows = rows[np.argsort(centroids[rows], kind="stable")].astype("<i8")
-            writer.append(ENTRIES, rows.view(np.uint8).reshape(-1, 8)[:, :width])
+            entries = np.empty(begins[high] - begins[low], np.uint32)
+            loops.sort(centroids, store.offsets, len(sizes), low, begins[low : high + 1], entries)
+            writer.append(ENTRIES, entries)
             low = high
 
-    def open(self, store: Store) -> Opened:
-        from paradigms.scoring import kernels
+    def behind(self, store: Store) -> bool:
+        return _unlisted(store.files, store) > 0
 
+    def open(self, store: Store) -> Opened:
+        """Open the lists. The search checks each number of a document when it reads it."""
         codec: Any = store.codec
-        begins, total = store.files.array(BEGINS, "int64"), int(store.offsets[-1])
-        entries, lists = store.files.array(ENTRIES, ("uint8", (number_bytes(total),))), len(codec.packed)
-        for file, problem in wrong_lists(begins, entries, lists, total).items():
-            raise store.files.damaged(file, problem)
-        if store.columns["centroids"].max(initial=0) >= lists:
-            raise store.files.damaged("centroids.bin", f"not numbers of {lists} centroids")
-        owners = store.owners(np.arange(0, total, kernels.STRIDE)).astype(np.uint32)
-        return Opened(begins, entries, owners, threading.local())
+        begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
+        listed, lists = len(entries), len(codec.packed)
+        first = int(np.searchsorted(store.offsets, listed))
+        wrong = len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any()
+        if wrong or begins[-1] != listed:
+            raise store.files.damaged(BEGINS, f"not the places of {lists} lists of {listed} tokens")
+        if listed > store.offsets[-1] or store.offsets[first] != listed:
+            raise store.files.damaged(ENTRIES, f"{listed} tokens, which are not those of whole documents")
+        return Opened(begins, entries, first, threading.local())
+
+
+def _unlisted(files: Files | Writer, store: Store) -> int:
+    """The number of tokens that are in no list."""
+    return int(store.offsets[-1]) - len(files.array(ENTRIES, "uint32"))
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ class Probing:
 
             def search(query: Tokens) -> dict[str, float]:
                 packed = _read(store).packed(query)
-                rows = _largest(*self._near(store, packed, recipe.search_tokens), wanted)
+                rows = _largest(*self._near(store, packed, recipe.search_tokens, wanted), wanted)
                 return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
 
         elif recipe.search_tokens <= SMALL:
@@ -127,7 +145,7 @@ class Probing:
 
             def search(query: Tokens) -> dict[str, float]:
                 query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
-                near, f = self._near(store, _read(store).packed(query), recipe.search_tokens)
+                near, f = self._near(store, _read(store).packed(query), recipe.search_tokens, k)
                 return best(store, torch.from_numpy(f / query.mask.shape[-1]), near, k)
 
         return _each(parts, advance, search)
@@ -137,69 +155,97 @@ class Probing:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
-        lists: Opened = store.derived
         near = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
         probed = near.topk(min(self.probes, near.shape[1])).indices.tolist()
         values = vectors.new_full((len(vectors), min(k, int(store.offsets[-1]))), -torch.inf)
         tokens = torch.full(values.shape, -1, device=values.device)
         for n, (vector, chosen) in enumerate(zip(vectors, probed, strict=True)):
-            entries = [lists.entries[lists.begins[c] : lists.begins[c + 1]] for c in chosen]
-            rows = numbers(np.concatenate(entries))
-            rows = rows[store.living[store.owners(rows)]]
+            rows = _tokens(store, chosen)
             near = torch.from_numpy(store.decoded(rows)["vectors"]).to(vectors) @ vector
             top = near.topk(min(values.shape[1], len(near)))
             values[n, : len(top.values)] = top.values
             tokens[n, : len(top.values)] = torch.from_numpy(rows).to(tokens.device)[top.indices]
         return values, tokens
 
-    def _near(self, store: Store, packed: PackedQueries, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find documents with a probed token, and N · f of each, weighted by the query's salience if any."""
+    def _near(
+        self, store: Store, packed: PackedQueries, k: int, wanted: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find documents with a probed token, and N · f of each, weighted by the query's salience if any.
+
+        wanted: of this many documents f must be known; it is known of those with the largest bounds.
+        """
         from paradigms.find import loops
         from paradigms.scoring import kernels
 
         query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
-        sizes, read = store.once(list_sizes), _read(store)
-        missing = np.empty(count, np.float32)
-        probed = np.zeros(len(sizes), np.bool_)
-        loops.select(query.near, sizes, self.probes, k, probed, missing)
-        chosen, opened = np.flatnonzero(probed), store.once(_opened_lists)
-        begins, ends = lists.begins[chosen], lists.begins[chosen + 1]
-        threads = worth(4 * int((ends - begins).sum()))  # scattered tokens, with their lists: slower
+        missing, least = np.empty(count, np.float32), np.empty(count, np.float32)
+        loops.select(query.near, store.once(list_sizes), self.probes, k, least, missing)
+        tokens, probed = loops.probed(query.near, least)
+        chosen = np.zeros(len(query.near), np.bool_)
+        chosen[probed] = True
+        begins, ends = lists.begins[probed], lists.begins[probed + 1]
+        total = int((ends - begins).sum()) + int(store.offsets[-1]) - len(lists.entries)
+        threads = worth(total // 4)  # which reads no codes
         # Documents are divided among the threads, so that no two of them meet the same.
-        documents = len(store.living)
-        bounds = store.offsets[np.linspace(0, documents, threads + 1).astype(np.int64)]
-        cuts = np.empty((threads + 1, len(chosen)), np.int64)
-        for n, token in enumerate(bounds):
-            kernels.cut(opened, begins, ends, token, cuts[n])
+        documents, centroids = len(store.living), store.columns["centroids"]
+        cuts = np.empty((threads + 1, len(probed)), np.int64)
+        edges = [documents * n // threads for n in range(threads + 1)]
+        for n, document in enumerate(edges):
+            loops.cut(lists.entries, begins, ends, document, cuts[n])
+        cuts[0], cuts[threads] = begins, ends
 
-        def probe(n: int) -> tuple[np.ndarray, np.ndarray]:
-            most = min(documents, int((cuts[n + 1] - cuts[n]).sum()))
-            rows = np.empty(most, np.int64)
-            top = np.empty((most, query.near.shape[1]), np.float32)
-            if not hasattr(lists.marks, "slots"):
-                lists.marks.slots = np.full(documents, -1, np.int32)
-            begin, end, width = cuts[n], cuts[n + 1], packed.vectors.shape[1]
-            slots = lists.marks.slots
-            met = kernels.probe(read.tokens, query, opened, chosen, begin, end, width, slots, rows, top)
-            filled = np.maximum(top[:met, :count], missing)
-            return rows[:met], np.einsum("nj, j -> n", filled, query.weights[:count])
+        def bound(n: int) -> np.ndarray:
+            if not hasattr(lists.states, "state"):
+                lists.states.state = np.zeros((documents, 2), np.float32)
+            first, stop, state = max(lists.first, edges[n]), edges[n + 1], lists.states.state
+            most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, stop - first)
+            rows = np.empty(min(documents, most), np.int64)
+            near, alive = (query.near, least), store.living
+            met = loops.bound(*near, tokens, probed, cuts[n], cuts[n + 1], lists.entries, alive, state, rows)
+            met = loops.bound_unlisted(
+                *near, chosen, centroids, store.offsets, first, stop, alive, state, rows, met
+            )
+            return loops.largest(rows[:met], state, max(BOUNDED, 16 * wanted))
 
-        parts: list[tuple[np.ndarray, np.ndarray]] = shared(probe, range(threads), threads)
-        return np.concatenate([rows for rows, _ in parts]), np.concatenate([f for _, f in parts])
+        rows = np.unique(np.concatenate(shared(bound, range(threads), threads)))
+        best = np.empty((len(rows), query.near.shape[1]), np.float32)
+        starts, stops = store.offsets[rows], store.offsets[rows + 1]
+
+        def probe(part: slice) -> None:
+            there = kernels.Documents(starts[part], stops[part], NONE)
+            width = packed.vectors.shape[1]
+            kernels.probe(_read(store).tokens, query, there, width, chosen, best[part])
+
+        divided(probe, len(rows), int((stops - starts).sum()) // 4)
+        filled = np.maximum(best[:, :count], missing)
+        return rows, np.einsum("nj, j -> n", filled, query.weights[:count])
 
 
 def list_sizes(store: Store) -> np.ndarray:
     """Each list's number of tokens, without deleted documents."""
-    begins = store.derived.begins
-    if store.dead is None:
-        return np.diff(begins)
-    return np.bincount(store.columns["centroids"][~store.dead], minlength=len(begins) - 1)
+    from paradigms.find import loops
+
+    begins, centroids, offsets = store.derived.begins, store.columns["centroids"], store.offsets
+
+    def counted(documents: np.ndarray) -> np.ndarray:
+        places = ranges(offsets[documents], offsets[documents + 1])
+        return loops.sizes(centroids[places], len(begins) - 1)
+
+    if 2 * len(store) < len(store.living):
+        return counted(np.flatnonzero(store.living))
+    added = np.arange(store.derived.first, len(store.living))
+    return np.diff(begins) + counted(added) - counted(np.flatnonzero(~store.living))
 
 
-def _opened_lists(store: Store) -> Any:
-    from paradigms.scoring import kernels
-
-    return kernels.Lists(store.derived.entries, store.offsets, store.derived.owners, store.living)
+def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
+    """The tokens in some lists, without deleted documents, ascending."""
+    lists: Opened = store.derived
+    entries = [lists.entries[lists.begins[c] : lists.begins[c + 1]] for c in chosen]
+    documents = np.unique(np.concatenate([*entries, np.arange(lists.first, len(store.living))]))
+    documents = documents[documents < len(store.living)].astype(np.int64)
+    documents = documents[store.living[documents]]
+    tokens = ranges(store.offsets[documents], store.offsets[documents + 1])
+    return tokens[np.isin(store.columns["centroids"][tokens], chosen)]
 
 
 def _read(store: Store) -> Scanned:
@@ -223,36 +269,6 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
         each = [queries[n : n + 1] for n in range(len(queries.mask))]
         ranked += [one(q) for q in each] if len(each) < threads else shared(one, each, threads)
     return ranked
-
-
-def wrong_lists(begins: np.ndarray, entries: np.ndarray, lists: int, tokens: int) -> dict[str, str]:
-    """Check that the files are `lists` lists of ascending tokens: file → problem, or {} if they are.
-
-    The compiled search relies on this check.
-    """
-    if len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] != tokens:
-        return {BEGINS: f"not the places of {lists} lists of {tokens} tokens"}
-    starts = np.zeros(tokens + 1, bool)  # where an entry may be smaller than the one before it
-    starts[begins] = True
-    last, wrong = -1, len(entries) != tokens
-    for first in range(0, len(entries) * (not wrong), SORTED):
-        part = numbers(entries[first : first + SORTED])
-        falls = np.diff(part, prepend=last) <= 0
-        wrong |= bool((part >= tokens).any() or (falls & ~starts[first : first + len(part)]).any())
-        last = int(part[-1])
-    return {ENTRIES: f"not {lists} lists of ascending tokens below {tokens}"} if wrong else {}
-
-
-def number_bytes(count: int) -> int:
-    """The number of bytes needed to store any one of the numbers 0 … count − 1."""
-    return max(1, ((count - 1).bit_length() + 7) // 8)
-
-
-def numbers(entries: np.ndarray) -> np.ndarray:
-    """Little-endian bytes [n, w] → int64 [n]."""
-    full = np.zeros((len(entries), 8), np.uint8)
-    full[:, : entries.shape[1]] = entries
-    return full.view("<i8").ravel().astype(np.int64)
 
 
 def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:

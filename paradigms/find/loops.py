@@ -1,4 +1,4 @@
-"""The loops of the compressed index around `kernels`, in plain numba: lists and codes."""
+"""The loops of the compressed index around `kernels`, in plain numba: lists of documents, and bounds."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from typing import no_type_check
@@ -6,44 +6,181 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
-BINS = 1024  # of the histograms that replace sorting the centroids' similarities
+BINS = 1024  # of the histograms that stand for sorting similarities and bounds
 
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def select(similarities, sizes, probes, wanted, chosen, missing):
-    """Select the lists to probe, and estimate each query token's `wanted`-th best similarity.
+def select(similarities, sizes, probes, wanted, least, missing):
+    """Find the similarity from which on lists are probed, and estimate the `wanted`-th best similarity.
 
-    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. chosen[c] is set for the
-    `probes` most similar lists of each token, to the precision of a histogram's bin. missing[j] is set to the
-    similarity at which Σ sizes over more similar centroids reaches `wanted`, as if every document token were
-    its centroid.
+    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. least[j] is set to the
+    similarity of the `probes`-th most similar list of token j, to the precision of a histogram's bin.
+    missing[j] is set to the similarity at which Σ sizes over more similar centroids reaches `wanted`, as if
+    every document token were its centroid.
     """
-    lists, counts = np.empty(BINS, np.int64), np.empty(BINS, np.int64)
-    for j in range(missing.shape[0]):
-        low = high = similarities[0, j]
-        for c in range(similarities.shape[0]):
-            low, high = min(low, similarities[c, j]), max(high, similarities[c, j])
-        scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
-        lists[:] = 0
-        counts[:] = 0
-        for c in range(similarities.shape[0]):
-            bin = int((similarities[c, j] - low) * scale)
-            lists[bin] += 1
-            counts[bin] += sizes[c]
-        last = _place(lists, probes)
-        missing[j] = low + _place(counts, wanted) / scale
-        for c in range(similarities.shape[0]):
-            if int((similarities[c, j] - low) * scale) >= last:
-                chosen[c] = True
+    count = missing.shape[0]
+    low, high = similarities[0, :count].copy(), similarities[0, :count].copy()
+    for c in range(similarities.shape[0]):
+        for j in range(count):
+            low[j], high[j] = min(low[j], similarities[c, j]), max(high[j], similarities[c, j])
+    scale = np.float32(BINS - 1) / np.maximum(high - low, np.float32(1e-9))
+    lists, counts = np.zeros((count, BINS), np.int64), np.zeros((count, BINS), np.int64)
+    half = low + (high - low) / 2  # few lists lie above; the others are counted only if they are needed
+    for c in range(similarities.shape[0]):
+        for j in range(count):
+            if similarities[c, j] >= half[j]:
+                bin = int((similarities[c, j] - low[j]) * scale[j])
+                lists[j, bin] += 1
+                counts[j, bin] += sizes[c]
+    for j in range(count):
+        if lists[j].sum() < probes or counts[j].sum() < wanted:
+            for c in range(similarities.shape[0]):
+                if similarities[c, j] < half[j]:
+                    bin = int((similarities[c, j] - low[j]) * scale[j])
+                    lists[j, bin] += 1
+                    counts[j, bin] += sizes[c]
+        missing[j] = low[j] + place(counts[j], wanted) / scale[j]
+        # The product of a list at the bin's edge may be rounded to the bin above.
+        least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
 
 
 @no_type_check
-@njit(inline="always")
-def _place(histogram, wanted):
+@njit(nogil=True, cache=True)
+def place(histogram, wanted):
     """The highest bin with at least `wanted` in it and above; 0 if there is none."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
     while bin > 0 and counted < wanted:
         bin -= 1
         counted += histogram[bin]
     return bin
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def probed(similarities, least):
+    """The query token and the list of each pair with similarities[c, j] ≥ least[j]: by token, best first."""
+    tokens, lists, values = [0][:0], [0][:0], [np.float32(0)][:0]
+    for c in range(similarities.shape[0]):
+        for j in range(least.shape[0]):
+            if similarities[c, j] >= least[j]:
+                tokens.append(j)
+                lists.append(c)
+                values.append(similarities[c, j])
+    order = np.argsort(-np.array(values), kind="mergesort")
+    order = order[np.argsort(np.array(tokens)[order], kind="mergesort")]
+    return np.array(tokens)[order], np.array(lists)[order]
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def bound(similarities, least, tokens, lists, begins, ends, entries, alive, state, documents):
+    """Add up, for each document in a probed list, what its best centroids exceed the last probed list by:
+
+    bound(d) = Σⱼ max(0, max_c similarities[c, j] − least[j]), c over the lists of pairs (j, c) with d.
+
+    tokens, lists: the pairs, as `probed` orders them. begins, ends: the entries of each pair's list. state:
+    [documents, 2], 0 before the call; state[d, 0] is the bound afterwards. Returns the number of `documents`.
+    """
+    met = 0
+    for n in range(tokens.shape[0]):
+        j, turn = tokens[n], np.float32(tokens[n] + 1)
+        value = similarities[lists[n], j] - least[j]
+        for entry in range(begins[n], ends[n]):
+            d = entries[entry]
+            if d < alive.shape[0] and state[d, 1] != turn and alive[d]:
+                if state[d, 1] == 0:
+                    documents[met] = d
+                    met += 1
+                state[d, 0] += value
+                state[d, 1] = turn
+    return met
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def bound_unlisted(
+    similarities, least, chosen, centroids, offsets, first, stop, alive, state, documents, met
+):
+    """Do what `bound` does for documents `first` to `stop`, whose tokens are in no list yet.
+
+    chosen[c]: whether any query token probes list c.
+    """
+    best = np.empty(least.shape[0], np.float32)
+    for d in range(first, stop):
+        found = False
+        for token in range(offsets[d], offsets[d + 1] if alive[d] else offsets[d]):
+            c = min(np.int64(centroids[token]), similarities.shape[0] - 1)
+            if chosen[c]:
+                if not found:
+                    best[:] = least
+                    found = True
+                for j in range(least.shape[0]):
+                    best[j] = max(best[j], similarities[c, j])
+        if found:
+            state[d, 0] = (best - least).sum()
+            documents[met] = d
+            met += 1
+    return met
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def largest(documents, state, count):
+    """The documents with the `count` largest bounds, to the precision of a bin; clear the state of all."""
+    low, high = np.float32(np.inf), np.float32(-np.inf)
+    for d in documents:
+        low, high = min(low, state[d, 0]), max(high, state[d, 0])
+    scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
+    histogram = np.zeros(BINS, np.int64)
+    for d in documents:
+        histogram[int((state[d, 0] - low) * scale)] += 1
+    last, kept = place(histogram, count), 0
+    for d in documents:
+        if int((state[d, 0] - low) * scale) >= last:
+            documents[kept] = d
+            kept += 1
+        state[d] = 0
+    return documents[:kept]
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def cut(entries, begins, ends, document, out):
+    """Find out[n], the first of the ascending entries begins[n] to ends[n] with a value ≥ `document`."""
+    for n in range(begins.shape[0]):
+        low, high = begins[n], ends[n]
+        while low < high:
+            middle = (low + high) // 2
+            if entries[middle] < document:
+                low = middle + 1
+            else:
+                high = middle
+        out[n] = low
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def sizes(centroids, lists):
+    """The number of tokens of each list. What a damaged file puts beyond the last list counts for that."""
+    counts = np.zeros(lists, np.int64)
+    for c in centroids:
+        counts[min(np.int64(c), lists - 1)] += 1
+    return counts
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def sort(centroids, offsets, lists, low, begins, entries):
+    """Put the document of every token of the lists `low`, low + 1, … into its list's place in `entries`.
+
+    lists: how many there are. begins: where these lists begin, and the last one ends; entries[0] is the entry
+    begins[0].
+    """
+    free = begins[:-1] - begins[0]
+    for d in range(offsets.shape[0] - 1):
+        for token in range(offsets[d], offsets[d + 1]):
+            c = min(np.int64(centroids[token]), lists - 1) - low
+            if 0 <= c < free.shape[0]:
+                entries[free[c]] = d
+                free[c] += 1

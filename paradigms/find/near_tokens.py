@@ -37,6 +37,9 @@ class TokenFile:
         factory = Factory(self.factory, self.seed)
         factory.write(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
 
+    def behind(self, store: Store) -> bool:
+        return False
+
     def open(self, store: Store) -> Nearest:
         return Nearest(store.files, (int(store.offsets[-1]), store.dim))
 

@@ -108,6 +108,7 @@ def scanned(store: Store, device: torch.device) -> Scanned | None:
 
 
 def _scanned(store: Store) -> Scanned | None:
+    store.check_salience(store.columns)
     return store.codec.scanned(store.columns, store.offsets)
 
 
@@ -132,7 +133,13 @@ def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
 
 def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
     """At most k best documents among `rows`, best first."""
-    return decoded(store, keys(store, scores[None], rows)[0].topk(min(k, len(rows))).values)
+    if not len(rows):
+        return {}
+    scores = scores.float().cpu() + 0.0  # + 0 makes −0 into 0
+    least = scores.topk(min(k, len(rows))).values[-1]
+    there = (scores >= least).numpy()
+    values = zip(store.names(rows[there]), scores[there].tolist(), strict=True)
+    return dict(sorted(values, key=lambda pair: (-pair[1], pair[0]))[:k])
 
 
 def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:

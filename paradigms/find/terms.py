@@ -18,26 +18,10 @@ from paradigms.recipe import Recipe
 from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
 from paradigms.store.codecs import LARGEST, TERMS
-from paradigms.store.columns import Writer
 from paradigms.store.store import Store
 
 if TYPE_CHECKING:
     from paradigms.find.postings import Postings
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Write no files, because postings are made in memory; opening checks that columns are term weights."""
-
-    def check(self, dim: int) -> None: ...
-    def write(self, writer: Writer, store: Store, anew: bool) -> None: ...
-
-    def open(self, store: Store) -> None:
-        ids, weights = store.columns["ids"], store.columns["weights"]
-        if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
-            raise store.files.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
-        if weights.dtype == np.uint16 and weights.max(initial=0) > LARGEST:
-            raise store.files.damaged("weights.bin", "weights below 0, or not finite")
 
 
 @dataclass(frozen=True)
@@ -88,5 +72,9 @@ def _postings(store: Store) -> "Postings":
     from paradigms.find.postings import inverted
 
     codec: Any = store.codec
-    columns = store.columns
-    return inverted(columns["ids"], columns["weights"], codec.table, store.offsets, store.living)
+    ids, weights = store.columns["ids"], store.columns["weights"]
+    if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
+        raise store.files.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
+    if weights.dtype == np.uint16 and weights.max(initial=0) > LARGEST:
+        raise store.files.damaged("weights.bin", "weights below 0, or not finite")
+    return inverted(ids, weights, codec.table, store.offsets, store.living)

@@ -31,7 +31,7 @@ from paradigms.scoring.tiles import (
 )
 
 AHEAD = 16  # tokens to prefetch where the processor cannot predict the address
-STRIDE = 64  # tokens between two whose documents are stored (`Lists.owners`)
+NEXT = 8  # documents between one that is probed and one whose centroids are prefetched
 WIDEST = 3 * GRAIN  # most lanes of a tile
 INTERNAL = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # called by kernels only
 helper = njit(**INTERNAL)  # type: ignore[call-overload]
@@ -80,15 +80,6 @@ class Documents(NamedTuple):
     salience: np.ndarray  # float32, of all stored tokens; empty: all 1
 
 
-class Lists(NamedTuple):
-    """The tokens of each centroid, and the document of each token."""
-
-    entries: np.ndarray  # uint8 [tokens, bytes]: token numbers, little-endian, list by list
-    offsets: np.ndarray  # int64 [documents + 1]: the first token of each document
-    owners: np.ndarray  # owners[n]: the document of token n · STRIDE
-    alive: np.ndarray  # bool [documents]: not deleted
-
-
 # --- one block of tokens ------------------------------------------------------------------------------
 
 
@@ -104,11 +95,18 @@ def _fetch(tokens, token, target, width):
 
 @no_type_check
 @helper
+def _known(query, centroid):
+    """The centroid, or the last one in place of one that a damaged file names."""
+    return min(np.int64(centroid), query.near.shape[0] - 1)
+
+
+@no_type_check
+@helper
 def _correct(tokens, query, places, count, tile, products):
     """Turn products with codes into products with the decoded vectors."""
     lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
     for r in range(count):
-        near = at(query.near, places[1, r]) + lane * 4
+        near = at(query.near, _known(query, places[1, r])) + lane * 4
         scale = tokens.levels[tokens.scales[places[0, r]]]
         row = at(products, r * grains * GRAIN)
         shift(row, row, near, at(query.centre, lane), scale, grains)
@@ -392,7 +390,9 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                 value = _dot(row, matches.vectors[lane])
                 if tokens.bits < 16:
                     scale = tokens.levels[tokens.scales[token]]
-                    value = query.near[tokens.centroids[token], lane] + scale * (value - query.centre[lane])
+                    value = query.near[_known(query, tokens.centroids[token]), lane] + scale * (
+                        value - query.centre[lane]
+                    )
                 aligned = value > 0 or not matches.positive or id + matches.low < 0
                 if aligned and value > best[0, lane]:
                     best[0, lane] = value
@@ -479,43 +479,38 @@ def products(vectors, query, out):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def probe(tokens, query, lists, chosen, begins, ends, width, slots, documents, best):
-    """Compute best[n, j], the largest similarity of query token j to documents[n]'s tokens in chosen lists.
+def probe(tokens, query, documents, width, chosen, best):
+    """Compute best[n, j], the largest similarity of query token j to document n's tokens in chosen lists.
 
-    begins[l], ends[l]: the entries of list chosen[l]. slots: −1 for every document, both before and after
-    the call. Returns the number of documents.
+    chosen[c]: whether the tokens of centroid c count. −∞ for a document without one.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    met, count = 0, 0
-    for n in range(chosen.shape[0]):
-        for entry in range(begins[n], ends[n]):
-            if entry + AHEAD < lists.entries.shape[0]:
-                _ask(tokens, _number(lists.entries[entry + AHEAD]), 1)
-            token = _number(lists.entries[entry])
-            document = _owner(lists, token)
-            if lists.alive[document]:
-                if slots[document] < 0:
-                    slots[document] = met
-                    documents[met] = document
-                    _clear(best, met)
-                    met += 1
-                places[0, count], places[1, count], owners[count] = token, chosen[n], slots[document]
-                _fetch(tokens, token, at(rows, count), width)
+    total, count = documents.starts.shape[0], 0
+    for n in range(total):
+        _clear(best, n)
+        if n + NEXT < total:  # its centroids, which the processor cannot predict
+            for byte in range(0, 2 * (documents.stops[n + NEXT] - documents.starts[n + NEXT]), LINE):
+                prefetch(at(tokens.centroids, documents.starts[n + NEXT]) + byte)
+        for token in range(documents.starts[n], documents.stops[n]):
+            centroid = _known(query, tokens.centroids[token])
+            if chosen[centroid]:
+                places[0, count], places[1, count], owners[count] = token, centroid, n
+                _ask(tokens, token, 1)
+                prefetch(at(tokens.scales, token))
                 count += 1
-            if count == BLOCK:
-                _meet(tokens, query, rows, places, owners, count, products, best)
-                count = 0
+                if count == BLOCK:
+                    _meet(tokens, query, rows, places, owners, count, products, best)
+                    count = 0
     _meet(tokens, query, rows, places, owners, count, products, best)
-    for n in range(met):
-        slots[documents[n]] = -1
-    return met
 
 
 @no_type_check
 @helper
 def _meet(tokens, query, rows, places, owners, count, products, best):
     """Update the maxima best[owners[r]] with a block of tokens."""
+    for r in range(count):
+        _fetch(tokens, places[0, r], at(rows, r), rows.shape[1])
     for tile in range(query.edges.shape[0] - 1):
         lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
         queries = at(query.tiles, lane * rows.shape[1])
@@ -524,37 +519,3 @@ def _meet(tokens, query, rows, places, owners, count, products, best):
             near, scale = at(query.near, places[1, r]) + lane * 4, tokens.levels[tokens.scales[places[0, r]]]
             values = at(products, r * grains * GRAIN)
             raise_shifted(at(best, owners[r]) + lane * 4, values, near, at(query.centre, lane), scale, grains)
-
-
-@no_type_check
-@helper
-def _owner(lists, token):
-    """The document of a token."""
-    document = np.int64(lists.owners[token // STRIDE])
-    while lists.offsets[document + 1] <= token:
-        document += 1
-    return document
-
-
-@no_type_check
-@helper
-def _number(bytes):
-    value = np.int64(0)
-    for n in range(bytes.shape[0]):
-        value |= np.int64(bytes[n]) << (8 * n)
-    return value
-
-
-@no_type_check
-@njit(nogil=True, cache=True)
-def cut(lists, begins, ends, token, out):
-    """Find out[n], the first of the ascending entries begins[n] to ends[n] with a value ≥ `token`."""
-    for n in range(begins.shape[0]):
-        low, high = begins[n], ends[n]
-        while low < high:
-            middle = (low + high) // 2
-            if _number(lists.entries[middle]) < token:
-                low = middle + 1
-            else:
-                high = middle
-        out[n] = low

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from glob import escape
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +22,24 @@ import torch
 from paradigms.core import Tokens
 from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
-from paradigms.store.building import Alone, Building, Launch, begun, grown
+from paradigms.store.building import (
+    VECTORS,
+    Alone,
+    Building,
+    Launch,
+    begun,
+    estimated,
+    grown,
+    in_codes,
+    trained,
+)
 from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, LENGTHS, Codec, Kind, Rows
+from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Rows
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
-Advance = Callable[[float], object]  # called with the number of documents, or queries, just done
+HELD = 16  # shards that are kept as float16, at most, to train a quantiser
+Advance = Callable[[float], object]  # called with the number of documents, or queries, that are just done
 
 
 def store_files(folder: Path) -> Collection[str] | None:
@@ -59,6 +71,8 @@ def build_memory(
     reduction: TokenReduction,
     derive: Callable[[Writer], None],
     *,
+    count: int | None = None,
+    sample: Iterable[Shard] | None = None,
     source: Mapping[str, Any] = MappingProxyType({}),
     launch: Launch | None = None,
     advance: Advance = lambda n: None,
@@ -68,13 +82,25 @@ def build_memory(
     if launch is not None and launch.num_processes > 1:
         raise ValueError("a store in memory is built by one process: give a folder that all processes see")
     files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
-    for shard in different(shards):
-        columns = encoded(kind.codec, shard, files.manifest, str(files), advance)
-        for name, rows in columns.items():
-            files.append(name, rows)
-        files.commit(**grown(files.manifest, columns))
+    rows = (encoded(kind.codec, shard, files.manifest, str(files), advance) for shard in different(shards))
+    codec = None
     if kind.quantiser is not None:
-        kind.quantiser.train(files, files.manifest["dim"])
+        first: list[Rows] = []
+        if sample is not None and count is not None and count > HELD * SHARD:
+            parts, tokens = sampled(kind, sample, files.manifest, str(files), count)
+        else:
+            first = list(islice(rows, HELD + 1))
+            parts = [columns[VECTORS] for columns in first[:HELD]]
+            documents = sum(len(columns[LENGTHS]) for columns in first[:HELD])
+            tokens = estimated(sum(map(len, parts)), documents, documents if len(first) <= HELD else count)
+        held = sum(map(len, parts))
+        codec = trained(kind.quantiser, files, parts, held, tokens, files.manifest["dim"])
+        rows = chain(first, rows)
+    for columns in rows:
+        final = in_codes(codec, columns)
+        for name, values in final.items():
+            files.append(name, values)
+        files.commit(**grown(files.manifest, final))
     derive(files)
     return files
 
@@ -86,6 +112,8 @@ def build_folder(
     reduction: TokenReduction,
     derive: Callable[[Writer], None],
     *,
+    count: int | None = None,
+    sample: Iterable[Shard] | None = None,
     source: Mapping[str, Any] = MappingProxyType({}),
     launch: Launch | None = None,
     advance: Advance = lambda n: None,
@@ -93,8 +121,12 @@ def build_folder(
 ) -> None:
     """Fill a hidden folder beside `folder`, with all processes of the launch, then move it there.
 
-    derive: writes the kind's derived files. source: everything that tokens depend on besides the manifest's
-    entries and the sources of the shards.
+    derive: writes the kind's derived files. count: number of documents, if known. source: everything that
+    tokens depend on besides the manifest's entries and the sources of the shards.
+
+    A quantiser is trained on `sample`, documents drawn at random, if the count is known and above HELD
+    shards; process 0 encodes it. Otherwise it is trained on the first HELD shards, or all, which are stored
+    as float16 until then. All other shards are coded as they are encoded.
     """
     made = entries(kind, reduction, manifest)
     launch = launch or Alone()
@@ -108,20 +140,30 @@ def build_folder(
         if launch.process_index == 0:
             writer = stack.enter_context(begun(hidden, {"building": building, **made}))
         launch.wait_for_everyone()
-        work, count = Building(hidden, writer), 0
+        work = Building(hidden, writer, kind.quantiser, made["dim"])
+        documents = number = 0
+        if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
+            if writer is not None:
+                parts, tokens = sampled(kind, sample, made, str(folder), count)
+                work.train(parts, sum(map(len, parts)), tokens)
+            launch.wait_for_everyone()
+            work.open_codec()
         for n, shard in enumerate(different(shards)):
-            count = n + 1
+            if work.untrained and n == HELD:
+                work.train_on_stored(launch, documents, count)
             mine = n % launch.num_processes == launch.process_index
             if mine and not work.holds(n, shard.source):
                 work.put(n, shard.source, encoded(kind.codec, shard, made, str(folder), advance))
             else:
                 advance(len(shard.ids))
-        work.check_count(count)
+            documents += len(shard.ids)
+            number = n + 1
+        work.check_count(number)
+        if work.untrained:
+            work.train_on_stored(launch, documents, documents)
         launch.wait_for_everyone()
         if writer is not None:
             work.append_stored(writer)
-            if kind.quantiser is not None:
-                kind.quantiser.train(writer, made["dim"])
             derive(writer)
             work.clear(writer)
             busy = locked(target) if target.exists() else nullcontext()
@@ -131,27 +173,51 @@ def build_folder(
     launch.wait_for_everyone()
 
 
+def sampled(
+    kind: Kind, sample: Iterable[Shard], manifest: Mapping[str, Any], place: str, count: int
+) -> tuple[list[np.ndarray], int]:
+    """Encode documents until their tokens train the quantiser: vectors, and tokens of `count` documents."""
+    parts: list[np.ndarray] = []
+    documents = tokens = 0
+    for shard in sample:
+        parts.append(encoded(kind.codec, shard, manifest, place, lambda n: None)[VECTORS])
+        documents += len(shard.ids)
+        tokens = estimated(sum(map(len, parts)), documents, count)
+        assert kind.quantiser is not None
+        if sum(map(len, parts)) >= kind.quantiser.wanted(tokens):
+            break
+    return parts, tokens
+
+
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
     """Encode a shard as the rows to append to each file, in document order. place: named in errors."""
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
     for places, tokens in shard.encode():
         lengths[places] = tokens.mask[0].sum(-1).cpu().numpy()
-        columns = codec.encode(_rows(tokens, [shard.ids[n] for n in places], manifest, place))
+        fields = _rows(tokens, [shard.ids[n] for n in places], manifest, place)
         ends = np.cumsum(lengths[places])
-        for name, rows in columns.items():
-            parts = pieces.setdefault(f"{name}.bin", [rows[:0]] * len(lengths))
+        for name, rows in fields.items():
+            parts = pieces.setdefault(name, [rows[:0]] * len(lengths))
             for n, piece in zip(places, np.split(rows, ends[:-1]), strict=True):
                 parts[n] = piece
         advance(len(places))
-    ids = np.frombuffer(lines(shard.ids), np.uint8)
-    joined = {name: np.concatenate(parts) for name, parts in pieces.items()}
-    return joined | {LENGTHS: lengths, DOCUMENTS: ids}
+    columns = codec.encode({name: np.concatenate(parts) for name, parts in pieces.items()})
+    ids, keys = np.frombuffer(lines(shard.ids), np.uint8), np.concatenate([key_of(id) for id in shard.ids])
+    files = {f"{name}.bin": column for name, column in columns.items()}
+    return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8)}
 
 
 def lines(ids: Iterable[str]) -> bytes:
     """Write ids as JSON lines."""
     return "".join(json.dumps(id) + "\n" for id in ids).encode()
+
+
+def key_of(id: str) -> np.ndarray:
+    """The entry of an id in KEYS: [1] of `KEY`."""
+    line = lines([id])
+    hash = hashlib.blake2b(line, digest_size=8).digest()
+    return np.frombuffer(hash + len(line).to_bytes(4, "little"), KEY)
 
 
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:

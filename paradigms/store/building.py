@@ -1,11 +1,12 @@
 """Build an index in a hidden folder beside its final place, with one process or all processes of a launch.
 
 Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in shard order; a shard that is
-not next waits as a file. The bytes do not depend on the number of processes or on interruptions. If a process
-fails, its launch ends, and the next start resumes from the stored shards.
+not next waits as a file, as do those that a quantiser is trained on. The bytes do not depend on the number of
+processes or on interruptions. If a process fails, its launch ends, and the next start resumes from the stored
+shards.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,16 +16,20 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from paradigms.io.files import check_replaceable, contents, remove_folder, replace_file
-from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, FolderWriter
-from paradigms.store.kind import DOCUMENTS, DTYPES, LENGTHS
+from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, FolderWriter, Writer
+from paradigms.store.kind import DOCUMENTS, DTYPES, KEYS, LENGTHS, Codec, Quantiser, Rows
 
+VECTORS = "vectors.bin"  # of tokens that no quantiser has coded
+TRAINED = "trained"  # entry of the manifest: the number of tokens of which an index was built
+UNKNOWN = 1 << 26  # tokens of an index whose number of documents is not known while it is built
 STORED = ".safetensors"
 BUILT = contents(
     *FILES, f"{SHARDS}/", "*.partial"
 )  # the files of a build's hidden folder, which its name marks
 SOURCES = "sources.bin"  # for every shard in the columns, the checksum of what it was made from
 SOURCE = ("uint8", (32,))
-ENCODED = {SOURCES, LENGTHS, DOCUMENTS, *(f"{name}.bin" for name in DTYPES)}  # files that no setting changes
+# Files that no setting changes.
+ENCODED = {SOURCES, LENGTHS, DOCUMENTS, KEYS, *(f"{name}.bin" for name in DTYPES)}
 
 
 @runtime_checkable
@@ -47,18 +52,53 @@ class Alone:
 
 
 class Building:
-    """The shards in a build's folder. writer: writes its columns; None in every process but the first."""
+    """The shards in a build's folder. writer: writes its columns; None in every process but the first.
 
-    def __init__(self, table: ColumnFolder, writer: FolderWriter | None) -> None:
-        self.table, self._writer = table, writer
+    quantiser: codes the shards once it is trained; until then all are stored as files, as float16.
+    """
+
+    def __init__(
+        self, table: ColumnFolder, writer: FolderWriter | None, quantiser: Quantiser | None, dim: int
+    ) -> None:
+        self.table, self._writer, self._quantiser, self._dim = table, writer, quantiser, dim
         self._folder = table.folder / SHARDS
-        table.read()
+        self.open_codec()
         sources = [row.tobytes() for row in table.array(SOURCES, SOURCE)]
         self._sources = dict(enumerate(sources))
         for file in self._folder.glob(f"*{STORED}"):
             with safe_open(file, "np") as tensors:
                 self._sources[int(file.stem)] = tensors.get_tensor(SOURCES).tobytes()
         self._appended = len(sources)
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the quantiser is still to be trained."""
+        return self._quantiser is not None and self._codec is None
+
+    def open_codec(self) -> None:
+        """Take notice of what process 0 has committed."""
+        ready = TRAINED in self.table.read()
+        self._codec = self._quantiser.open(self.table, self._dim) if self._quantiser and ready else None
+
+    def train(self, parts: Iterable[np.ndarray], held: int, tokens: int) -> None:
+        """Train the quantiser, in process 0; arguments as in `Quantiser.train`."""
+        assert self._quantiser is not None
+        assert self._writer is not None
+        trained(self._quantiser, self._writer, parts, held, tokens, self._dim)
+
+    def train_on_stored(self, launch: Launch, documents: int, count: int | None) -> None:
+        """Train the quantiser on the stored shards of `documents`, of `count` in all if that is known."""
+        launch.wait_for_everyone()
+        if self._writer is not None:
+            files = sorted(self._folder.glob(f"*{STORED}"))
+            held = 0
+            for file in files:
+                with safe_open(file, "np") as tensors:
+                    held += int(tensors.get_tensor(LENGTHS).sum(dtype=np.int64))
+            parts = (load_file(file)[VECTORS] for file in files)
+            self.train(parts, held, estimated(held, documents, count))
+        launch.wait_for_everyone()
+        self.open_codec()
 
     def holds(self, n: int, source: bytes) -> bool:
         """Whether shard n is stored. Raises ValueError if it was made from something else."""
@@ -69,9 +109,13 @@ class Building:
     def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
         """Store shard n: the rows that it appends to each file of the folder."""
         whole = {**columns, SOURCES: np.frombuffer(source, np.uint8)}
-        if self._writer is not None and n == self._appended:
-            self._append(self._writer, whole)
-            return
+        if not self.untrained:
+            whole = in_codes(self._codec, whole)
+            if self._writer is not None:
+                self.append_stored(self._writer)
+                if n == self._appended:
+                    self._append(self._writer, whole)
+                    return
         file = self._file(n)
         temporary = file.with_suffix(".partial")
         save_file(whole, temporary)
@@ -85,7 +129,7 @@ class Building:
     def append_stored(self, writer: FolderWriter) -> None:
         """Append the stored shards that are next in line."""
         while (file := self._file(self._appended)).exists():
-            self._append(writer, load_file(file))
+            self._append(writer, in_codes(self._codec, load_file(file)))
             file.unlink()
 
     def clear(self, writer: FolderWriter) -> None:
@@ -136,6 +180,29 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
             if not _stores_documents(table):
                 remove_folder(table.folder, BUILT)
             raise
+
+
+def trained(
+    quantiser: Quantiser, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int
+) -> Codec:
+    """Train a quantiser (arguments as in `Quantiser.train`), commit what it writes and open its codec."""
+    quantiser.train(writer, parts, held, tokens, dim)
+    writer.commit(**{TRAINED: tokens})
+    return quantiser.open(writer, dim)
+
+
+def estimated(tokens: int, documents: int, count: int | None) -> int:
+    """The number of tokens of `count` documents, if `documents` of them have `tokens`."""
+    return UNKNOWN if count is None else tokens * count // max(1, documents)
+
+
+def in_codes(codec: Codec | None, columns: Rows) -> Rows:
+    """Replace the vectors of a shard by codes. codec: None if vectors stay."""
+    if codec is None or VECTORS not in columns:
+        return columns
+    coded = codec.encode({"vectors": columns[VECTORS]})
+    rest = {name: rows for name, rows in columns.items() if name != VECTORS}
+    return rest | {f"{name}.bin": rows for name, rows in coded.items()}
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -6,7 +6,7 @@ and Z. The fields of all parts are the kind's settings, which the manifest recor
     Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DOCUMENTS, LENGTHS = "documents.jsonl", "lengths.bin"
 DELETED, ERRORS = "deleted.bin", "errors.bin"
+KEYS, KEY = "keys.bin", np.dtype([("hash", "<u8"), ("bytes", "<u4")])  # of each id's line in DOCUMENTS
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
 WIDEST = 1 << 16  # dimensions of a vector
 Rows = dict[str, np.ndarray]
@@ -52,10 +53,16 @@ class Codec(Protocol):
 
 @runtime_checkable
 class Quantiser(Protocol):
-    """A codec that is trained on the tokens of a build, which are kept as float16 until then."""
+    """A codec that is trained on tokens of a build."""
 
-    def train(self, writer: Writer, dim: int) -> None:
-        """Write the codec's files and columns in place of vectors.bin; a stopped build resumes here."""
+    def wanted(self, tokens: int) -> int:
+        """How many tokens train it for an index of so many."""
+
+    def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
+        """Write the codec's files.
+
+        parts: vectors [t, dim] of tokens, `held` in all. tokens: how many the index will have.
+        """
 
     def open(self, files: Files | Writer, dim: int) -> Codec:
         """The trained codec. Raises ValueError if its files are damaged."""
@@ -75,8 +82,14 @@ class Derived(Protocol):
         appended.
         """
 
+    def behind(self, store: "Store") -> bool:
+        """Whether `write` left something out that it would write anew, as `compact` lets it do."""
+
     def open(self, store: "Store") -> Any:
-        """Open the data that finders read. Raises ValueError, naming the file, if one is damaged."""
+        """Open the data that finders read, in a time that does not depend on the number of tokens.
+
+        Raises ValueError, naming the file, if one is damaged.
+        """
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,9 @@ class NoFiles:
 
     def check(self, dim: int) -> None: ...
     def write(self, writer: Writer, store: "Store", anew: bool) -> None: ...
+    def behind(self, store: "Store") -> bool:
+        return False
+
     def open(self, store: "Store") -> None: ...
 
 

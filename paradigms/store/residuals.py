@@ -5,12 +5,16 @@ c: centroids of k-means over tokens (ColBERTv2, Santhanam et al. 2022; PLAID), k
 a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them: qᵀx ≈ qᵀc + s ·
 ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
 
-A build stores all tokens as float16 first, then trains the codec on a sample and replaces them with codes.
-Memory is bounded by the sample and a block of tokens.
+A build trains the codec on a sample of tokens, and codes all others as they come. Many centroids (more than
+`FLAT`) have two levels, as in FAISS's inverted lists: k-means of about √K cells, and in each k-means of its
+share of the centroids. A token is compared with the centroids of its `CELLS` nearest cells alone, where there
+is no GPU; tests/store/test_residuals.py states how often these contain the nearest of all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -34,11 +38,11 @@ NARROWEST = (
 )
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # tokens of the sample that k-means sees
-CELLS = 1 << 25  # similarities of tokens to centroids that are in memory at once
+FLAT = 1 << 12  # centroids up to which a token is compared with all
+CELLS = 16  # nearest cells whose centroids a token is compared with
+SIMILARITIES = 1 << 25  # of tokens to centroids that are in memory at once
 CODEC = "codec.safetensors"
 CODED = 1 << 15  # tokens that are coded at once
-SAMPLED = 1 << 12  # tokens of the sample read at once: they are scattered, and each one reads a whole page
-COMMIT = 1 << 21  # coded tokens after which a build commits
 
 
 def centroids_for(tokens: int) -> int:
@@ -67,37 +71,22 @@ class Residuals:
         if self.rounds < 0 or self.seed < 0:
             raise ValueError(f"rounds and seed must be at least 0, got {self.rounds} and {self.seed}")
 
-    def train(self, writer: Writer, dim: int) -> None:
-        """Replace all float16 tokens by their codes, resuming where an interrupted build stopped."""
-        vectors = DTYPES["vectors"], (dim,)
-        tokens = len(writer.array("vectors.bin", vectors))
+    def wanted(self, tokens: int) -> int:
+        return (self.lists or centroids_for(tokens)) * PER_CENTROID
 
-        def stored(rows: slice | np.ndarray) -> Tensor:
-            """Read vectors as float32, and release the mapped pages at once."""
-            return torch.from_numpy(np.array(writer.array("vectors.bin", vectors)[rows])).float()
-
-        if CODEC not in writer.entries:
-            count = self.lists or centroids_for(tokens)
-            random = np.random.default_rng(self.seed)
-            chosen = np.sort(random.choice(tokens, min(tokens, count * PER_CENTROID), replace=False))
-            parts = np.array_split(chosen, 1 + len(chosen) // SAMPLED)
-            sample = torch.cat([stored(rows) for rows in parts])
-            codec = Codec.fit(sample, count, self.bits, seed=self.seed, rounds=self.rounds)
-            tensors = {"centroids": codec.packed, "units": codec.units, "spread": codec.spread}
-            writer.append(CODEC, save(tensors))
-            writer.commit()
-        codec = self.open(writer, dim)
-        codes = codec.columns(dim, [])["codes"]
-        coded = since = len(writer.array("codes.bin", codes))
-        while coded < tokens:
-            block = stored(slice(coded, coded + CODED))
-            for name, values in codec.encode_vectors(block).items():
-                writer.append(f"{name}.bin", values)
-            coded += len(block)
-            if coded - since >= COMMIT:
-                writer.commit()
-                since = coded
-        writer.remove("vectors.bin")
+    def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
+        random = np.random.default_rng(self.seed)
+        chosen = np.sort(random.choice(held, min(held, self.wanted(tokens)), replace=False))
+        sample, first = [torch.zeros(0, dim)], 0
+        for part in parts:
+            low, high = np.searchsorted(chosen, (first, first + len(part)))
+            sample.append(torch.from_numpy(part[chosen[low:high] - first]).float())
+            first += len(part)
+        count = self.lists or centroids_for(tokens)
+        codec = Codec.fit(torch.cat(sample), count, self.bits, seed=self.seed, rounds=self.rounds)
+        tensors = {"centroids": codec.packed, "units": codec.units, "spread": codec.spread}
+        writer.remove(CODEC)
+        writer.append(CODEC, save(tensors | {"cells": codec.cells}))
 
     def open(self, files: Files | Writer, dim: int) -> "Codec":
         """Read the trained codec. Raises ValueError if its file is damaged."""
@@ -112,12 +101,21 @@ class Residuals:
 
 
 class Codec:
-    """A trained quantiser: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`)."""
+    """A trained quantiser: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`).
+
+    cells: int64 [C + 1]; cell n has the centroids cells[n] to cells[n + 1].
+    """
 
     def __init__(
-        self, centroids: np.ndarray, units: np.ndarray, spread: np.ndarray, bits: int, dim: int
+        self,
+        centroids: np.ndarray,
+        units: np.ndarray,
+        spread: np.ndarray,
+        cells: np.ndarray,
+        bits: int,
+        dim: int,
     ) -> None:
-        self.bits, self.dim, self.spread = bits, dim, spread
+        self.bits, self.dim, self.spread, self.cells = bits, dim, spread, cells
         self.packed, self.units = centroids, units
         self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
         self.centroids *= torch.from_numpy(units)[:, None]
@@ -130,6 +128,9 @@ class Codec:
         for name, values in (("centroids", self.packed), ("units", self.units), ("spread", self.spread)):
             if values.shape != shapes[name] or values.dtype != kinds[name] or not count <= MOST_CENTROIDS:
                 raise ValueError(f"{name} are {values.dtype} {values.shape}, not of {self.dim} dimensions")
+        bounds = self.cells.dtype == np.int64 and self.cells.ndim == 1 and len(self.cells) > 1
+        if not bounds or self.cells[0] or self.cells[-1] != count or (np.diff(self.cells) < 1).any():
+            raise ValueError(f"cells do not divide {count} centroids")
         if (
             not count
             or not (np.abs(self.units) <= most).all()
@@ -141,25 +142,33 @@ class Codec:
     def fit(
         cls, sample: Float[Tensor, "s h"], count: int, bits: int, *, seed: int, rounds: int = 5
     ) -> "Codec":
-        """Train on a sample: `rounds` of Lloyd's algorithm (FAISS) for `count` centroids, then σ.
+        """Train on a sample: `count` centroids, by `rounds` of Lloyd's algorithm (FAISS), then σ.
 
         Deterministic for one seed, sample and number of threads.
         """
-        import faiss  # takes a while, and only builds need it
-
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
-        width = sample.shape[1]
+        width, count = sample.shape[1], min(count, len(sample))
         sample = padded(sample, bits)
-        limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(sample)}
-        kmeans = faiss.Kmeans(sample.shape[1], min(count, len(sample)), niter=rounds, seed=seed, **limits)
-        kmeans.train(sample.numpy())
-        centres = torch.from_numpy(kmeans.centroids)
+        if count <= FLAT:
+            parts = [_kmeans(sample, count, rounds, seed)]
+        else:
+            coarse = _kmeans(sample, round(count**0.5), rounds, seed)
+            near = torch.cat([_nearest(part, coarse) for part in sample.split(CODED)])
+            sizes = torch.bincount(near, minlength=len(coarse)).numpy()
+            # Each cell has its share of the centroids: the largest remainders are rounded up.
+            ends = np.rint(np.cumsum(sizes) * (count / len(sample))).astype(np.int64)
+            shares = np.maximum(np.diff(ends, prepend=0), sizes > 0)
+            parts = [
+                _kmeans(sample[near == cell], int(shares[cell]), rounds, seed)
+                for cell in np.flatnonzero(sizes).tolist()
+            ]
+        centres, cells = torch.cat(parts), np.cumsum([0, *map(len, parts)])
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         packed = (centres / units[:, None]).round().to(torch.int8).numpy()
-        codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), bits, width)
+        codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), cells, bits, width)
         square = torch.zeros(sample.shape[1])
-        for part in sample.split(max(1, CELLS // sample.shape[1])):
+        for part in sample.split(CODED):
             square += codec._residuals(part, codec.nearest(part)).square().sum(0)
         variance = square[:width] / len(sample)
         mean = variance.mean() if variance.any() else torch.ones(())
@@ -167,10 +176,42 @@ class Codec:
         return codec
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """The centroid of each vector: argmin_c ‖x − c‖²."""
-        halves = self.centroids.square().sum(1) / 2
-        parts = vectors.split(max(1, CELLS // len(halves)))
-        return torch.cat([(part @ self.centroids.T).sub_(halves).argmax(1) for part in parts])
+        """The centroid of each vector: argmin_c ‖x − c‖², over the nearest cells if there are many.
+
+        On a GPU over all centroids.
+        """
+        if torch.cuda.is_available():
+            centroids = self.centroids.cuda()
+            return torch.cat([_nearest(p.cuda(), centroids).cpu() for p in vectors.split(CODED)])
+        if len(self.cells) <= CELLS + 1:
+            return torch.cat([_nearest(part, self.centroids) for part in vectors.split(CODED)])
+        return torch.cat([self._in_cells(part) for part in vectors.split(CODED)])
+
+    def _in_cells(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
+        """argmin_c ‖x − c‖² over the `CELLS` nearest cells: all vectors near a cell in one product."""
+        cells = self.cells.tolist()
+        near = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
+        near = near.topk(CELLS, sorted=False).indices.flatten()
+        ends = torch.bincount(near, minlength=len(self.coarse)).cumsum(0).tolist()
+        owners = near.argsort(stable=True) // CELLS
+        best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
+        for cell, (low, high) in enumerate(pairwise((0, *ends))):
+            rows, some = owners[low:high], slice(cells[cell], cells[cell + 1])
+            values, places = (vectors[rows] @ self.centroids[some].T).sub_(self.halves[some]).max(1)
+            nearer = values > best[rows]
+            rows = rows[nearer]
+            best[rows], nearest[rows] = values[nearer], places[nearer] + some.start
+        return nearest
+
+    @cached_property
+    def halves(self) -> Float[Tensor, " K"]:
+        """‖c‖² / 2 of each centroid."""
+        return self.centroids.square().sum(1) / 2
+
+    @cached_property
+    def coarse(self) -> Float[Tensor, "C h"]:
+        """The mean of each cell's centroids."""
+        return torch.stack([self.centroids[low:high].mean(0) for low, high in pairwise(self.cells.tolist())])
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         width = padded_width(dim, self.bits) * self.bits // 8
@@ -199,11 +240,12 @@ class Codec:
         from paradigms.store import loops
 
         vectors = padded(vectors, self.bits)
-        nearest = self.nearest(vectors)
-        residuals = self._residuals(vectors, nearest).numpy()
+        nearest = self.nearest(vectors) if len(vectors) else torch.zeros(0).long()
         codes = np.empty((len(vectors), self.code_bytes), np.uint8)
         scales = np.empty(len(vectors), np.float32)
-        loops.encode(residuals, self.spread, self.bits, self.step, MANTISSA, codes, scales)
+        for part in (slice(first, first + CODED) for first in range(0, len(vectors), CODED)):
+            residuals = self._residuals(vectors[part], nearest[part]).numpy()
+            loops.encode(residuals, self.spread, self.bits, self.step, MANTISSA, codes[part], scales[part])
         with np.errstate(divide="ignore"):
             level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
         return {
@@ -219,7 +261,8 @@ class Codec:
         parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
         centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
         scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
-        return (self.centroids[torch.from_numpy(centroids.astype(np.int64))] + scaled)[:, : self.dim]
+        known = torch.from_numpy(centroids.astype(np.int64)).clamp(max=len(self.centroids) - 1)
+        return (self.centroids[known] + scaled)[:, : self.dim]
 
     @property
     def middle(self) -> float:
@@ -242,6 +285,22 @@ class Codec:
 
     def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
         return vectors.cpu() - self.centroids[nearest]
+
+
+def _kmeans(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "k h"]:
+    import faiss  # takes a while, and only builds need it
+
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(sample)}
+    kmeans = faiss.Kmeans(sample.shape[1], min(count, len(sample)), niter=rounds, seed=seed, **limits)
+    kmeans.train(sample.numpy())
+    return torch.from_numpy(kmeans.centroids)
+
+
+def _nearest(vectors: Float[Tensor, "t h"], centroids: Float[Tensor, "k h"]) -> Int[Tensor, " t"]:
+    """argmin_c ‖x − c‖², over all centroids."""
+    halves = centroids.square().sum(1) / 2
+    parts = vectors.split(max(1, SIMILARITIES // len(halves)))
+    return torch.cat([(part @ centroids.T).sub_(halves).argmax(1) for part in parts])
 
 
 def padded_width(width: int, bits: int) -> int:

@@ -1,7 +1,7 @@
 """Documents on their way into an index, in shards: a shard is encoded only if it is not stored yet."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
@@ -98,12 +98,12 @@ def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
     return len(ids)
 
 
-def different(shards: Iterable[Shard], taken: Iterable[str] = ()) -> Iterator[Shard]:
+def different(shards: Iterable[Shard], taken: Container[str] = ()) -> Iterator[Shard]:
     """Yield the shards. Raises ValueError for an id that is repeated or in `taken`."""
-    seen = set(taken)
+    seen: set[str] = set()
     for shard in shards:
         for id in shard.ids:
-            if id in seen:
+            if id in seen or id in taken:
                 raise ValueError(
                     f"document {id!r} already exists: ids must be unique, so delete it first to replace it"
                 )

@@ -9,8 +9,10 @@
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -23,17 +25,22 @@ from paradigms.encoder.precision import AUTO, resolved
 from paradigms.io.checks import check_several, naming, parse_json
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.store.build import Advance, build_folder, build_memory, encoded, lines
-from paradigms.store.building import Launch, grown
+from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
+from paradigms.store.building import TRAINED, Launch, grown
 from paradigms.store.checksum import weights_checksum
-from paradigms.store.columns import CHUNK, ColumnFolder, Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, LENGTHS, Kind, Kinds, kind_of
+from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
 LIKE = 4096  # documents that are sorted by length together, so that blocks hold little padding
 ROUNDING = 1e-5  # of a similarity, at most, relative to the longer vector's norm
 BLOCK = 1 << 16  # padded tokens that are copied at once
+GROWN = 8  # times the tokens of which an index was built that it may have before its centroids are renewed
+FEW = 1 << 10  # tokens of which a build is taken to consist, at least
+SAMPLED = 1 << 17  # documents from which those are taken that train the codec of a large build
+SCANS = 256  # ids that are sought without a dict of all ids, which takes as long
+VERIFIED = 1 << 26  # bytes of a file up to which opening compares its checksum, unless it is told otherwise
 Made = TypeVar("Made")
 Pooling = Literal["ward", "sequential"]
 
@@ -56,15 +63,20 @@ class Store:
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self.living = np.ones(len(lengths), bool)
         self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
+        self.keys, self.lines = files.array(KEYS, KEY), files.array(DOCUMENTS, "uint8")
         self.errors = files.array(ERRORS, ("float32", (2,)))
         self._whole: Store | None = None  # the store that this is a part of
         self._made: dict[Callable[[Any], Any], Any] = {}
+        self._scans = 0  # of `keys`
 
     def __str__(self) -> str:
         return str(self.files)
 
     def __len__(self) -> int:
-        return len(self.rows_by_id)
+        return int(self.living.sum())
+
+    def __contains__(self, id: str) -> bool:
+        return self._row(id) is not None
 
     # --- building -----------------------------------------------------------------------------------------
 
@@ -104,14 +116,14 @@ class Store:
         """
         count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
-        shards = text_shards(
-            paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
+        encode = partial(
+            text_shards, paradigm, reduction=reduction, batch_size=batch_size, precision=precision
         )
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
             return cls._build(
                 kind,
-                shards,
+                encode(ids, texts),
                 folder,
                 reduction,
                 source={"batch": batch_size, "precision": precision} | paradigm.description(),
@@ -121,6 +133,8 @@ class Store:
                 weights=weights_checksum(paradigm),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
+                count=count,
+                sample=None if count is None else _sample(ids, texts, count, encode),
             )
 
     @classmethod
@@ -133,6 +147,8 @@ class Store:
         paradigm: str,
         dim: int,
         fields: Sequence[str] = ("vectors",),
+        count: int | None = None,
+        sample: Iterable[tuple[list[str], Tokens]] | None = None,
         keep: float = 1.0,
         pool: int = 1,
         pooling: Pooling = "ward",
@@ -140,12 +156,14 @@ class Store:
         """Build from encoded documents.
 
         parts: ids and Tokens [1, n, i, h] of some documents at a time. paradigm: its name. fields: the fields
-        of Tokens to store: vectors, ids, salience. Other arguments and errors: see `build`.
+        of Tokens to store: vectors, ids, salience. count: the number of documents, if it is known. sample:
+        some of them, drawn at random, which train the centroids of a large compressed index; without it the
+        first ones do. Other arguments and errors: see `build`.
         """
         reduction, names = TokenReduction(keep, pool, pooling), list(fields)
-        return cls._build(
-            kind, token_shards(parts, reduction), folder, reduction, paradigm=paradigm, dim=dim, fields=names
-        )
+        drawn = None if sample is None else token_shards(sample, reduction)
+        how = {"paradigm": paradigm, "dim": dim, "fields": names, "count": count, "sample": drawn}
+        return cls._build(kind, token_shards(parts, reduction), folder, reduction, **how)
 
     def copy(
         self,
@@ -161,11 +179,18 @@ class Store:
         keep, pool, pooling: as in `build`, applied to the tokens of this store.
         """
         reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
-        parts = ((self.names(rows), self.tokens(rows)) for rows in self._living_blocks())
+        living = np.flatnonzero(self.living)
+        drawn = np.random.default_rng(0).permutation(living)
+        parts, sample = (
+            token_shards(
+                ((self.names(part), self.tokens(part)) for part in self.blocks(BLOCK, rows)), reduction
+            )
+            for rows in (living, drawn)
+        )
         entries = ("paradigm", "weights", "dim", "fields")
         same = {name: self.manifest[name] for name in entries if name in self.manifest}
         both = TokenReduction(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
-        return self._build(kind, token_shards(parts, reduction), folder, both, **same)
+        return self._build(kind, parts, folder, both, count=len(living), sample=sample, **same)
 
     @classmethod
     def _build(
@@ -194,18 +219,15 @@ class Store:
             raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
         if ((deleted < 0) | (deleted >= count)).any():
             raise files.damaged(DELETED, f"not rows of {count} documents")
-        if len(store.ids) != count:
-            raise files.damaged(DOCUMENTS, f"{len(store.ids)} ids of {count} documents")
-        if len(store) != store.living.sum():
-            raise files.damaged(DOCUMENTS, f"{len(set(store.ids))} different ids")
+        if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
+            raise files.damaged(KEYS, f"not those of {len(store.lines)} bytes of ids of {count} documents")
         if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
             raise files.damaged(ERRORS, f"not two distances of each of {count} documents")
+        if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
+            raise files.damaged(MANIFEST, f"{TRAINED} is not a number")
         for name, values in store.columns.items():
             if len(values) != total:
                 raise files.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
-        salience = store.columns.get("salience")
-        if salience is not None and not (np.isfinite(salience).all() and (salience >= 0).all()):
-            raise files.damaged("salience.bin", "it has values that are not finite, or below 0")
         store.derived = kind.derived.open(store)
         return store
 
@@ -248,7 +270,7 @@ class Store:
     @property
     def living_tokens(self) -> int:
         """Number of tokens of documents that are not deleted."""
-        return int(np.diff(self.offsets)[self.living].sum())
+        return self.once(_living_tokens)
 
     @property
     def dead(self) -> np.ndarray | None:
@@ -302,13 +324,31 @@ class Store:
 
     def decoded(self, tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
         """The fields of some tokens: vectors [t, h], ids [t], salience [t]."""
-        return self.codec.decode({name: np.array(column[tokens]) for name, column in self.columns.items()})
+        rows = {name: np.array(column[tokens]) for name, column in self.columns.items()}
+        self.check_salience(rows)
+        return self.codec.decode(rows)
+
+    def check_salience(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Raise ValueError, naming the file, if a salience is not finite or below 0: where it is read."""
+        salience = columns.get("salience", np.zeros(0, np.float32))
+        if not (salience.min(initial=0) >= 0 and salience.max(initial=0) < np.inf):
+            raise self.files.damaged("salience.bin", "it has values that are not finite, or below 0")
 
     def position(self, id: str) -> int:
         """The row of a document. Raises KeyError, naming it, if it is unknown or deleted."""
-        if id not in self.rows_by_id:
+        row = self._row(id)
+        if row is None:
             raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
-        return self.rows_by_id[id]
+        return row
+
+    def _row(self, id: str) -> int | None:
+        """The row of a document, if it is there; the first few are sought in `keys`, then a dict is made."""
+        self._scans += 1
+        if self._scans > SCANS:
+            return self.rows_by_id.get(id)
+        key = key_of(id)
+        there = np.flatnonzero((self.keys["hash"] == key["hash"]) & self.living).tolist()
+        return next((row for row in there if self.names(np.array([row])) == [id]), None)
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
         """The rows of documents, int64. Raises KeyError, naming it, if a document is unknown or deleted."""
@@ -317,8 +357,9 @@ class Store:
 
     def names(self, rows: np.ndarray) -> list[str]:
         """The ids of documents, by row."""
-        ids = self.ids
-        return [ids[n] for n in rows.tolist()]
+        stops = self.whole.once(_line_ends)[rows]
+        places = ranges(stops - self.keys["bytes"][rows], stops)
+        return parsed_ids(self.files, self.lines[places], len(rows))
 
     def owners(self, tokens: np.ndarray) -> np.ndarray:
         """The row of the document that contains each token; −1 for token −1."""
@@ -409,7 +450,7 @@ class Store:
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
         with self._writing() as (now, writer):
             state = dict(now.manifest)
-            for shard in different(shards, now.rows_by_id):
+            for shard in different(shards, now):
                 columns = encoded(now.codec, shard, now.manifest, str(now), advance)
                 for name, rows in columns.items():
                     writer.append(name, rows)
@@ -417,7 +458,14 @@ class Store:
             writer.remove(ERRORS)
             now._derive(writer, anew=not now.manifest["tokens"])
             writer.commit(documents=state["documents"], tokens=state["tokens"])
-            return self.opened(writer.files, self.kind)
+            added = self.opened(writer.files, self.kind)
+        if added.outgrown:
+            warnings.warn(
+                f"{self} was built of {self.manifest[TRAINED]:,} tokens and has {added.living_tokens:,} now: "
+                "its searches miss more than they would with new centroids, which compact() makes",
+                stacklevel=3,
+            )
+        return added
 
     def delete(self, ids: Iterable[str]) -> "Store":
         """Remove documents from all searches, all or none of them; `compact` frees their bytes.
@@ -430,26 +478,59 @@ class Store:
             return self.opened(writer.files, self.kind)
 
     def compact(self) -> "Store":
-        """Rewrite the columns without deleted documents. Rows change; search results do not."""
+        """Rewrite the columns without deleted documents. Rows change; search results do not.
+
+        If the index is `outgrown`, its centroids are trained anew and all tokens coded again, from what their
+        codes stand for: scores change by about the error of the codes.
+        """
         with self._writing() as (now, writer):
-            if now.living.all():
-                return now
+            renewed = now.outgrown
+            if now.living.all() and not renewed:
+                if not now.kind.derived.behind(now):
+                    return now
+                now._derive(writer, anew=True)
+                writer.commit()
+                return self.opened(writer.files, self.kind)
             kept = np.repeat(now.living, np.diff(now.offsets))
-            for name, column in now.columns.items():
+            bytes = sum(column[:1].nbytes for column in now.columns.values())
+            step = max(1, CHUNK // max(1, bytes))
+            parts = [slice(first, first + step) for first in range(0, len(kept), step)]
+            codec, tokens = None, int(kept.sum())
+            if renewed:
+                vectors = (now.decoded(part)["vectors"][kept[part]] for part in parts)
+                codec = now._trained(writer, vectors, tokens)
+            for name in now.columns:
                 writer.remove(f"{name}.bin")
-                step = max(1, CHUNK // max(1, column[:1].nbytes))
-                for part in (slice(first, first + step) for first in range(0, len(kept), step)):
-                    writer.append(f"{name}.bin", column[part][kept[part]])
-            rows = np.flatnonzero(now.living)
+            for part in parts:
+                rows = {name: column[part][kept[part]] for name, column in now.columns.items()}
+                for name, values in (codec.encode(now.codec.decode(rows)) if codec else rows).items():
+                    writer.append(f"{name}.bin", values)
+            rows_left = np.flatnonzero(now.living)
             writer.remove(LENGTHS)
-            writer.append(LENGTHS, np.diff(now.offsets)[rows].astype(np.int32))
+            writer.append(LENGTHS, np.diff(now.offsets)[rows_left].astype(np.int32))
             writer.remove(DOCUMENTS)
-            writer.append(DOCUMENTS, lines(now.names(rows)))
+            writer.append(DOCUMENTS, lines(now.names(rows_left)))
+            writer.remove(KEYS)
+            writer.append(KEYS, now.keys[rows_left])
             writer.remove(DELETED)
             writer.remove(ERRORS)
             now._derive(writer, anew=True)
-            writer.commit(documents=len(rows), tokens=int(kept.sum()))
+            state = {TRAINED: tokens} if renewed else {}
+            writer.commit(documents=len(rows_left), tokens=tokens, **state)
             return self.opened(writer.files, self.kind)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the index has GROWN times the tokens that it was built of: too few centroids, and others
+        than these tokens would have. `compact` renews them."""
+        built = self.manifest.get(TRAINED)
+        return built is not None and self.living_tokens > GROWN * max(built, FEW)
+
+    def _trained(self, writer: Writer, vectors: Iterable[np.ndarray], tokens: int) -> Codec:
+        quantiser = self.kind.quantiser
+        assert quantiser is not None
+        quantiser.train(writer, vectors, tokens, tokens, self.dim)
+        return quantiser.open(writer, self.dim)
 
     def certify(self, whole: "Store") -> "Store":
         """Store how far each document's tokens are from its tokens in `whole`, as `errors` [documents, 2].
@@ -483,11 +564,12 @@ class Store:
         return self.blocks(BLOCK, np.flatnonzero(self.living))
 
 
-def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Store:
+def open_store(folder: str | Path, kinds: Kinds, *, verify: bool | None = None) -> Store:
     """Open the store in a folder.
 
     kinds: functions that make kinds, by their names in manifests (`find.INDEXES`). verify: whether to compare
-    checksums, about 1 s per GB; otherwise only sizes and numbers of rows are checked.
+    the checksums of all files, about 1 s per GB; None compares those of files up to 64 MiB. What is read
+    without a checksum may give wrong scores if its file is damaged, but nothing beyond the files is read.
 
     Raises FileNotFoundError if there is no store, and ValueError, naming the file, if one is damaged.
     """
@@ -497,7 +579,7 @@ def open_store(folder: str | Path, kinds: Kinds, *, verify: bool = True) -> Stor
     return store
 
 
-def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool) -> Store:
+def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool | None) -> Store:
     files = ColumnFolder(Path(folder))
     failure: tuple[object, ...] = ()
     while True:
@@ -506,8 +588,8 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
             files.read()
             with naming(folder):
                 store = Store.opened(files, kind(files))
-            if verify:
-                files.verify()
+            if verify is not False:
+                files.verify(None if verify else VERIFIED)
             if before[:1] == files.identity()[:1]:  # else manifest and columns may be of two builds
                 return store
         except (FileNotFoundError, ValueError) as error:
@@ -517,26 +599,62 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
                 raise
 
 
+def _sample(
+    ids: Iterable[str],
+    texts: Iterable[str],
+    count: int,
+    encode: Callable[[Iterable[str], Iterable[str]], Iterator[Shard]],
+) -> Iterator[Shard]:
+    """Up to SAMPLED documents in a random order, of texts that can be read more than once."""
+    chosen = np.random.default_rng(0).choice(count, min(count, SAMPLED), replace=False).tolist()
+    wanted = set(chosen)
+    pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in wanted}
+    yield from encode((pairs[n][0] for n in chosen), (pairs[n][1] for n in chosen))
+
+
 def fields_of(paradigm: Paradigm) -> list[str]:
     """The fields of tokens that must be stored for the paradigm."""
     salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
 
 
-def _read_ids(store: Store) -> list[str]:
-    data = store.files.array(DOCUMENTS, "uint8").tobytes()
+def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """The numbers from each start to its stop, one range after the other."""
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+def parsed_ids(files: Files, lines: np.ndarray, count: int) -> list[str]:
+    """The ids in `count` lines of DOCUMENTS. Raises ValueError, naming the file, if they are not that."""
+    data = lines.tobytes()
     try:
         ids = parse_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
     except ValueError as error:
-        raise store.files.damaged(DOCUMENTS, error) from error
-    if not all(isinstance(id, str) for id in ids):
-        raise store.files.damaged(DOCUMENTS, "an id is not a string")
+        raise files.damaged(DOCUMENTS, error) from error
+    if len(ids) != count or not all(isinstance(id, str) for id in ids):
+        raise files.damaged(DOCUMENTS, f"not the ids of {count} documents")
     return list(ids)
+
+
+def _read_ids(store: Store) -> list[str]:
+    return parsed_ids(store.files, store.lines, len(store.living))
 
 
 def _rows_by_id(store: Store) -> dict[str, int]:
     ids = store.ids
-    return {ids[n]: n for n in np.flatnonzero(store.living).tolist()}
+    rows = {ids[n]: n for n in np.flatnonzero(store.living).tolist()}
+    if len(rows) != len(store):
+        raise store.files.damaged(DOCUMENTS, f"{len(rows)} different ids of {len(store)} documents")
+    return rows
+
+
+def _line_ends(store: Store) -> np.ndarray:
+    return np.cumsum(store.keys["bytes"], dtype=np.int64)
+
+
+def _living_tokens(store: Store) -> int:
+    return int(np.diff(store.offsets)[store.living].sum())
 
 
 def _dead(store: Store) -> np.ndarray | None:

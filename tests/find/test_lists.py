@@ -27,7 +27,9 @@ from paradigms.core import Tokens, rel, similarity
 from paradigms.find import Index, Store, kinds, lists, open_index
 from paradigms.impute import imputed_rel
 from paradigms.recipe import Recipe
+from paradigms.store import build as store_build
 from paradigms.store import residuals, shards
+from paradigms.store import store as store_module
 from paradigms.store.pruning import most_salient
 from tests.forks import fork
 from tests.near import SCORES, assert_within_rounding, same_scores
@@ -267,11 +269,10 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
     expected = contents(build(tmp_path / "one").store.folder)
     assert set(expected) == {
         *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
-        *("entries.bin", "ids.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
+        *("entries.bin", "ids.bin", "keys.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
     }
-    for sorted_, sampled in ((1, 1), (7, 30), (40, 1 << 12)):
+    for sorted_ in (1, 7, 40):
         monkeypatch.setattr(lists, "SORTED", sorted_)
-        monkeypatch.setattr(residuals, "SAMPLED", sampled)
         assert contents(build(tmp_path / f"{sorted_}").store.folder) == expected
     assert (
         contents(build(tmp_path / "other", seed=1).store.folder)["codec.safetensors"]
@@ -281,8 +282,8 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
 
 def test_an_index_is_small_and_is_mapped(tmp_path):
     made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
-    files = 5 * 8 + len((made.store.folder / "codec.safetensors").read_bytes())
-    assert made.store.bytes_per_document == (400 * (16 + 1 + 2 + 2) + 8 * 4 + files) / 8  # 24 fill 32
+    files = 5 * 8 + 8 * 12 + len((made.store.folder / "codec.safetensors").read_bytes())
+    assert made.store.bytes_per_document == (400 * (16 + 1 + 2 + 4) + 8 * 4 + files) / 8  # 24 fill 32
     opened = open_index(made.store.folder)
     assert all(isinstance(column, np.memmap) for column in opened.store.columns.values())
     assert isinstance(opened.store.derived.entries, np.memmap)
@@ -340,9 +341,9 @@ def test_files_that_do_not_fit_each_other_are_refused(sound, tmp_path):
 
 
 def killed(folder: Path) -> None:
-    """A build that is killed before it codes its sixth block."""
-    residuals.CODED, residuals.COMMIT, shards.SHARD = 8, 16, 8
-    encode, left = residuals.Codec.encode_vectors, iter(range(5))
+    """A build that is killed before it codes its third shard."""
+    shards.SHARD = 8
+    encode, left = residuals.Codec.encode_vectors, iter(range(2))
 
     def encoding(codec: Any, vectors: Any) -> Any:
         dies = next(left, None) is None
@@ -353,8 +354,6 @@ def killed(folder: Path) -> None:
 
 
 def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(residuals, "CODED", 8)
-    monkeypatch.setattr(residuals, "COMMIT", 16)
     monkeypatch.setattr(shards, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").store.folder)
     target = tmp_path / "index"
@@ -363,9 +362,9 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monke
     coded: list[int] = []
     codec, encode = residuals.Codec, residuals.Codec.encode_vectors
     monkeypatch.setattr(codec, "encode_vectors", lambda self, x: coded.append(len(x)) or encode(self, x))
-    monkeypatch.setattr(codec, "fit", None)  # it is there, as are the blocks that were committed
+    monkeypatch.setattr(codec, "fit", None)  # it is there, as are the shards that were committed
     assert contents(build(target).store.folder) == whole
-    assert sum(coded) == sum(LENGTHS) - 32
+    assert sum(coded) == sum(LENGTHS[16:])
 
 
 def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
@@ -378,6 +377,107 @@ def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
     for name in [*FILES, "ids.bin"]:
         file = made.store.manifest["files"][name]["file"]
         assert (made.store.folder / file).read_bytes() == expected[name], name
+
+
+@pytest.mark.parametrize("unlisted", [0, 1 << 20])
+def test_what_is_added_is_found_in_lists_or_not(tmp_path, monkeypatch, unlisted):
+    """Documents outside the lists have the scores that they have in them, in every kind of search."""
+    monkeypatch.setattr(lists, "UNLISTED", unlisted)
+    given, asked = documents(size=1), queries(5, 9)
+    made = build(tmp_path / "index", given[:10]).store
+    made = made.add_from(given[10:14]).delete(["d3", "d11"]).add_from([given[3], *given[14:]])
+    assert len(made.derived.entries) == (sum(LENGTHS[:10]) if unlisted else made.offsets[-1])
+    compacted = made.compact()
+    assert len(compacted.derived.entries) == compacted.offsets[-1]
+    found = []
+    for store in (
+        made,
+        compacted,
+        build(tmp_path / "b", given[:10]).store.add_from(given[10:]).delete(["d11"]),
+    ):
+        index = Index(store).with_finder(probes=2)
+        scores, rows = near(index, asked.vectors[0, 0], 3)
+        owners = [store.names(row) for row in store.owners(rows.numpy())]
+        tokens = [dict(zip(*pair, strict=True)) for pair in zip(owners, scores.tolist(), strict=True)]
+        found.append([*index.search_tokens(COLBERT, asked, 5), *index.search_tokens(XTR, asked, 5), *tokens])
+    same_scores(found[0], found[1])
+    same_scores(found[0], found[2])
+    again = build(tmp_path / "c", given[:10]).store.add_from(given[10:]).compact()  # nothing was deleted
+    assert len(again.derived.entries) == again.offsets[-1]
+    assert contents(again.compact().folder) == contents(again.folder)
+
+
+def test_an_index_that_has_outgrown_its_build_says_so_and_is_renewed(tmp_path, monkeypatch):
+    """Centroids of one document are those of all documents after `compact`; ids and tokens stay."""
+    monkeypatch.setattr(store_module, "FEW", 1)
+    given = documents(size=1)
+    made = build(tmp_path / "index", given[:1], bits=8, lists=0).store
+    made = made.add_from(given[1:9])  # 41 tokens, of 5: not too many
+    with pytest.warns(UserWarning, match=r"was built of 5 tokens and has 68 now: .* compact\(\) makes"):
+        made = made.add_from(given[9:14]).delete(["d13"])
+    assert len(made.codec.packed) == 5
+    compacted = made.compact()
+    assert compacted.manifest["trained"] == 64
+    assert not compacted.outgrown
+    assert len(compacted.codec.packed) == residuals.centroids_for(64) == 32
+    assert compacted.ids == [f"d{n}" for n in range(13)]
+    before, after = made.tokens_of(compacted.ids), compacted.tokens_of(compacted.ids)
+    assert torch.equal(before.ids, after.ids)
+    assert torch.equal(before.salience, after.salience)
+    assert float((before.vectors - after.vectors).norm(dim=-1).max()) < 0.02  # unit vectors, in 8 bits
+    assert contents(compacted.compact().folder) == contents(compacted.folder)
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("way", ["sampled", "first", "all"])
+def test_a_large_build_is_coded_while_it_is_encoded(tmp_path, monkeypatch, folder, way):
+    """Centroids come from a sample, from the first shards, or from all documents."""
+    monkeypatch.setattr(shards, "SHARD", 2)
+    monkeypatch.setattr(store_build, "SHARD", 2)
+    monkeypatch.setattr(store_build, "HELD", 100 if way == "all" else 3)
+    given, trained = documents(size=1), []
+    fit = residuals.Codec.fit
+
+    def fitting(sample: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        trained.append(len(sample))
+        return fit(sample, *rest, **options)
+
+    monkeypatch.setattr(residuals.Codec, "fit", fitting)
+    how: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": FIELDS, "count": len(given)}
+    sample = given[::-1][:5] if way == "sampled" else None
+    place = tmp_path / "index" if folder else None
+    made = Store.build_from(kinds.compressed(bits=8), given, place, sample=sample, **how)
+    tokens = {"sampled": sum(LENGTHS[-5:]), "first": sum(LENGTHS[:6]), "all": sum(LENGTHS)}[way]
+    documents_of = {"sampled": 5, "first": 6, "all": len(LENGTHS)}[way]
+    assert trained == [tokens]
+    assert made.manifest["trained"] == tokens * len(LENGTHS) // documents_of
+    for (id,), part in given:
+        stored = made.tokens_of([id])
+        off = (stored.vectors - part.vectors[:, :, : stored.mask.shape[-1]])[stored.mask]
+        assert float(off.norm(dim=-1).max() if len(off) else 0) < 0.1
+    monkeypatch.setattr(residuals.Codec, "fit", None)  # what is added has the codec of the build
+    copied = made.add_from([(["x"], given[0][1])])
+    assert torch.equal(copied.tokens_of(["x"]).vectors, made.tokens_of(["d0"]).vectors)
+
+
+def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
+    """Lists and centroids are checked where they are read, so that opening takes no time."""
+    asked = queries(5, 9)
+    for name, dtype in (("entries.bin", np.uint32), ("centroids.bin", np.uint16)):
+        folder = shutil.copytree(sound, tmp_path / name)
+        values = np.fromfile(folder / name, dtype)
+        values[::3] = np.iinfo(dtype).max - np.arange(len(values[::3]))
+        values.tofile(folder / name)
+        with pytest.raises(ValueError, match=f"{name} is damaged .its checksum differs"):
+            open_index(folder)
+        index = everything(open_index(folder, verify=False))
+        index = Index(index.store.delete(["d2"]), index.finder)  # which counts the lists' tokens
+        for recipe in (XTR, *GATHERING.values()):
+            for scores in index.search_tokens(recipe, asked, 10):
+                assert scores.keys() <= set(index.store.rows_by_id)
+                assert np.isfinite(list(scores.values())).all()
+        assert len(near(index, asked.vectors[0, 0], 3)[0]) == 5
+        index.store.compact()
 
 
 def test_small_and_empty_indexes(tmp_path):

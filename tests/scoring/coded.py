@@ -76,13 +76,6 @@ class Corpus:
         self.packed = PackedQueries(texts([queries]), self.codes)
         self.query, self.x, self.width = self.packed.query, tokens.astype(np.float32), width
         self.coded = kernels.Stored(frozen(codes), bits, frozen(scales), LEVELS, frozen(nearest))
-        self.order = np.argsort(nearest, kind="stable")
-        self.begins = offsets_of(np.bincount(nearest, minlength=lists))
         # What a similarity is added up from: products with a centroid, with codes and with their middle.
         sizes = abs(centroids)[nearest] + 2 * LEVELS[scales][:, None] * spread * 2 * middle
         self.terms, self.scale = 3 * width, float((sizes @ abs(queries).T).max())
-
-    def lists(self, bytes: int, alive: np.ndarray) -> kernels.Lists:
-        numbers = self.order.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
-        owners = np.searchsorted(self.offsets, np.arange(0, self.offsets[-1], kernels.STRIDE), "right") - 1
-        return kernels.Lists(frozen(numbers), self.offsets, owners.astype(np.uint32), alive)

@@ -17,24 +17,29 @@ from paradigms.align import QueryToDocument
 from paradigms.find import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
-from paradigms.scoring.stored import Codes, PackedQueries, Scanned
+from paradigms.scoring.stored import PackedQueries, Scanned
 from paradigms.store import loops as quantising
 from tests.near import assert_within_rounding
-from tests.scoring.coded import BITS, LENGTHS, LEVELS, QUERIES, Corpus, frozen, normal, texts, unpacked
+from tests.scoring.coded import (
+    BITS,
+    LENGTHS,
+    QUERIES,
+    Corpus,
+    frozen,
+    normal,
+    offsets_of,
+    texts,
+    unpacked,
+)
 
 
-def probed(
-    corpus: Corpus, lists: kernels.Lists, chosen: Any, begins: Any, ends: Any
-) -> dict[int, np.ndarray]:
-    """Map each document to its result from `probe`."""
-    n = len(lists.alive)
-    slots, documents = np.full(n, -1, np.int32), np.empty(n, np.int64)
-    best = np.empty((n, corpus.query.near.shape[1]), np.float32)
-    edges = begins, ends, corpus.width
-    met = kernels.probe(corpus.coded, corpus.query, lists, chosen, *edges, slots, documents, best)
-    assert (slots == -1).all()
-    assert len(set(documents[:met].tolist())) == met
-    return dict(zip(documents[:met].tolist(), best[:met], strict=True))
+def probed(corpus: Corpus, chosen: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The result of `probe` for the documents at `rows`."""
+    starts, stops = corpus.offsets[rows], corpus.offsets[rows + 1]
+    documents = kernels.Documents(starts, stops, frozen(np.zeros(0, np.float32)))
+    best = np.empty((len(rows), corpus.query.near.shape[1]), np.float32)
+    kernels.probe(corpus.coded, corpus.query, documents, corpus.width, chosen, best)
+    return best
 
 
 @pytest.mark.parametrize("distinct", [1, 3, 10_000])
@@ -88,80 +93,83 @@ def test_registers_are_those_that_the_features_name(features: str, name: str | N
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("bytes", [1, 2, 3, 4])
-def test_probe_finds_the_living_tokens_of_the_chosen_lists(bits: int, bytes: int) -> None:
-    lengths = (*LENGTHS, 100, 0, 70)  # more than a STRIDE in one document
-    for j, chosen, dead in ((3, [0, 1, 2, 3, 4], []), (17, [1, 3], [0, 7, 10]), (33, [], []), (1, [2], [])):
+def test_probe_finds_the_maxima_over_tokens_of_the_chosen_lists(bits: int) -> None:
+    lengths = (*LENGTHS, 100, 0, 70)
+    for j, some, rows in ((3, [0, 1, 2, 3, 4], range(13)), (17, [1, 3], [1, 4, 10, 12]), (33, [], [0, 10])):
         corpus = Corpus(bits, 128, j, lengths)
-        alive = np.ones(len(lengths), bool)
-        alive[dead] = False
-        lists, picked = corpus.lists(bytes, alive), np.array(chosen, np.int64)
-        found = probed(corpus, lists, picked, corpus.begins[picked], corpus.begins[picked + 1])
-        expected = {}
-        for document in np.flatnonzero(alive).tolist():
+        chosen = np.isin(np.arange(5), some)
+        found = probed(corpus, chosen, np.array(rows))
+        for document, row in zip(rows, found, strict=True):
             mine = np.arange(*corpus.offsets[document : document + 2])
-            mine = mine[np.isin(corpus.coded.centroids[mine], chosen)]
+            mine = mine[chosen[corpus.coded.centroids[mine]]]
             if len(mine):
-                expected[document] = corpus.similarities[mine].max(0)
-        assert found.keys() == expected.keys()
-        for document, row in expected.items():
-            assert_within_rounding(found[document][:j], row, torch.float32, corpus.terms, corpus.scale)
+                expected = corpus.similarities[mine].max(0)
+                assert_within_rounding(row[:j], expected, torch.float32, corpus.terms, corpus.scale)
+            else:
+                assert (row == -np.inf).all()
 
 
-def test_cuts_divide_lists_by_documents() -> None:
-    """Parts of all documents, probed one after the other, together find what one probe finds."""
-    corpus = Corpus(4, 128, 3, (*LENGTHS, 90, 0, 40))
-    lists = corpus.lists(2, np.ones(13, bool))
-    chosen = np.array([0, 2, 3])
-    begins, ends = corpus.begins[chosen], corpus.begins[chosen + 1]
-    whole = probed(corpus, lists, chosen, begins, ends)
-    bounds = corpus.offsets[[0, 4, 4, 11, 13]]
-    cuts = np.empty((len(bounds), len(chosen)), np.int64)
-    for n, token in enumerate(bounds):
-        kernels.cut(lists, begins, ends, token, cuts[n])
-    for n, (low, high) in enumerate(zip(begins, ends, strict=True)):
-        assert (cuts[:, n] == low + np.searchsorted(corpus.order[low:high], bounds)).all()
-    parts = [probed(corpus, lists, chosen, a, b) for a, b in itertools.pairwise(cuts)]
-    assert parts[1] == {}
-    assert sum(map(len, parts)) == len(whole)
-    for document, row in itertools.chain.from_iterable(part.items() for part in parts):
-        assert_within_rounding(row, whole[document], torch.float32, corpus.terms, corpus.scale)
+def in_lists(offsets: np.ndarray, centroids: np.ndarray, listed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries and begins of 5 lists of the first `listed` documents' tokens, by `loops.sort`."""
+    tokens = offsets[listed]
+    begins = offsets_of(loops.sizes(centroids[:tokens], 5))
+    entries = np.empty(tokens, np.uint32)
+    for low, high in ((0, 2), (2, 5)):
+        part = entries[begins[low] : begins[high]]
+        loops.sort(centroids, offsets[: listed + 1], 5, low, begins[low : high + 1], part)
+    return entries, begins
 
 
-@pytest.mark.parametrize(("total", "bytes"), [(255, 1), (65_000, 2), (1 << 24, 3), ((1 << 24) + 99, 4)])
-def test_tokens_of_large_numbers_are_found(total: int, bytes: int) -> None:
-    """Few of many tokens, in a sparse array: what their numbers' last byte names."""
-    numbers = np.unique([0, 1, total // 2, total - 2, total - 1])
-    offsets = np.array([0, 1, total // 2, total // 2, total - 1, total], np.int64)
-    codes, scales = np.zeros((total, 64), np.uint8), np.zeros(total, np.uint8)
-    codes[numbers] = np.random.default_rng(0).integers(0, 256, (len(numbers), 64))
-    scales[numbers] = 255
-    queries = normal(2, 128)
-    packed = PackedQueries(
-        texts([queries]), Codes(np.ones(128, np.float32), 7.5, np.zeros((1, 128), np.float32))
-    )
-    coded = kernels.Stored(frozen(codes), 4, frozen(scales), LEVELS, frozen(np.zeros(1, np.uint16)))
-    entries = numbers.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :bytes].copy()
-    owners = np.searchsorted(offsets, np.arange(0, total, kernels.STRIDE), "right") - 1
-    lists = kernels.Lists(frozen(entries), offsets, owners.astype(np.uint32), np.ones(5, bool))
-    slots, documents = np.full(5, -1, np.int32), np.empty(5, np.int64)
-    best = np.empty((5, packed.query.near.shape[1]), np.float32)
-    edges = np.zeros(1, np.int64), np.array([len(numbers)])
-    met = kernels.probe(
-        coded, packed.query, lists, np.zeros(1, np.int64), *edges, 128, slots, documents, best
-    )
-    similarities = 2 * (unpacked(codes[numbers], 4) - 7.5) @ queries.T
-    assert documents[:met].tolist() == [0, 1, 3, 4]
-    for document, row in zip(documents[:met].tolist(), best, strict=False):
-        mine = (numbers >= offsets[document]) & (numbers < offsets[document + 1])
-        scale = 2 * 7.5 * float(abs(queries).sum(1).max())
-        assert_within_rounding(row[:2], similarities[mine].max(0), torch.float32, 128, scale)
+def test_documents_are_put_into_the_lists_of_their_tokens() -> None:
+    corpus = Corpus(4, 128, 1, (*LENGTHS, 90))
+    owners = np.repeat(np.arange(len(LENGTHS) + 1), np.diff(corpus.offsets))
+    entries, begins = in_lists(corpus.offsets, corpus.coded.centroids, len(LENGTHS) + 1)
+    for c in range(5):
+        assert entries[begins[c] : begins[c + 1]].tolist() == owners[corpus.coded.centroids == c].tolist()
+
+
+@pytest.mark.parametrize("listed", [0, 6, 13])
+def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
+    corpus = Corpus(4, 128, 7, (*LENGTHS, 90, 0, 40))
+    near, centroids, offsets = corpus.query.near, corpus.coded.centroids, corpus.offsets
+    least, alive = np.sort(near[:, :7], axis=0)[-2].copy(), np.arange(13) % 4 > 0
+    entries, begins = in_lists(offsets, centroids, listed)
+    tokens, lists = loops.probed(near, least)
+    expected_pairs = [(j, c) for j in range(7) for c in np.argsort(-near[:, j])[:2].tolist()]
+    assert list(zip(tokens.tolist(), lists.tolist(), strict=True)) == expected_pairs
+    chosen = np.isin(np.arange(5), lists)
+    expected = {}
+    for d in np.flatnonzero(alive).tolist():
+        mine = centroids[offsets[d] : offsets[d + 1]]
+        if (near[mine, :7] >= least).any():
+            expected[d] = float(np.maximum(near[mine, :7].max(0) - least, 0).sum())
+    edges = np.array([0, 5, 5, 11, 13])
+    cuts = np.empty((5, len(lists)), np.int64)
+    for n, document in enumerate(edges):
+        loops.cut(entries, begins[lists], begins[lists + 1], document, cuts[n])
+    found, kept = {}, []
+    for n in range(4):  # documents divided, as among threads
+        state, documents = np.zeros((13, 2), np.float32), np.empty(13, np.int64)
+        given = near, least, tokens, lists, cuts[n], cuts[n + 1], entries, alive, state, documents
+        met = loops.bound(*given)
+        tail = max(listed, edges[n]), edges[n + 1]
+        met = loops.bound_unlisted(
+            near, least, chosen, centroids, offsets, *tail, alive, state, documents, met
+        )
+        part = {d: float(state[d, 0]) for d in documents[:met].tolist()}
+        assert len(part) == met
+        assert not part.keys() & found.keys()
+        found |= part
+        kept += loops.largest(documents[:met], state, 1).tolist()
+        assert not state.any()
+        assert not part or max(part, key=part.__getitem__) in kept
+    assert_within_rounding(found, expected, torch.float32, 7 * 128, float(abs(near).max()))
 
 
 def selected(similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int) -> tuple[Any, Any]:
-    chosen, missing = np.zeros(len(similarities), np.bool_), np.empty(count, np.float32)
-    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, chosen, missing)
-    return chosen, missing
+    least, missing = np.empty(count, np.float32), np.empty(count, np.float32)
+    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, least, missing)
+    return (similarities[:, :count] >= least).any(1), missing
 
 
 @pytest.mark.parametrize("probes", [1, 4, 50, 10_000])
@@ -267,12 +275,12 @@ for bits, j in itertools.product(BITS, (1, 17)):
     corpus = Corpus(bits, 128, j)
     corpus.coded = kernels.Stored(*(guarded(a) if isinstance(a, np.ndarray) else a for a in corpus.coded))
     corpus.query = everything(corpus.coded, 128, corpus.packed)
-    for bytes in (1, 2, 3, 4):
-        lists = kernels.Lists(*map(guarded, corpus.lists(bytes, np.ones(len(LENGTHS), bool))))
-        chosen = np.arange(5)
-        begins, ends = guarded(corpus.begins[chosen]), guarded(corpus.begins[chosen + 1])
-        probed(corpus, lists, chosen, begins, ends)
-        kernels.cut(lists, begins, ends, offsets[-1], np.empty(5, np.int64))
+    wild = guarded(np.where(np.arange(offsets[-1]) % 3, 9999, corpus.coded.centroids).astype(np.uint16))
+    wild.setflags(write=False)
+    for coded in (corpus.coded, corpus.coded._replace(centroids=wild)):  # of a damaged file
+        everything(coded, 128, corpus.packed)
+        corpus.coded = coded
+        probed(corpus, guarded(np.ones(5, bool)), np.arange(len(LENGTHS)))
 print("nothing beyond")
 """
 
