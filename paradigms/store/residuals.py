@@ -39,6 +39,7 @@ NARROWEST = (
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # tokens of the sample that k-means sees
 FLAT = 1 << 12  # centroids up to which a token is compared with all
+REFINED = 2  # rounds of Lloyd's algorithm over all cells, after those in each
 CELLS = 16  # nearest cells whose centroids a token is compared with
 SIMILARITIES = 1 << 25  # of tokens to centroids that are in memory at once
 CODEC = "codec.safetensors"
@@ -100,6 +101,51 @@ class Residuals:
         return codec
 
 
+class Centroids:
+    """Centroids c [K, h] in cells; cell n has the centroids cells[n] to cells[n + 1]."""
+
+    def __init__(self, centroids: Float[Tensor, "K h"], cells: np.ndarray) -> None:
+        self.centroids, self.cells = centroids, cells
+
+    def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
+        """The centroid of each vector: argmin_c ‖x − c‖², over the nearest cells if there are many.
+
+        On a GPU over all centroids.
+        """
+        if torch.cuda.is_available():
+            centroids = self.centroids.cuda()
+            return torch.cat([_nearest(p.cuda(), centroids).cpu() for p in vectors.split(CODED)])
+        if len(self.cells) <= CELLS + 1:
+            return torch.cat([_nearest(part, self.centroids) for part in vectors.split(CODED)])
+        return torch.cat([self._in_cells(part) for part in vectors.split(CODED)])
+
+    def _in_cells(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
+        """argmin_c ‖x − c‖² over the `CELLS` nearest cells: all vectors near a cell in one product."""
+        cells = self.cells.tolist()
+        near = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
+        near = near.topk(CELLS, sorted=False).indices.flatten()
+        ends = torch.bincount(near, minlength=len(self.coarse)).cumsum(0).tolist()
+        owners = near.argsort(stable=True) // CELLS
+        best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
+        for cell, (low, high) in enumerate(pairwise((0, *ends))):
+            rows, some = owners[low:high], slice(cells[cell], cells[cell + 1])
+            values, places = (vectors[rows] @ self.centroids[some].T).sub_(self.halves[some]).max(1)
+            nearer = values > best[rows]
+            rows = rows[nearer]
+            best[rows], nearest[rows] = values[nearer], places[nearer] + some.start
+        return nearest
+
+    @cached_property
+    def halves(self) -> Float[Tensor, " K"]:
+        """‖c‖² / 2 of each centroid."""
+        return self.centroids.square().sum(1) / 2
+
+    @cached_property
+    def coarse(self) -> Float[Tensor, "C h"]:
+        """The mean of each cell's centroids."""
+        return torch.stack([self.centroids[low:high].mean(0) for low, high in pairwise(self.cells.tolist())])
+
+
 class Codec:
     """A trained quantiser: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`).
 
@@ -119,6 +165,7 @@ class Codec:
         self.packed, self.units = centroids, units
         self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
         self.centroids *= torch.from_numpy(units)[:, None]
+        self.nearest = Centroids(self.centroids, cells).nearest
 
     def check(self) -> None:
         """Raise ValueError unless this encodes vectors of `dim` numbers, with values that fit float16."""
@@ -164,6 +211,11 @@ class Codec:
                 for cell in np.flatnonzero(sizes).tolist()
             ]
         centres, cells = torch.cat(parts), np.cumsum([0, *map(len, parts)])
+        for _ in range(REFINED if len(parts) > 1 else 0):  # over the cells' edges
+            near = Centroids(centres, cells).nearest(sample)
+            count_of = torch.bincount(near, minlength=len(centres))[:, None]
+            sums = torch.zeros_like(centres).index_add_(0, near, sample)
+            centres = torch.where(count_of > 0, sums / count_of.clamp(min=1), centres)
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         packed = (centres / units[:, None]).round().to(torch.int8).numpy()
         codec = cls(packed, units.numpy(), np.zeros(sample.shape[1], np.float32), cells, bits, width)
@@ -174,44 +226,6 @@ class Codec:
         mean = variance.mean() if variance.any() else torch.ones(())
         codec.spread[:width] = variance.clamp(min=NARROWEST**2 * mean).sqrt().numpy()
         return codec
-
-    def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """The centroid of each vector: argmin_c ‖x − c‖², over the nearest cells if there are many.
-
-        On a GPU over all centroids.
-        """
-        if torch.cuda.is_available():
-            centroids = self.centroids.cuda()
-            return torch.cat([_nearest(p.cuda(), centroids).cpu() for p in vectors.split(CODED)])
-        if len(self.cells) <= CELLS + 1:
-            return torch.cat([_nearest(part, self.centroids) for part in vectors.split(CODED)])
-        return torch.cat([self._in_cells(part) for part in vectors.split(CODED)])
-
-    def _in_cells(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """argmin_c ‖x − c‖² over the `CELLS` nearest cells: all vectors near a cell in one product."""
-        cells = self.cells.tolist()
-        near = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
-        near = near.topk(CELLS, sorted=False).indices.flatten()
-        ends = torch.bincount(near, minlength=len(self.coarse)).cumsum(0).tolist()
-        owners = near.argsort(stable=True) // CELLS
-        best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
-        for cell, (low, high) in enumerate(pairwise((0, *ends))):
-            rows, some = owners[low:high], slice(cells[cell], cells[cell + 1])
-            values, places = (vectors[rows] @ self.centroids[some].T).sub_(self.halves[some]).max(1)
-            nearer = values > best[rows]
-            rows = rows[nearer]
-            best[rows], nearest[rows] = values[nearer], places[nearer] + some.start
-        return nearest
-
-    @cached_property
-    def halves(self) -> Float[Tensor, " K"]:
-        """‖c‖² / 2 of each centroid."""
-        return self.centroids.square().sum(1) / 2
-
-    @cached_property
-    def coarse(self) -> Float[Tensor, "C h"]:
-        """The mean of each cell's centroids."""
-        return torch.stack([self.centroids[low:high].mean(0) for low, high in pairwise(self.cells.tolist())])
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         width = padded_width(dim, self.bits) * self.bits // 8
