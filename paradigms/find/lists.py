@@ -1,24 +1,20 @@
 """top-k_d rel(d, q) from a few lists of coded tokens.
 
 Every centroid of the codec (`store.residuals`) has the list of the documents of its tokens. A query token j
-probes the lists of its most similar centroids, down to the similarity lⱼ. Three steps leave fewer and fewer
-documents:
+probes the lists of its most similar centroids, down to the similarity lⱼ.
 
 1. bound: Σⱼ max(0, max_c cᵀqⱼ − lⱼ), c over the probed lists with d, reads lists alone, no codes (PLAID's
-   first stage, Santhanam et al. 2022, arXiv:2205.09707). The `BOUNDED` documents with the largest go on.
-2. all their tokens in lists that any query token probes are scored against all query tokens:
+   first stage, Santhanam et al. 2022, arXiv:2205.09707). `BOUNDED` documents for each candidate, with the
+   largest bounds, go on.
+2. Their tokens in lists that any query token probes are decoded, as x̂, and scored against all query tokens:
 
-       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over these tokens of d,
+       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over these tokens of d.
 
-   with x̂ the decoded vectors and mⱼ the k'-th best similarity of query token j if every token were its
-   centroid (`loops.select`).
-3. the two ways to score (`Recipe.search`):
-
-- impute: f approximates `impute.imputed_rel` (Lee et al. 2023, Eq. 4), without candidates. Up to k' = `SMALL`
-  the score is Eq. 4 itself, on the k' best tokens that each query token finds in its probed lists, which is
-  some five times slower. With 400 queries of pydocs, 1,024 lists and 8 probes, it finds .82, .85 and .85 of
-  the first 10 documents of an exact search at k' = 1, 10 and 100; the estimate f finds .66, .64 and .81.
-- gather: the `candidates` documents with the largest f are scored by `core.rel` on all of their tokens x̂.
+3. impute: f with mⱼ the expected k'-th best similarity of query token j (`loops.select`) approximates
+   `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Up to k' = `SMALL` the score is Eq. 4 itself, on the k' best
+   tokens that each query token finds in its probed lists, which is slower.
+   gather: the `candidates` documents with the largest f, with mⱼ = lⱼ, are scored by `core.rel` on all of
+   their tokens x̂.
 
 Both miss tokens outside the probed lists. Documents that are added are in no list: a search compares the
 centroids of all their tokens with the probed ones, up to `UNLISTED` tokens, which then go into lists.
@@ -44,7 +40,8 @@ from paradigms.store.residuals import padded
 from paradigms.store.store import Store, ranges
 
 SMALL = 100  # k' up to which it is a list of tokens
-BOUNDED = 1 << 10  # documents whose tokens in lists are scored, at least; or 16 for each that is wanted
+CANDIDATES, EACH = 512, 8  # documents that are scored in full: at least, and for each one that is wanted
+BOUNDED = 16  # documents whose tokens in lists are scored, for each candidate
 UNLISTED = 1 << 20  # tokens outside the lists, at most, after an addition: some 1 ms of a search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
 SORTED = 1 << 27  # entries that are sorted at once, in memory
@@ -114,7 +111,7 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 @dataclass(frozen=True)
 class Probing:
     """Search a few lists. probes: lists per query token. candidates: documents that gather scores in full; 0
-    means 64, or 4 per wanted document."""
+    means 512, or 8 per wanted document."""
 
     probes: int = 8
     candidates: int = 0
@@ -126,12 +123,13 @@ class Probing:
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
+        wanted = max(k, self.candidates or max(CANDIDATES, EACH * k))
         if recipe.search != "impute":
-            wanted = max(k, self.candidates or max(64, 4 * k))
 
             def search(query: Tokens) -> dict[str, float]:
                 packed = _read(store).packed(query)
-                rows = _largest(*self._near(store, packed, recipe.search_tokens, wanted), wanted)
+                near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
+                rows = np.sort(_largest(near.rows, _f(store, packed, near, near.least), wanted))
                 return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
 
         elif recipe.search_tokens <= SMALL:
@@ -144,9 +142,10 @@ class Probing:
         else:
 
             def search(query: Tokens) -> dict[str, float]:
-                query = Tokens(query.vectors, query.mask)  # Eq. 4 knows no salience
-                near, f = self._near(store, _read(store).packed(query), recipe.search_tokens, k)
-                return best(store, torch.from_numpy(f / query.mask.shape[-1]), near, k)
+                packed = _read(store).packed(Tokens(query.vectors, query.mask))  # Eq. 4 knows no salience
+                near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
+                f = torch.from_numpy(_f(store, packed, near, near.missing)) / query.mask.shape[-1]
+                return best(store, f, near.rows, k)
 
         return _each(parts, advance, search)
 
@@ -167,25 +166,21 @@ class Probing:
             tokens[n, : len(top.values)] = torch.from_numpy(rows).to(tokens.device)[top.indices]
         return values, tokens
 
-    def _near(
-        self, store: Store, packed: PackedQueries, k: int, wanted: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Find documents with a probed token, and N · f of each, weighted by the query's salience if any.
-
-        wanted: of this many documents f must be known; it is known of those with the largest bounds.
-        """
+    def _near(self, store: Store, packed: PackedQueries, k: int, wanted: int) -> "Near":
+        """Find the `wanted` documents with the largest bounds, weighted by the query's salience if any."""
         from paradigms.find import loops
-        from paradigms.scoring import kernels
 
         query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
         missing, least = np.empty(count, np.float32), np.empty(count, np.float32)
-        loops.select(query.near, store.once(list_sizes), self.probes, k, least, missing)
+        # How much the products of residuals, whose spread is σ, with a query token vary.
+        noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
+        loops.select(query.near, store.once(list_sizes), self.probes, k, noise, least, missing)
         tokens, probed = loops.probed(query.near, least)
         chosen = np.zeros(len(query.near), np.bool_)
         chosen[probed] = True
         begins, ends = lists.begins[probed], lists.begins[probed + 1]
         total = int((ends - begins).sum()) + int(store.offsets[-1]) - len(lists.entries)
-        threads = worth(total // 4)  # which reads no codes
+        threads = worth(total // 4)  # entries are read faster than codes
         # Documents are divided among the threads, so that no two of them meet the same.
         documents, centroids = len(store.living), store.columns["centroids"]
         cuts = np.empty((threads + 1, len(probed)), np.int64)
@@ -193,32 +188,47 @@ class Probing:
         for n, document in enumerate(edges):
             loops.cut(lists.entries, begins, ends, document, cuts[n])
         cuts[0], cuts[threads] = begins, ends
+        given = query.near, least, query.weights
 
-        def bound(n: int) -> np.ndarray:
+        def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
             if not hasattr(lists.states, "state"):
                 lists.states.state = np.zeros((documents, 2), np.float32)
-            first, stop, state = max(lists.first, edges[n]), edges[n + 1], lists.states.state
+            first, stop, found = max(lists.first, edges[n]), edges[n + 1], (store.living, lists.states.state)
             most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, stop - first)
             rows = np.empty(min(documents, most), np.int64)
-            near, alive = (query.near, least), store.living
-            met = loops.bound(*near, tokens, probed, cuts[n], cuts[n + 1], lists.entries, alive, state, rows)
-            met = loops.bound_unlisted(
-                *near, chosen, centroids, store.offsets, first, stop, alive, state, rows, met
-            )
-            return loops.largest(rows[:met], state, max(BOUNDED, 16 * wanted))
+            met = loops.bound(*given, tokens, probed, cuts[n], cuts[n + 1], lists.entries, *found, rows)
+            tail = chosen, centroids, store.offsets, first, stop
+            met = loops.bound_unlisted(*given, *tail, *found, rows, met)
+            return loops.largest(rows[:met], lists.states.state, wanted)
 
-        rows = np.unique(np.concatenate(shared(bound, range(threads), threads)))
-        best = np.empty((len(rows), query.near.shape[1]), np.float32)
-        starts, stops = store.offsets[rows], store.offsets[rows + 1]
+        parts = shared(bound, range(threads), threads)
+        rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return Near(np.unique(_largest(rows, bounds, wanted)), chosen, least, missing)
 
-        def probe(part: slice) -> None:
-            there = kernels.Documents(starts[part], stops[part], NONE)
-            width = packed.vectors.shape[1]
-            kernels.probe(_read(store).tokens, query, there, width, chosen, best[part])
 
-        divided(probe, len(rows), int((stops - starts).sum()) // 4)
-        filled = np.maximum(best[:, :count], missing)
-        return rows, np.einsum("nj, j -> n", filled, query.weights[:count])
+class Near(NamedTuple):
+    """Documents in a query's lists."""
+
+    rows: np.ndarray  # int64, ascending
+    chosen: np.ndarray  # bool [K]: the lists that any query token probes
+    least: np.ndarray  # float32 [j]: l, the similarity of the last list that query token j probes
+    missing: np.ndarray  # float32 [j]: the expected k'-th best similarity
+
+
+def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> np.ndarray:
+    """N · f of each document, with m = missing, weighted by the query's salience if any."""
+    from paradigms.scoring import kernels
+
+    best = np.empty((len(near.rows), packed.query.near.shape[1]), np.float32)
+    starts, stops = store.offsets[near.rows], store.offsets[near.rows + 1]
+
+    def probe(part: slice) -> None:
+        there, width = kernels.Documents(starts[part], stops[part], NONE), packed.vectors.shape[1]
+        kernels.probe(_read(store).tokens, packed.query, there, width, near.chosen, best[part])
+
+    divided(probe, len(near.rows), int((stops - starts).sum()) // 4)
+    filled = np.maximum(best[:, : len(missing)], missing)
+    return np.einsum("nj, j -> n", filled, packed.query.weights[: len(missing)])
 
 
 def list_sizes(store: Store) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The loops of the compressed index around `kernels`, in plain numba: lists of documents, and bounds."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+import math
 from typing import no_type_check
 
 import numpy as np
@@ -11,13 +12,15 @@ BINS = 1024  # of the histograms that stand for sorting similarities and bounds
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def select(similarities, sizes, probes, wanted, least, missing):
+def select(similarities, sizes, probes, wanted, spread, least, missing):
     """Find the similarity from which on lists are probed, and estimate the `wanted`-th best similarity.
 
     similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. least[j] is set to the
     similarity of the `probes`-th most similar list of token j, to the precision of a histogram's bin.
-    missing[j] is set to the similarity at which Σ sizes over more similar centroids reaches `wanted`, as if
-    every document token were its centroid.
+    missing[j] is set to the similarity m above which `wanted` tokens are expected, if each token's similarity
+    is its centroid's plus normal noise of standard deviation spread[j]:
+
+        Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = wanted.
     """
     count = missing.shape[0]
     low, high = similarities[0, :count].copy(), similarities[0, :count].copy()
@@ -34,13 +37,15 @@ def select(similarities, sizes, probes, wanted, least, missing):
                 lists[j, bin] += 1
                 counts[j, bin] += sizes[c]
     for j in range(count):
-        if lists[j].sum() < probes or counts[j].sum() < wanted:
+        reached = blurred(counts[j], wanted, spread[j] * scale[j])
+        if lists[j].sum() < probes or reached - 4 * spread[j] * scale[j] < BINS // 2:
             for c in range(similarities.shape[0]):
                 if similarities[c, j] < half[j]:
                     bin = int((similarities[c, j] - low[j]) * scale[j])
                     lists[j, bin] += 1
                     counts[j, bin] += sizes[c]
-        missing[j] = low[j] + place(counts[j], wanted) / scale[j]
+            reached = blurred(counts[j], wanted, spread[j] * scale[j])
+        missing[j] = low[j] + reached / scale[j]
         # The product of a list at the bin's edge may be rounded to the bin above.
         least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
 
@@ -54,6 +59,30 @@ def place(histogram, wanted):
         bin -= 1
         counted += histogram[bin]
     return bin
+
+
+@no_type_check
+@njit(nogil=True, cache=True)
+def blurred(histogram, wanted, spread):
+    """`place` in a histogram whose bins have normal noise of standard deviation `spread`, in bins."""
+    if spread < 0.5:
+        return place(histogram, wanted)
+    bins = histogram.shape[0]
+    above = np.empty(
+        3 * bins
+    )  # above[2 * bins + d]: the share of a bin that rises above another, d bins lower
+    for n in range(3 * bins):
+        above[n] = 0.5 * math.erfc((2 * bins - n) / (spread * math.sqrt(2)))
+    low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
+    while high - low > 1:
+        middle, total = (low + high) // 2, 0.0
+        for bin in range(bins):
+            total += histogram[bin] * above[2 * bins + bin - middle]
+        if total >= wanted:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @no_type_check
@@ -74,10 +103,10 @@ def probed(similarities, least):
 
 @no_type_check
 @njit(nogil=True, cache=True)
-def bound(similarities, least, tokens, lists, begins, ends, entries, alive, state, documents):
+def bound(similarities, least, weights, tokens, lists, begins, ends, entries, alive, state, documents):
     """Add up, for each document in a probed list, what its best centroids exceed the last probed list by:
 
-    bound(d) = Σⱼ max(0, max_c similarities[c, j] − least[j]), c over the lists of pairs (j, c) with d.
+    bound(d) = Σⱼ weights[j] max(0, max_c similarities[c, j] − least[j]), c over lists of pairs (j, c) with d.
 
     tokens, lists: the pairs, as `probed` orders them. begins, ends: the entries of each pair's list. state:
     [documents, 2], 0 before the call; state[d, 0] is the bound afterwards. Returns the number of `documents`.
@@ -85,7 +114,7 @@ def bound(similarities, least, tokens, lists, begins, ends, entries, alive, stat
     met = 0
     for n in range(tokens.shape[0]):
         j, turn = tokens[n], np.float32(tokens[n] + 1)
-        value = similarities[lists[n], j] - least[j]
+        value = weights[j] * (similarities[lists[n], j] - least[j])
         for entry in range(begins[n], ends[n]):
             d = entries[entry]
             if d < alive.shape[0] and state[d, 1] != turn and alive[d]:
@@ -100,7 +129,7 @@ def bound(similarities, least, tokens, lists, begins, ends, entries, alive, stat
 @no_type_check
 @njit(nogil=True, cache=True)
 def bound_unlisted(
-    similarities, least, chosen, centroids, offsets, first, stop, alive, state, documents, met
+    similarities, least, weights, chosen, centroids, offsets, first, stop, alive, state, documents, met
 ):
     """Do what `bound` does for documents `first` to `stop`, whose tokens are in no list yet.
 
@@ -118,7 +147,7 @@ def bound_unlisted(
                 for j in range(least.shape[0]):
                     best[j] = max(best[j], similarities[c, j])
         if found:
-            state[d, 0] = (best - least).sum()
+            state[d, 0] = (weights[: least.shape[0]] * (best - least)).sum()
             documents[met] = d
             met += 1
     return met
@@ -127,7 +156,10 @@ def bound_unlisted(
 @no_type_check
 @njit(nogil=True, cache=True)
 def largest(documents, state, count):
-    """The documents with the `count` largest bounds, to the precision of a bin; clear the state of all."""
+    """The documents with the `count` largest bounds, to the precision of a bin, and their bounds.
+
+    Clears the state of all.
+    """
     low, high = np.float32(np.inf), np.float32(-np.inf)
     for d in documents:
         low, high = min(low, state[d, 0]), max(high, state[d, 0])
@@ -136,12 +168,13 @@ def largest(documents, state, count):
     for d in documents:
         histogram[int((state[d, 0] - low) * scale)] += 1
     last, kept = place(histogram, count), 0
+    bounds = np.empty(histogram[last:].sum(), np.float32)
     for d in documents:
         if int((state[d, 0] - low) * scale) >= last:
-            documents[kept] = d
+            documents[kept], bounds[kept] = d, state[d, 0]
             kept += 1
         state[d] = 0
-    return documents[:kept]
+    return documents[:kept], bounds
 
 
 @no_type_check

@@ -38,7 +38,7 @@ NARROWEST = (
 )
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # tokens of the sample that k-means sees
-FLAT = 1 << 12  # centroids up to which a token is compared with all
+FLAT = 1 << 10  # centroids up to which a token is compared with all
 REFINED = 2  # rounds of Lloyd's algorithm over all cells, after those in each
 CELLS = 16  # nearest cells whose centroids a token is compared with
 SIMILARITIES = 1 << 25  # of tokens to centroids that are in memory at once
@@ -53,7 +53,7 @@ def centroids_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residual codes: dim · bits / 8 + 6 bytes per token (7 from 2^24 tokens on), and dim bytes per list.
+    """Residual codes: dim · bits / 8 + 7 bytes per token with their lists, and dim + 12 bytes per list.
 
     bits: bits per dimension (1, 2, 4 or 8). lists: the number of centroids; 0 means the power of two nearest
     to 4√tokens. rounds: iterations of k-means.

@@ -12,6 +12,7 @@ import resource
 import signal
 import threading
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -41,13 +42,14 @@ from paradigms.data import (
 )
 from paradigms.data.texts import json_lines
 from paradigms.encoder.frozen import KEPT
-from paradigms.find import Index, Store, kinds, open_index
+from paradigms.find import Index, Store, kinds, lists, open_index
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import remove_folder, write_json
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Reranking
+from paradigms.store import store as store_module
 from paradigms.train import checkpoint
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, together
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
@@ -190,21 +192,32 @@ def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     if draw.random() < 0.5:
         with Process(lambda: build(folder, kind)):
             time.sleep(draw.random() * 0.06)
-        store = build(folder, kind)
+        build(folder, kind)
         same_bytes(folder, sound / "index")
         return
     folder = copied(sound / "index", work)
-    before = opened(folder)
+    with Process(change_of(draw, folder, kind)):
+        time.sleep(draw.random() * 0.06)
+    unharmed(folder, kind)
+
+
+def change_of(draw: random.Random, folder: Path, kind: str) -> Callable[[], None]:
+    """Deletion, addition and compaction, which put tokens into lists and train centroids sooner or later."""
+    few, unlisted = draw.choice([1, 1 << 10]), draw.choice([0, 1 << 20])
 
     def change() -> None:
-        store = opened(folder)
-        store.delete(["d3", "d7"]).add_from(parts(100, 12, kind=kind)).compact()
+        store_module.FEW, store_module.GROWN, lists.UNLISTED = few, 1, unlisted
+        warnings.simplefilter("ignore")
+        opened(folder).delete(["d3", "d7"]).add_from(parts(100, 12, kind=kind)).compact()
 
-    with Process(change):
-        time.sleep(draw.random() * 0.06)
+    return change
+
+
+def unharmed(folder: Path, kind: str) -> None:
+    """Check that a stopped change has lost nothing, and that another one succeeds."""
     store = opened(folder)
     added, deleted = "d100" in store.ids, "d3" not in store.rows_by_id
-    if not set(before.ids) - {"d3", "d7"} <= set(store.rows_by_id) or (added and not deleted):
+    if not {f"d{n}" for n in range(COUNT)} - {"d3", "d7"} <= set(store.rows_by_id) or (added and not deleted):
         raise Lost(str(sorted(store.ids)))
     well_formed(results(store), store.rows_by_id)
     store.add_from(parts(200, 6, kind=kind))
@@ -217,12 +230,17 @@ def limited(most: int) -> None:
 
 
 def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Run with a limit on file sizes, then again without one."""
-    folder = work / "index"
-    with Process(lambda: build(folder, kind), lambda: limited(draw.randrange(1, 6000))) as child:
+    """Build or change with a limit on file sizes; then build without one, or go on with what is there."""
+    changes = draw.random() < 0.5
+    folder = copied(sound / "index", work) if changes else work / "index"
+    run = change_of(draw, folder, kind) if changes else lambda: build(folder, kind) and None
+    with Process(run, lambda: limited(draw.randrange(1, 6000))) as child:
         said = child.error()
-    build(folder, kind)
-    same_bytes(folder, sound / "index")
+    if changes:
+        unharmed(folder, kind)
+    else:
+        build(folder, kind)
+        same_bytes(folder, sound / "index")
     if said:
         raise said
 

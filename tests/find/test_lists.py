@@ -54,9 +54,10 @@ Documents = list[tuple[list[str], Tokens]]
 
 @pytest.fixture(autouse=True, scope="module")
 def estimated():
-    """mⱼ is estimated whatever k', or no index here would be large enough for it."""
+    """mⱼ is estimated whatever k', or no index here would be large enough; f is known of all documents."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lists, "SMALL", 0)
+        patch.setattr(lists, "BOUNDED", 1 << 10)  # documents for a candidate: all
         yield
 
 
@@ -119,8 +120,11 @@ def gathered(index: Index, recipe: Recipe, asked: Tokens) -> list[dict[str, floa
     ]
 
 
-def imputed(index: Index, k: int, asked: Tokens) -> list[dict[str, float]]:
-    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) over probed tokens of d, with mⱼ from sorting the centroids."""
+def imputed(index: Index, k: int | None, asked: Tokens) -> list[dict[str, float]]:
+    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) over probed tokens of d.
+
+    mⱼ: the similarity above which k tokens are expected; None: that of the last probed list.
+    """
     found: list[dict[str, float]] = []
     codec, nearest = index.store.codec, np.array(index.store.columns["centroids"])
     alive = np.repeat(index.store.living, np.diff(index.store.offsets))
@@ -131,11 +135,18 @@ def imputed(index: Index, k: int, asked: Tokens) -> list[dict[str, float]]:
         Q, S = vectors[mask], decoded @ vectors[mask].T
         near = codec.centroids[:, :DIM] @ Q.T
         probed, missing = np.zeros(len(near), bool), []
-        for column in near.T.numpy():
-            order = np.argsort(-column)
-            probed[order[: index.finder.probes]] = True
-            reached = np.flatnonzero(np.cumsum(sizes[order]) >= k)
-            missing.append(column[order[reached[0]]] if len(reached) else column.min())
+        for column, q in zip(near.T, Q, strict=True):
+            order = column.argsort(descending=True)[: index.finder.probes]
+            probed[order] = True
+            levels = torch.linspace(float(column.min()), float(2 * column.max() - column.min()), 9999)[
+                :, None
+            ]
+            noise = float((torch.from_numpy(codec.spread[:DIM]) * q).norm())
+            expected = torch.special.ndtr((column - levels) / noise) @ torch.from_numpy(sizes).float()
+            reached = levels[:, 0][expected >= (k or 0)]
+            missing.append(
+                float(column[order[-1]] if k is None else reached.max() if len(reached) else levels[0])
+            )
         found.append({})
         for n in np.unique(owners[alive & probed[nearest]]).tolist() if len(Q) else []:
             mine = torch.from_numpy((owners == n) & probed[nearest])
@@ -216,11 +227,11 @@ def test_candidates_are_those_with_the_largest_f(index):
     asked = queries(5, 9)
     for count in (1, 4):
         index = index.with_finder(candidates=count)
-        f = index.search_tokens(XTR, asked, 100)
+        f = [best_of(scores, count) for scores in imputed(index, None, asked)]
         expected = gathered(index, COLBERT, asked)
         found = index.search_tokens(COLBERT, asked, 1 if count == 1 else 3)
         for scores, ranked, all_scores in zip(found, f, expected, strict=True):
-            among = {id: all_scores[id] for id in list(ranked)[:count]}
+            among = {id: all_scores[id] for id in ranked}
             best = sorted(among, key=lambda id: -among[id])[: len(scores)]
             assert_within_rounding(scores, {id: among[id] for id in best}, **SCORES)
     for candidates in (0, 2):  # as many as are asked for at least

@@ -134,6 +134,7 @@ def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
     near, centroids, offsets = corpus.query.near, corpus.coded.centroids, corpus.offsets
     least, alive = np.sort(near[:, :7], axis=0)[-2].copy(), np.arange(13) % 4 > 0
     entries, begins = in_lists(offsets, centroids, listed)
+    weights = np.random.default_rng(3).random(16).astype(np.float32)
     tokens, lists = loops.probed(near, least)
     expected_pairs = [(j, c) for j in range(7) for c in np.argsort(-near[:, j])[:2].tolist()]
     assert list(zip(tokens.tolist(), lists.tolist(), strict=True)) == expected_pairs
@@ -142,7 +143,7 @@ def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
     for d in np.flatnonzero(alive).tolist():
         mine = centroids[offsets[d] : offsets[d + 1]]
         if (near[mine, :7] >= least).any():
-            expected[d] = float(np.maximum(near[mine, :7].max(0) - least, 0).sum())
+            expected[d] = float(weights[:7] @ np.maximum(near[mine, :7].max(0) - least, 0))
     edges = np.array([0, 5, 5, 11, 13])
     cuts = np.empty((5, len(lists)), np.int64)
     for n, document in enumerate(edges):
@@ -150,25 +151,28 @@ def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
     found, kept = {}, []
     for n in range(4):  # documents divided, as among threads
         state, documents = np.zeros((13, 2), np.float32), np.empty(13, np.int64)
-        given = near, least, tokens, lists, cuts[n], cuts[n + 1], entries, alive, state, documents
-        met = loops.bound(*given)
+        given = near, least, weights
+        met = loops.bound(*given, tokens, lists, cuts[n], cuts[n + 1], entries, alive, state, documents)
         tail = max(listed, edges[n]), edges[n + 1]
-        met = loops.bound_unlisted(
-            near, least, chosen, centroids, offsets, *tail, alive, state, documents, met
-        )
+        met = loops.bound_unlisted(*given, chosen, centroids, offsets, *tail, alive, state, documents, met)
         part = {d: float(state[d, 0]) for d in documents[:met].tolist()}
         assert len(part) == met
         assert not part.keys() & found.keys()
         found |= part
-        kept += loops.largest(documents[:met], state, 1).tolist()
+        best, bounds = loops.largest(documents[:met], state, 1)
+        assert [part[d] for d in best.tolist()] == bounds.tolist()
+        kept += best.tolist()
         assert not state.any()
         assert not part or max(part, key=part.__getitem__) in kept
     assert_within_rounding(found, expected, torch.float32, 7 * 128, float(abs(near).max()))
 
 
-def selected(similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int) -> tuple[Any, Any]:
+def selected(
+    similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int, noise: float = 0
+) -> tuple[Any, Any]:
+    spread = np.full(count, noise, np.float32)
     least, missing = np.empty(count, np.float32), np.empty(count, np.float32)
-    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, least, missing)
+    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, spread, least, missing)
     return (similarities[:, :count] >= least).any(1), missing
 
 
@@ -190,6 +194,18 @@ def test_select_is_sorting_to_a_bin(probes: int, wanted: int) -> None:
         kth = column[order[reached.argmax()]] if reached.any() else column.min()
         assert kth - bin_width * 1.001 <= missing[j] <= kth + 1e-6
     assert not chosen[~expected].any()
+
+
+def test_the_wanted_similarity_is_that_of_tokens_around_their_centroids() -> None:
+    """Of 200,000 tokens with normal noise."""
+    similarities, random = normal(300, 16), np.random.default_rng(1)
+    sizes = random.integers(0, 1300, 300)
+    for wanted, noise in ((100, 0.4), (5000, 0.4), (1000, 0.05)):
+        _, missing = selected(similarities, sizes, 4, wanted, 3, noise)
+        for j in range(3):
+            tokens = np.repeat(similarities[:, j], sizes)
+            tokens = np.sort(tokens + noise * random.standard_normal(len(tokens)))
+            assert abs(missing[j] - tokens[-wanted]) < 0.05 * noise + 8 / loops.BINS
 
 
 @pytest.mark.parametrize("bits", BITS)

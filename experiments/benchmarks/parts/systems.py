@@ -130,10 +130,14 @@ class Ours(System):
                 asked = self._tokens([query])
                 packed = ranking.scanned(index.store, asked.mask.device).packed(asked)
                 near, sizes = packed.query.near, index.store.once(lists.list_sizes)
-                chosen, missing = np.zeros(len(near), bool), np.empty(len(query), np.float32)
-                loops.select(near, sizes, finder.probes, self.settings["search_tokens"], chosen, missing)
-                tokens = int(sizes[chosen].sum()) + int(finder.candidates * lengths.mean())
-                size, once = codec.code_bytes + 6, 4 * codec.centroids.numel()
+                least, missing = np.empty(len(query), np.float32), np.empty(len(query), np.float32)
+                wanted, noise = self.settings["search_tokens"], np.zeros(len(query), np.float32)
+                loops.select(near, sizes, finder.probes, wanted, noise, least, missing)
+                probed = loops.probed(near, least)[1]
+                share = sizes[np.unique(probed)].sum() / sizes.sum() if self.settings.get("impute") else 1
+                scored = min(len(lengths), finder.candidates or lists.CANDIDATES) * lengths.mean()
+                tokens, size = int(scored * share), codec.code_bytes + 3
+                once = 4 * codec.centroids.numel() + 4 * int(sizes[probed].sum())
                 flops += 2 * len(query) * codec.centroids.numel()
             bytes += once + size * tokens
             flops += 2 * dim * len(query) * tokens
