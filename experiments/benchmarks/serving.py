@@ -71,6 +71,7 @@ from paradigms.io.device import processor
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm
+from paradigms.registry import as_paradigm
 from paradigms.registry import load as load_model
 from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
@@ -141,9 +142,7 @@ def model_of(name: str) -> Paradigm:
 
 @cache
 def saved(folder: Path) -> Paradigm:
-    model = load_model(folder)
-    assert isinstance(model, Paradigm)
-    return model
+    return as_paradigm(load_model(folder), folder)
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:

@@ -109,7 +109,7 @@ class Service:
         async def ask(system: ServedSystem) -> dict[str, Any]:
             run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
 
-            ranked, seconds = await self.together.run(lambda: system.rerank(asked.queries, run, view))
+            ranked, seconds = await self.together.run(lambda: system.rescored(asked.queries, run, view))
             by_query = {id: rows(scores) for id, scores in ranked.items()}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 

@@ -99,8 +99,8 @@ class ServedSystem:
             return known
         return self._scored(query, list(known), view)
 
-    def rerank(self, queries: Mapping[str, str], run: Run, view: View) -> Run:
-        """`Retriever.rerank` under a view."""
+    def rescored(self, queries: Mapping[str, str], run: Run, view: View) -> Run:
+        """Rerank a run (`Retriever.rerank`) under a view."""
         if view.plain or self.model is None:
             return self.retriever.rerank(queries, run)
         check_queries(run, queries)

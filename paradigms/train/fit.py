@@ -119,10 +119,8 @@ def fit(
     objective: Objective
     layers = training.trained_layers
     if isinstance(paradigm, CrossAttention):
-        objective, layers = (
-            Listwise(paradigm, *shared),
-            0,
-        )  # it reads pairs: there are no states of single texts
+        objective = Listwise(paradigm, *shared)
+        layers = 0  # it reads pairs: there are no states of single texts
     else:
         objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps)
     dev = None
