@@ -82,7 +82,7 @@ class ServedSystem:
     def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
         """Tokens, vectors and salience of each text. Only for a system with a `model`."""
         assert self.model is not None
-        encoded, labels = self.model.encode(texts, side), self.model.encoder.labels
+        encoded, labels = self.model.tokens(texts, side), self.model.encoder.labels
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
         salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
         made = []
