@@ -337,16 +337,16 @@ def test_queries_that_come_together_are_one_search(retrievers):
 def test_texts_that_come_together_are_encoded_together(retrievers, monkeypatch):
     """Each text gets its own vectors."""
     model, sizes = retrievers["colbert"].model, []
-    encode = model.encode
+    tokens = model.tokens
 
     def slow(texts, side):
         sizes.append(len(texts))
         time.sleep(0.05)
-        return encode(texts, side)
+        return tokens(texts, side)
 
     texts = [f"{word} sea" for word in WORDS.split()[:20]]
     with serving({"colbert": retrievers["colbert"]}) as port, ThreadPoolExecutor(20) as clients:
-        monkeypatch.setattr(model, "encode", slow)
+        monkeypatch.setattr(model, "tokens", slow)
         bodies = [{"system": "colbert", "texts": [text]} for text in texts]
         answers = list(clients.map(lambda body: answered(port, "/encode", body), bodies))
     assert sum(sizes) == len(texts)
