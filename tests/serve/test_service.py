@@ -352,7 +352,7 @@ def test_texts_that_come_together_are_encoded_together(retrievers, monkeypatch):
     assert sum(sizes) == len(texts)
     assert max(sizes) > 1
     for text, answer in zip(texts, answers, strict=True):
-        own = encode([text], "query")
+        own = tokens([text], "query")
         vectors = torch.tensor(answer["texts"][0]["vectors"])
         assert_within_rounding(vectors, own.vectors[own.mask], torch.bfloat16, 4, scale=1.0)
 
