@@ -76,12 +76,12 @@ from paradigms.registry import load as load_model
 from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
 
-SHARED = {
-    "xtr": "colbert"
-}  # system -> the system whose index it reads: untrained, both have the same vectors
+# System -> the system whose index it reads: untrained, both have the same vectors.
+SHARED = {"xtr": "colbert"}
 PYLATE = "pylate"  # name of the folder and the system of PyLate's model
 FAR = 0.03  # between numbers of unit vectors: ours are encoded in bf16, where the processor has it
-WRONG = 1e-3  # of a score, relative: queries that are encoded together are padded, and round otherwise
+# Of a score, relative: in bf16, queries encoded together differ by .0016 from the same ones encoded alone.
+WRONG = 5e-3
 Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # whether the answer is right
 
 
