@@ -10,7 +10,7 @@ from functools import partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from paradigms.evaluate.tuning import tune_weights
 from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.settings import TRAINING, GenerativeSettings
-from paradigms.io.checks import check_known, read_json
+from paradigms.io.checks import Range, check_known, check_type, read_json
 from paradigms.io.files import write_json
 from paradigms.model import autocast
 from paradigms.recipe import Recipe, recipe_fields
@@ -90,13 +90,22 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
         chosen = TRAINING | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | system.training
+        own = {name: value for name, value in system.training.items() if name != "negatives"}
+        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | own
+        negatives = hard_negatives(system, settings)
         if system.teacher:
             check_known(Distillation, system.distil)
-            if not settings.negatives:
+            if not negatives:
                 raise ValueError("a teacher scores hard negatives: set --negatives")
             chosen["distillation"] = Distillation(**system.distil)
     return TrainingSettings(**chosen) if chosen["steps"] else None
+
+
+def hard_negatives(system: SystemSettings, settings: Any) -> int:
+    """Hard negatives per query: the system's own number, or that of all. Raises ValueError below 0."""
+    number = system.training.get("negatives", settings.negatives)
+    check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
+    return number
 
 
 def training_runs(settings: Any) -> dict[str, Training]:
@@ -347,13 +356,14 @@ def trained(
             )
         if layers:
             keep_frozen(model)
-        runs = data.mined if settings.negatives else {}, data.dev_run
+        count = hard_negatives(system, settings)
+        runs = data.mined if count else {}, data.dev_run
         return fit(
             model,
             data.collection,
             splits,
             runs,
-            settings.negatives,
+            count,
             dev,
             limited,
             place,
