@@ -47,10 +47,10 @@ class Settings:
     many: int = 1_000_000
     """identifiers of the large trie; 0: none"""
     queries: int = 32
-    """of the collection, searched one by one"""
+    """queries of the collection, searched one by one"""
     beams: int = 10
     threads: int = 1
-    """of torch"""
+    """torch's threads"""
     repeats: int = 5
     """measured repetitions, after one that is not; the median counts"""
     seed: int = 0

@@ -6,7 +6,7 @@ composed of them by the law in `parts/composed.py`; two rows of the first size c
 real documents. Other forms of the same texts: the mean of each document's tokens as one vector, BM25's
 weights, and SPLADE's of a share of the documents. Queries are test queries of the collections.
 
-Every stage is a process of its own, whose answer is a file in stages/: a second start goes on where the first
+Every stage is a process of its own, whose answer is a file in stages/: a second start resumes where the first
 ended. Times are CPU seconds of `threads` threads. recall@10 is against exact search of the same vectors.
 fast-plaid and xtr-warp-rs take part where `--peers` names environments that have them, up to `peers_most`
 documents; a stage that takes longer than `limit` seconds is given up.

@@ -200,7 +200,7 @@ class Running(Server):
 
 
 def answer(values: dict[str, Any], ready: Any) -> None:
-    """Serve: the target of the service's process."""
+    """Run the service; the target of its process."""
     settings = Settings(**values)
     corpus = opened(settings).corpus
     retrievers = systems(settings, corpus)

@@ -32,7 +32,7 @@ class Head:
     activation: str = "identity"
 
     def then(self, other: "Head") -> "Head":
-        """Compose: this map, then the other. Raises ValueError if an activation lies between."""
+        """Compose the maps: this one, then the other. Raises ValueError if an activation lies between."""
         if self.activation != "identity":
             raise ValueError(
                 f"linear layers with {self.activation} between them do not merge into one projection"

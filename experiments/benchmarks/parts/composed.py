@@ -138,7 +138,7 @@ class Composed:
 
     @cached_property
     def _ranges(self) -> np.ndarray:
-        """Where each collection begins and ends among `_members`."""
+        """The range of `_members` that each collection has."""
         ends = np.cumsum(np.bincount(self._sources))
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 
