@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api site wheel
+.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api site paper wheel
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -71,6 +71,11 @@ api: .venv/.test
 # All pages, live examples and functions as one static site with search: build/site/index.html.
 site: api
 	$(BIN)/python experiments/build_site.py $(ARGS)
+
+# The findings, tables and figures of the pages as a PDF: build/paper.pdf.
+paper: .venv/.test
+	$(INSTALL) -e '.[docs]'
+	$(BIN)/python experiments/build_paper.py $(ARGS)
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run

@@ -1,0 +1,95 @@
+"""Set the findings, tables and figures of the present pages as one PDF, as a reproducibility paper.
+
+`make paper` writes build/paper.pdf. The text is experiments/site/paper.typ. Its tables are read from the
+pages by heading and number, its findings from README, and its figures from the results beside the pages. A
+table or figure that is gone ends the build.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from studies.settings import launch
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Settings:
+    """Settings: where the PDF goes."""
+
+    output: str = str(ROOT / "build" / "paper.pdf")
+    """the PDF, which is replaced"""
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+import re
+import shutil
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+
+from paradigms.io.files import replace_file, write_json
+
+Table = list[list[str]]
+TEXT = ROOT / "experiments" / "site" / "paper.typ"
+FIGURE = re.compile(r'image\("([^"]+)"')
+
+
+def main(settings: Settings) -> None:
+    if find_spec("typst") is None:
+        raise SystemExit("the paper needs typst: make paper installs it")
+    import typst
+
+    with TemporaryDirectory() as folder:
+        content = Path(folder)
+        pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in quoted()}
+        write_json(content / "tables.json", {name: tables(text) for name, text in pages.items()})
+        write_json(content / "findings.json", findings(pages["README.md"]))
+        source = TEXT.read_text(encoding="utf-8")
+        for figure in FIGURE.findall(source):
+            (content / figure).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / figure, content / figure)
+        (content / "paper.typ").write_text(source, encoding="utf-8")
+        output = Path(settings.output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = output.with_name(f".{output.name}.partial")
+        try:
+            typst.compile(content / "paper.typ", output=partial, root=folder)
+        except typst.TypstError as error:
+            raise SystemExit(f"{TEXT.name}: {error}") from error
+        replace_file(partial, output)
+    print(f"Paper: {settings.output}")
+
+
+def quoted() -> list[str]:
+    """The pages whose tables the paper takes."""
+    return sorted({"README.md", *re.findall(r'page: "([^"]+)"', TEXT.read_text(encoding="utf-8"))})
+
+
+def tables(page: str) -> dict[str, list[Table]]:
+    """The tables of a page by the heading above them, as rows of cells without Markdown."""
+    found: dict[str, list[Table]] = {}
+    heading, inside = "", False
+    for line in page.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if row := line.startswith("|"):
+            cells = [plain(cell) for cell in re.split(r"(?<!\\)\|", line.strip("| \n"))]
+            if not inside:
+                found.setdefault(heading, []).append([])
+            if not all(set(cell) <= set("-: ") for cell in cells) or not any(cells):
+                found[heading][-1].append(cells)
+        inside = row
+    return found
+
+
+def findings(page: str) -> list[str]:
+    """The points of README's findings, without their links."""
+    part = page.partition("## Findings")[2].partition("\n## ")[0]
+    points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
+    return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
+
+
+def plain(text: str) -> str:
+    """Text without Markdown's links and marks."""
+    return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).replace("\\|", "|").strip()

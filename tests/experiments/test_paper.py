@@ -1,0 +1,41 @@
+"""The paper is made of the pages' tables; one that is gone ends the build."""
+
+import build_paper
+import pytest
+
+from tests import needs
+from tests.experiments.scripts import run
+
+
+def test_tables_and_findings_of_a_page():
+    page = """# A
+## Findings
+
+- One [better](x.md) than
+  two ([page](y.md#z)).
+- Three ([page](y.md)).
+
+## B
+
+| a | b |
+|---|---:|
+| `x` | 1\\|2 |
+
+text
+
+| c |
+|---|
+| |
+"""
+    assert build_paper.findings(page) == ["One better than two.", "Three."]
+    assert build_paper.tables(page) == {"B": [[["a", "b"], ["x", "1|2"]], [["c"], [""]]]}
+
+
+@needs.typst
+def test_the_paper_is_set(tmp_path, monkeypatch):
+    run("build_paper", output=tmp_path / "out" / "paper.pdf")
+    assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
+    monkeypatch.setattr(build_paper, "tables", lambda page: {})
+    with pytest.raises(SystemExit, match=r"paper.typ: dictionary does not contain key"):
+        run("build_paper", output=tmp_path / "other.pdf")
+    assert not (tmp_path / "other.pdf").exists()
