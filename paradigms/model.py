@@ -238,8 +238,10 @@ class Paradigm(Trainable):
         return Explanation(
             system=self.name,
             reads=" and ".join(reads) if reads else "nothing: there is one pair",
-            query_tokens=list(compress(self.encoder.labels(query, "query"), q_mask.tolist())),
-            document_tokens=list(compress(self.encoder.labels(document, "document"), d_mask.tolist())),
+            query_tokens=list(compress(self.encoder.labels(query, "query", queries.ids), q_mask.tolist())),
+            document_tokens=list(
+                compress(self.encoder.labels(document, "document", documents.ids), d_mask.tolist())
+            ),
             links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in A.nonzero().tolist()],
             Z=float(interaction.normaliser[0, 0]),
             rel=float(interaction.rel[0, 0]),

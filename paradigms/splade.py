@@ -83,12 +83,13 @@ class Splade(TextEncoder):
     def dim(self) -> int:
         return 1
 
-    def labels(self, text: str, side: Side) -> list[str]:
-        training = self.training
-        self.eval()
-        with torch.inference_mode():
-            ids = self(self.tokenize([text], side).to(self.device), side).ids
-        self.train(training)
+    def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
+        if ids is None:
+            training = self.training
+            self.eval()
+            with torch.inference_mode():
+                ids = self(self.tokenize([text], side).to(self.device), side).ids
+            self.train(training)
         return list(self.tokenizer.convert_ids_to_tokens(ids.flatten().tolist()))
 
     @property

@@ -241,3 +241,19 @@ def test_a_trained_splade_finds_what_it_should() -> None:
     scores = model.score(documents, model.encode_queries(["air over the wings of a plane", "how to bake"]))
     assert scores.argmax(1).tolist() == [0, 1]
     assert documents.mask.sum(-1).max() < 300
+
+
+def test_an_explanation_names_the_terms_of_its_tokens(masked: Path) -> None:
+    """Rounding decides whether a term of weight near 0 is there; here a change of the bias does."""
+    model = PARADIGMS["splade"](masked, tied_head=True)
+    queries, documents = model.encode_queries(QUERIES[:1]), model.encode_documents(DOCUMENTS[:1])
+    assert isinstance(model.encoder.bias, Tensor)
+    with torch.no_grad():
+        model.encoder.bias += 0.2
+    explained = model.explain_tokens(QUERIES[0], DOCUMENTS[0], queries, documents)
+    names = model.encoder.tokenizer.convert_ids_to_tokens
+    for tokens, named in ((queries, explained.query_tokens), (documents, explained.document_tokens)):
+        assert tokens.ids is not None
+        assert named == names(tokens.ids[tokens.mask].tolist())
+    assert all(explained.document_tokens[i] == explained.query_tokens[j] for i, j, *_ in explained.links)
+    assert explained.links

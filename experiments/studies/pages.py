@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import re
 import shlex
 import sys
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "study.json"
+PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
 Measured = dict[str, Any]  # of one seed or model, as JSON holds it
 Rows = list[dict[str, Any]]
 
@@ -201,7 +203,7 @@ def study(settings: Any, title: str, summary: str, sections: Mapping[str, Sectio
     before, collection = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     return {
         "title": title,
-        "summary": summary,
+        "summary": _without_paths(summary),
         "collection": folder_name(collection) if collection else "",
         "command": _command(sys.argv),
         "processor": processor(),
@@ -222,10 +224,13 @@ def _command(argv: Sequence[str]) -> str:
         if skipped or word.partition("=")[0] in ("--output", "--tracker"):
             skipped = not skipped and "=" not in word
             continue
-        name, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-        value = f"path/to/{Path(value).name}" if "/" in value and Path(value).exists() else value
-        words.append(f"{name}{equals}{value}")
+        words.append(_without_paths(word))
     return shlex.join(words)
+
+
+def _without_paths(text: str) -> str:
+    """The text with path/to/NAME for each path that exists here."""
+    return PATH.sub(lambda of: f"path/to/{Path(of[0]).name}" if Path(of[0]).exists() else of[0], text)
 
 
 def _verdict_line(row: Mapping[str, Any]) -> str:

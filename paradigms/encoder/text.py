@@ -145,8 +145,11 @@ class TextEncoder(nn.Module):
         augment = (s.query_augmentation, s.attend_augmentation) if side == "query" else ()
         return repr((self._layouts[side], augment))
 
-    def labels(self, text: str, side: Side) -> list[str]:
-        """Readable names of a text's tokens."""
+    def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
+        """Readable names of a text's tokens.
+
+        ids: of the encoded text, where its vectors are terms: which terms have a weight depends on rounding.
+        """
         kind, m = self._vectors(side), self.settings.vectors
         if kind == "pooled":
             return ["[pooled]"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.encoder.batches import Batch
@@ -39,8 +39,8 @@ class TwoTowers(nn.Module):
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         return self.of(side).tokenize(texts, side)
 
-    def labels(self, text: str, side: Side) -> list[str]:
-        return self.of(side).labels(text, side)
+    def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
+        return self.of(side).labels(text, side, ids)
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         return self.of(side)(batch, side, chunk)

@@ -84,10 +84,12 @@ class ServedSystem:
         assert self.model is not None
         encoded, labels = self.model.tokens(texts, side), self.model.encoder.labels
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
+        ids = None if encoded.ids is None else encoded.ids.flatten(0, 1)
         salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
         made = []
         for n, text in enumerate(texts):
-            tokens = list(compress(labels(text, side), masks[n].tolist()))
+            named = labels(text, side, None if ids is None else ids[n])
+            tokens = list(compress(named, masks[n].tolist()))
             weights = None if salience is None else salience[n, masks[n]].tolist()
             made.append({"tokens": tokens, "vectors": vectors[n, masks[n]].tolist(), "salience": weights})
         return made
