@@ -82,8 +82,8 @@ def build_memory(
     if launch is not None and launch.num_processes > 1:
         raise ValueError("a store in memory is built by one process: give a folder that all processes see")
     files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
-    rows = (encoded(kind.codec, shard, files.manifest, str(files), advance) for shard in different(shards))
-    codec = None
+    codec, each = None, different(shards)
+    rows: Iterator[Rows] = (encoded(kind.codec, s, files.manifest, str(files), advance) for s in each)
     if kind.quantiser is not None:
         first: list[Rows] = []
         if sample is not None and count is not None and count > HELD * SHARD:

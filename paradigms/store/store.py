@@ -75,8 +75,8 @@ class Store:
     def __len__(self) -> int:
         return int(self.living.sum())
 
-    def __contains__(self, id: str) -> bool:
-        return self._row(id) is not None
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self._row(id) is not None
 
     # --- building -----------------------------------------------------------------------------------------
 
