@@ -226,11 +226,13 @@ class Run:
         whole = {"vectors": str(self.vectors)} | job | {"seed": settings.seed, "threads": settings.threads}
         try:
             done = run_worker(worker, whole, python or sys.executable, settings.threads, settings.limit)
-            answer = {"failed": done.stderr[-2000:]} if done.returncode else last_line(done.stdout)
         except subprocess.TimeoutExpired:
             answer = {"failed": f"not ended after {settings.limit} s"}
-        if "failed" in answer:
-            self.console.print(answer["failed"])
+        else:
+            if done.returncode:  # which the next start tries again
+                self.console.print(done.stderr[-2000:])
+                return {"failed": done.stderr}
+            answer = last_line(done.stdout)
         write_json(self.file(name, job), {"job": job, "answer": answer})
         return answer
 

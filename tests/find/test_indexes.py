@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
+from paradigms.align import QueryToDocument
 from paradigms.core import Tokens
 from paradigms.find import INDEXES, Index, Indexes, Store, kinds, open_indexes
-from paradigms.impute import IMPUTATIONS
+from paradigms.impute import IMPUTATIONS, imputed_rel
+from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
-from tests.near import SCORES, assert_within_rounding, same_run
+from paradigms.scoring.stored import Retrieved, filled
+from tests.near import SCORES, assert_same, assert_within_rounding, same_run
 from tests.tiny import WORDS, built
 
 TEXTS = {f"d{n:02}": " ".join(WORDS.split()[(7 * n + w) % 200] for w in range(n % 6)) for n in range(40)}
@@ -128,3 +131,21 @@ def test_what_cannot_be_searched_together_is_named(tiny_bert):
     assert not np.isnan(
         list(Indexed(Indexes([first, second]), one).search({"q": "sea"}, 2)["q"].values())
     ).any()
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+@pytest.mark.parametrize("k", [1, 9, 500])
+def test_pools_put_together_impute_as_one_in_float64(k, imputation):
+    """Eq. 4 over the whole corpus, from what each part of it retrieves."""
+    S = np.random.default_rng(0).standard_normal((30, 4, 5))  # documents, their tokens, query tokens
+    recipe = Recipe("xtr", QueryToDocument(), "query_tokens", "impute", k, imputation)
+    pools = []
+    for rows in np.split(np.arange(30), [4, 17]):
+        found = np.sort(S[rows].reshape(-1, 5).T, axis=1)[:, -k:]
+        pools.append(Retrieved(found.shape[1], found, rows, S[rows].max(1)))
+    made, _ = filled(recipe, np.array([0, 5]), pools, 120)
+    valid = torch.ones(1, 30, 4, 5, dtype=torch.bool)
+    wanted = imputed_rel(torch.from_numpy(S)[None], valid, k, imputation)[0]
+    owns = np.concatenate([mine[0] for _, mine in made])
+    assert owns.any()
+    assert_same(torch.cat([scores[0] for scores, _ in made])[owns], wanted[owns])
