@@ -47,6 +47,8 @@ class Settings:
     peers_most: int = 100_000
     limit: int = 3600
     """seconds that one stage may take"""
+    report: bool = False
+    """only report what has been measured"""
     threads: int = 1
     backbone: str = "offline"
     seed: int = 0
@@ -118,6 +120,7 @@ PEERS = {
 }
 CHANGES = ("add one", "add 1%", "delete one", "compact")
 ANY = contents("*", "*/")
+NOTHING = {"failed": "not measured"}
 BEYOND = (10**7, 10**8, 10**9)
 COMPOSED, REAL = "composed", "real"  # the two collections of the first size by which the law is checked
 
@@ -157,41 +160,38 @@ class Run:
         system, real = SYSTEMS[name], None
         if which:  # the relevant documents come first, then real ones or composed ones
             real = size if which == REAL else json_or_empty(self.vectors / "vectors.json")["relevant"]
-        place = self.folder / "indexes" / f"{folder_name(name)}-{size}{which}"
-        job = {
-            "form": system.form,
-            "documents": size,
-            "real": real,
-            "kind": system.kind,
-            "build": system.build,
-        }
-        job |= {"folder": str(place / "index"), "settings": system.settings}
+        place = f"indexes/{folder_name(name)}-{size}{which}"
+        job = {"form": system.form, "documents": size, "real": real, "kind": system.kind}
+        job |= {"build": system.build, "folder": f"{place}/index"}
         row: dict[str, Any] = {"system": name, "documents": size, "which": which}
         for stage in ("build", "search") if which else ("build", "search", "change"):
-            row[stage] = self.stage(f"{name} {which}".strip(), job | {"stage": stage})
+            more = {"settings": system.settings} if stage == "search" else {}
+            row[stage] = self.stage(f"{name} {which}".strip(), job | more | {"stage": stage})
             if "failed" in row[stage]:
                 break
         else:
-            remove_folder(place, ANY)
+            remove_folder(self.folder / place, ANY)
         if "ids" not in Composed("", system.form).fields:
             row["truth"] = self.truth(system.form, size, real)
-        self.rows.append(row)
+        if row["build"] != NOTHING:
+            self.rows.append(row)
 
-    def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]]:
-        """The best documents of each query."""
+    def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]] | None:
+        """The best documents of each query; None if they are not known."""
         job = {"form": form, "documents": size, "real": real, "stage": "truth"}
-        return self.stage(f"{form} of {'all' if real is None else real}", job)["best"]
+        return self.stage(f"{form} of {'all' if real is None else real}", job).get("best")
 
     def measure_peer(self, name: str, size: int, python: str) -> None:
         """Build and search of a peer, on files of the same vectors."""
         system, settings = PEERS[name]
-        truth, files = self.truth("tokens", size), self.folder / "peers" / f"vectors-{size}"
+        truth, place = self.truth("tokens", size), f"peers/vectors-{size}"
+        files = self.folder / place
         row: dict[str, Any] = {"system": name, "documents": size, "which": "", "truth": truth}
-        place = self.folder / "peers" / f"{system}-{size}"
-        job = {"system": system, "settings": settings, "folder": str(place), "k": K, "documents": size}
+        job = {"system": system, "settings": settings, "k": K, "documents": size, "vectors": place}
+        job |= {"folder": f"peers/{system}-{size}"}
         for stage in ("build", "search"):
-            whole = job | {"vectors": str(files), "phase": stage, "stage": stage}
-            if not self.known(name, whole) and not files.is_dir():
+            whole = job | {"phase": stage, "stage": stage}
+            if truth and not self.known(name, whole) and not files.is_dir():
                 documents = Composed(str(self.vectors), "tokens", None, self.settings.seed)
                 values, lengths = zip(*(rows for _, rows in documents.blocks(0, size)), strict=True)
                 with atomic_folder(files, ANY) as fresh:
@@ -203,7 +203,8 @@ class Run:
             row[stage] = self.stage(name, whole, python)
             if "failed" in row[stage]:
                 break
-        self.rows.append(row)
+        if row["build"] != NOTHING:
+            self.rows.append(row)
 
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a stage gave, if it has ended."""
@@ -217,13 +218,16 @@ class Run:
         """What a stage gave: from its file, or measured now."""
         if known := self.known(name, job):
             return known
+        if self.settings.report:
+            return NOTHING
         self.console.print(f"{name}, {job['documents']:,} documents: {job['stage']} …")
         if job["stage"] == "build":
-            place = Path(job["folder"])
+            place = self.folder / job["folder"]
             for old in (place, place.with_name(f".{place.name}.building")):
                 remove_folder(old, ANY)
         settings, worker = self.settings, "systems" if python else "growing"
-        whole = {"vectors": str(self.vectors)} | job | {"seed": settings.seed, "threads": settings.threads}
+        whole = {"vectors": "vectors"} | job | {"seed": settings.seed, "threads": settings.threads}
+        whole |= {name: str(self.folder / whole[name]) for name in ("vectors", "folder") if name in whole}
         try:
             done = run_worker(worker, whole, python or sys.executable, settings.threads, settings.limit)
         except subprocess.TimeoutExpired:
@@ -355,7 +359,8 @@ def report(run: Run, console: Terminal) -> None:
         opened = searched.get("open", searched.get("cpu", {}).get("opened"))
         made |= {"open s": opened, "search MiB": _in(searched, "memory", MiB)}
         made |= {f"{what} s": changed.get(what) for what in CHANGES}
-        costs.append(made)
+        if not row["which"]:
+            costs.append(made)
         for one in searched.get(
             "rows", [searched | {"setting": PEERS.get(row["system"], ("", {}))[1].get("search")}]
         ):
@@ -389,6 +394,8 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
     made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": "1"}
     recalls = None
     if "truth" in row:
+        made["recall@10"] = "–"
+    if row.get("truth"):
         pairs = zip(one["found"], row["truth"], strict=True)
         recalls = np.array([len({*map(str, f[:K])} & {*t}) / len(t) for f, t in pairs])
         [interval] = bootstrap_intervals(recalls[None])
@@ -449,7 +456,7 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
     pairs: dict[str, dict[str, np.ndarray]] = {}
     for row in searches:
         for which in (REAL, COMPOSED):
-            if row["system"].endswith(f"({which})"):
+            if row["system"].endswith(f"({which})") and row["_recalls"] is not None:
                 pairs.setdefault(row["setting"], {})[which] = row["_recalls"]
     said = []
     for setting, both in pairs.items():
