@@ -2,7 +2,7 @@
 
 Vectors are token states of the offline encoder (ColBERT, untrained) of the documents of several collections,
 the first `tokens` of each document, on their `dim` principal axes. Beyond their number, documents are
-composed of them by the law in `parts/composed.py`; two rows of the first size compare its recall with that of
+composed of them by the law in `parts/composed.py`, whose recall at the first size is compared with that of
 real documents. Other forms of the same texts: the mean of each document's tokens as one vector, BM25's
 weights, and SPLADE's of a share of the documents. Queries are test queries of the collections.
 
@@ -122,7 +122,9 @@ CHANGES = ("add one", "add 1%", "delete one", "compact")
 ANY = contents("*", "*/")
 NOTHING = {"failed": "not measured"}
 BEYOND = (10**7, 10**8, 10**9)
-COMPOSED, REAL = "composed", "real"  # the two collections of the first size by which the law is checked
+COMPOSED = (
+    "compressed (composed)"  # the first size again, with composed documents alone but for relevant ones
+)
 
 
 def main(settings: Settings) -> None:
@@ -143,9 +145,8 @@ def main(settings: Settings) -> None:
             if size <= settings.peers_most:
                 run.measure_peer(name, size, pythons[PEERS[name][0]])
     if "compressed" in chosen:
-        for which in (REAL, COMPOSED):
-            run.measure("compressed", min(settings.sizes), which)
-    report(run, console)
+        run.measure(COMPOSED, min(settings.sizes))
+    report(run)
 
 
 class Run:
@@ -155,18 +156,18 @@ class Run:
         self.settings, self.folder, self.vectors, self.console = settings, folder, vectors, console
         self.rows: list[dict[str, Any]] = []
 
-    def measure(self, name: str, size: int, which: str = "") -> None:
+    def measure(self, name: str, size: int) -> None:
         """All stages of one of our systems; the index is removed at the end."""
-        system, real = SYSTEMS[name], None
-        if which:  # the relevant documents come first, then real ones or composed ones
-            real = size if which == REAL else json_or_empty(self.vectors / "vectors.json")["relevant"]
-        place = f"indexes/{folder_name(name)}-{size}{which}"
+        check = name == COMPOSED
+        system = SYSTEMS["compressed" if check else name]
+        real = json_or_empty(self.vectors / "vectors.json")["relevant"] if check else None
+        place = f"indexes/{folder_name(name)}-{size}"
         job = {"form": system.form, "documents": size, "real": real, "kind": system.kind}
         job |= {"build": system.build, "folder": f"{place}/index"}
-        row: dict[str, Any] = {"system": name, "documents": size, "which": which}
-        for stage in ("build", "search") if which else ("build", "search", "change"):
+        row: dict[str, Any] = {"system": name, "documents": size}
+        for stage in ("build", "search") if check else ("build", "search", "change"):
             more = {"settings": system.settings} if stage == "search" else {}
-            row[stage] = self.stage(f"{name} {which}".strip(), job | more | {"stage": stage})
+            row[stage] = self.stage(name, job | more | {"stage": stage})
             if "failed" in row[stage]:
                 break
         else:
@@ -186,7 +187,7 @@ class Run:
         system, settings = PEERS[name]
         truth, place = self.truth("tokens", size), f"peers/vectors-{size}"
         files = self.folder / place
-        row: dict[str, Any] = {"system": name, "documents": size, "which": "", "truth": truth}
+        row: dict[str, Any] = {"system": name, "documents": size, "truth": truth}
         job = {"system": system, "settings": settings, "k": K, "documents": size, "vectors": place}
         job |= {"folder": f"peers/{system}-{size}"}
         for stage in ("build", "search"):
@@ -346,12 +347,12 @@ def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return made
 
 
-def report(run: Run, console: Terminal) -> None:
+def report(run: Run) -> None:
     """Tables of costs and searches, the fitted exponents, the check of the law, and a figure."""
     costs, searches = [], []
     for row in run.rows:
         built, searched, changed = (row.get(stage, {}) for stage in ("build", "search", "change"))
-        name = f"{row['system']} ({row['which']})" if row["which"] else row["system"]
+        name = row["system"]
         cpu = built.get("cpu", built.get("seconds"))
         made = {"system": name, "documents": row["documents"], "build CPU s": cpu}
         made |= {"build MiB": _in(built, "memory", MiB), "MB": _in(built, "bytes", 1e6)}
@@ -359,7 +360,7 @@ def report(run: Run, console: Terminal) -> None:
         opened = searched.get("open", searched.get("cpu", {}).get("opened"))
         made |= {"open s": opened, "search MiB": _in(searched, "memory", MiB)}
         made |= {f"{what} s": changed.get(what) for what in CHANGES}
-        if not row["which"]:
+        if name != COMPOSED:
             costs.append(made)
         for one in searched.get(
             "rows", [searched | {"setting": PEERS.get(row["system"], ("", {}))[1].get("search")}]
@@ -453,16 +454,13 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
     """Recall on composed documents minus that on real ones, at the first size, over queries."""
-    pairs: dict[str, dict[str, np.ndarray]] = {}
+    said, composed = [], {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in searches:
-        for which in (REAL, COMPOSED):
-            if row["system"].endswith(f"({which})") and row["_recalls"] is not None:
-                pairs.setdefault(row["setting"], {})[which] = row["_recalls"]
-    said = []
-    for setting, both in pairs.items():
-        if len(both) == 2:
-            [interval] = bootstrap_intervals((both[COMPOSED] - both[REAL])[None])
-            said.append(f"{setting}: {bracketed(interval, '+')}")
+        other = composed.get(row["setting"], row)
+        same = row["system"] == "compressed" and row["documents"] == other["documents"]
+        if same and other is not row and row["_recalls"] is not None and other["_recalls"] is not None:
+            [interval] = bootstrap_intervals((other["_recalls"] - row["_recalls"])[None])
+            said.append(f"{row['setting']}: {bracketed(interval, '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 
 
@@ -475,14 +473,13 @@ def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, 
     drawn = {"build, CPU s": [(r["system"], r["documents"], r["build CPU s"]) for r in costs]}
     drawn["MB on disk"] = [(r["system"], r["documents"], r["MB"]) for r in costs]
     first: dict[tuple[str, int], tuple[str, int, float]] = {}
-    for r in searches:  # the kind's defaults
+    for r in (r for r in searches if r["system"] != COMPOSED):  # the kind's defaults
         first.setdefault((r["system"], r["documents"]), (r["system"], r["documents"], r["CPU ms"]))
     drawn["a query, CPU ms"] = list(first.values())
     for axes, (label, points) in zip(panels, drawn.items(), strict=True):
         for name in dict.fromkeys(name for name, _, value in points if isinstance(value, float | int)):
-            if "(" not in name:
-                some = [(size, value) for system, size, value in points if system == name and value != "–"]
-                axes.loglog(*zip(*some, strict=True), marker="o", markersize=3, linewidth=1, label=name)
+            some = [(size, value) for system, size, value in points if system == name and value != "–"]
+            axes.loglog(*zip(*some, strict=True), marker="o", markersize=3, linewidth=1, label=name)
         axes.set_title(label, fontsize=9)
         axes.set_xlabel("documents", fontsize=8)
         axes.tick_params(labelsize=7)
