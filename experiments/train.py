@@ -71,6 +71,9 @@ class Settings(OneCollection, Results):
     """share of the steps during which the rate rises"""
     recompute: bool = False
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
+    matmul_precision: str = ""
+    """of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch scoring need;
+    empty: torch's default, highest"""
     temperature: float | None = None
     """temperature of the softmax over rel; null: the paradigm's own"""
     evaluate_every: int = 100
@@ -127,7 +130,13 @@ from paradigms.train.losses import Distillation
 from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
 
-FREE = {"tracker", "output", "workers", "recompute"}  # what may change in a results folder
+FREE = {
+    "tracker",
+    "output",
+    "workers",
+    "recompute",
+    "matmul_precision",
+}  # what may change in a results folder
 SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 

@@ -34,8 +34,12 @@ class Batch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         return Batch(**{name: function(t) for name, t in tensors.items() if t is not None})
 
-    def to(self, device: torch.device | str) -> "Batch":
-        return self.map(lambda t: t.to(device))
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """Copy to page-locked memory, as a DataLoader asks: copies to a GPU then run beside computation."""
+        return self.map(Tensor.pin_memory)
 
     def inputs(self) -> dict[str, Tensor]:
         """Keyword arguments of a transformers backbone."""

@@ -3,8 +3,9 @@
 import json
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +15,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from jaxtyping import Float
+from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
+from paradigms.core import at_least_float32
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
@@ -31,7 +34,8 @@ from paradigms.train.state import RunState, by_main, ending_all, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run resumes.
-FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes")
+FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes", "matmul_precision")
+LOSS, NORM = "loss", "gradient's norm"
 Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better
 
 
@@ -55,6 +59,9 @@ class TrainingSettings:
     # with AVX2 needs 40% less memory for activations in the same time; on AMD with AVX-512, products are
     # twice as fast.
     fast_cpu: bool = True
+    # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs that have
+    # it, which the kernels of `scoring.fused` need. "" = as the process has it.
+    matmul_precision: str = ""
     temperature: float | None = None  # None = the paradigm's own
     in_batch: bool = True  # whether documents of other queries are negatives too
     own_negatives: bool = False  # hard negatives are what the model finds before training (`train.fit`)
@@ -81,6 +88,10 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        if self.matmul_precision not in ("", "highest", "high", "medium"):
+            raise ValueError(
+                f"matmul_precision must be highest, high or medium, got {self.matmul_precision!r}"
+            )
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of the steps, in [0, 1], got {self.warmup}")
 
@@ -106,7 +117,9 @@ def train(
 
     folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
     folder/best holds the paradigm to return, and folder/history.jsonl the loss curve and the dev values. A
-    non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints unchanged.
+    non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints unchanged. On a
+    CPU a non-finite loss ends it at once; a GPU would have to wait for every loss, which is therefore checked
+    with each log, and before anything is measured or saved.
     Every process calls this with the same arguments and sees the same folder. Raises BlockingIOError while
     another training writes there. On CPUs, a resumed run of one or two processes gives the same losses and
     weights bit for bit; more processes, and GPUs, may round sums in another order.
@@ -127,6 +140,7 @@ def train(
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
         if settings.fast_cpu:
             stack.enter_context(fast_cpu(paradigm))
+        stack.enter_context(_multiplying(settings.matmul_precision))
         run = _Run(paradigm, objective, settings, folder, accelerator)
         start = run.state.resume()
         micro = settings.accumulation
@@ -145,6 +159,7 @@ def train(
             collate_fn=objective.collate,
             num_workers=settings.workers,
             generator=torch.Generator(),  # opening a loader must not draw from dropout's generator
+            pin_memory=accelerator.device.type == "cuda",  # copies to the device then need not be waited for
         )
         batches = iter(loader)
         with progress_bar(progress and accelerator.is_main_process) as bar:
@@ -163,6 +178,7 @@ def train(
                     run.measure(done, dev, last=last)
                 pause = not last and run.late(began)
                 if pause or last or (_due(done, settings.save_every) if settings.save_every else due):
+                    run.read()
                     run.state.save(done)
                 if pause:
                     raise Paused(f"{paradigm.name} after {done:,} of {settings.steps:,} steps")
@@ -244,43 +260,72 @@ class _Run:
         )
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.waits = accelerator.device.type == "cpu"  # whose numbers can be read at once
+        self.unread: list[tuple[int, str, Tensor]] = []  # numbers on the device: step, name, value
+        self.losses, self.norm = deque([math.nan], maxlen=s.accumulation), math.nan  # of the last step read
         self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def step(self, step: int, batches: Any) -> float:
-        """Take one optimizer step; return the mean loss of its batches on all processes."""
+        """Take one optimizer step; return the last known loss, the mean over its batches and processes."""
         began = time.perf_counter()
         self.model.train()
         self.objective.prepare(step)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * _schedule(step, self.settings)
-        losses = []
         for _ in range(self.settings.accumulation):
-            batch = send_to_device(self._next(batches), self.accelerator.device)
+            device = self.accelerator.device
+            batch = send_to_device(self._next(batches), device, non_blocking=device.type == "cuda")
             with self.accelerator.accumulate(self.model):
                 loss = self.objective.loss(self.model, batch)
                 # The mean over processes, so that all stop together; otherwise the others would wait.
-                losses.append(self.accelerator.reduce(loss.detach().clone(), "mean").item())
-                self._finite("loss", losses[-1], step)
+                self._note(step, LOSS, self.accelerator.reduce(loss.detach().clone(), "mean"))
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
                     parameters = self.model.parameters()
-                    norm = float(
-                        gathered(self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm))
-                    )
-                    if self.accelerator.scaler is None:  # a scaler skips a step whose gradient overflows
-                        self._finite("gradient's norm", norm, step)
+                    norm = self.accelerator.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+                    self._note(step, NORM, gathered(norm))
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 torch.clear_autocast_cache()  # an outer autocast would otherwise reuse old weights
         for group in self.optimizer.param_groups:
             # Fused AdamW does not count its changes, by which an index notices that weights have changed.
             increment_version(group["params"])
-        mean = sum(losses) / len(losses)
         self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
+            self.read()
             rate = self.optimizer.param_groups[0]["lr"]
-            self._log(step + 1, {"loss": mean, "gradient_norm": norm, "learning_rate": rate})
-        return mean
+            self._log(step + 1, {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": rate})
+        return self.loss
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last step that was read."""
+        return sum(self.losses) / len(self.losses)
+
+    def _note(self, step: int, what: str, value: Tensor) -> None:
+        """Keep a number of a step for `read`."""
+        self.unread.append((step, what, value))
+        if self.waits:
+            self.read()
+
+    def read(self) -> None:
+        """Read and check all numbers noted since the last call; a GPU must finish their steps first.
+
+        Raises FloatingPointError at the first that is not finite. A scaler skips a step whose gradient
+        overflows.
+        """
+        noted, self.unread = self.unread, []
+        values = torch.stack([at_least_float32(value) for _, _, value in noted]).tolist() if noted else []
+        for (step, what, _), value in zip(noted, values, strict=True):
+            if not math.isfinite(value) and (what == LOSS or self.accelerator.scaler is None):
+                raise FloatingPointError(
+                    f"the {what} is {value} at step {step + 1}; the checkpoint before it is kept. A smaller "
+                    "learning_rate, a larger temperature or precision 'no' usually helps"
+                )
+            if what == LOSS:
+                self.losses.append(value)
+            else:
+                self.norm = value
 
     @staticmethod
     def _next(batches: Any) -> Any:
@@ -296,13 +341,6 @@ class _Run:
                 "repeat the command to resume from the last checkpoint, with fewer workers if need be"
             ) from error
 
-    def _finite(self, what: str, value: float, step: int) -> None:
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the {what} is {value} at step {step + 1}; the checkpoint before it is kept. A smaller "
-                "learning_rate, a larger temperature or precision 'no' usually helps"
-            )
-
     def late(self, began: float) -> bool:
         """Whether the run has used up its minutes; all processes agree."""
         minutes = self.settings.minutes
@@ -310,6 +348,7 @@ class _Run:
 
     def measure(self, step: int, dev: Callable[[Any], Dev], *, last: bool = False) -> None:
         """Compute the dev measure on the main process, and save the paradigm if it is the best so far."""
+        self.read()
         model = self.state.full_model()
 
         def measured() -> None:
@@ -331,6 +370,17 @@ class _Run:
         self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
         if self.accelerator.is_main_process:
             append_history(self.folder / "history.jsonl", {"step": step, **values, **more})
+
+
+@contextmanager
+def _multiplying(precision: str) -> Iterator[None]:
+    """Context with torch's float32 matmul precision; "" leaves it as it is."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision or before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:

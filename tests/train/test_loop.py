@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -351,6 +352,50 @@ def test_a_gradient_that_is_not_finite_stops_before_it_is_applied(tiny_bert: Pat
     with pytest.raises(FloatingPointError, match="the gradient's norm is nan at step 1"):
         fit(tiny_bert, tmp_path, paradigm=paradigm)
     assert torch.equal(weights(paradigm), before)
+
+
+@pytest.mark.parametrize("saved", [0, 4])
+def test_a_device_that_computes_later_is_read_before_anything_is_kept(
+    saved: int, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: losses are read with each log, every 3 steps, and before each checkpoint."""
+    build_run = loop._Run.__init__
+
+    def later(run: Any, *args: Any) -> None:
+        build_run(run, *args)
+        run.waits = False
+
+    monkeypatch.setattr(loop._Run, "__init__", later)
+    settings = replace(SETTINGS, steps=6, log_every=3, save_every=saved)
+    fit(tiny_bert, tmp_path / "whole", settings)
+    monkeypatch.undo()
+    fit(tiny_bert, tmp_path / "cpu", settings)
+    assert history(tmp_path / "whole") == history(tmp_path / "cpu")
+    monkeypatch.setattr(loop._Run, "__init__", later)
+    paradigm, passes = build(tiny_bert), 0
+
+    def spoil(module, given, result):
+        nonlocal passes
+        passes += 1
+        return result.map(lambda t: t * torch.nan if t.is_floating_point() else t) if passes > 6 else result
+
+    paradigm.encoder.register_forward_hook(spoil)
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 4; the checkpoint"):
+        fit(tiny_bert, tmp_path / "spoilt", settings, paradigm=paradigm)
+    assert passes == 2 * (saved or 6)
+    assert not list(tmp_path.glob("spoilt/checkpoints/*"))
+
+
+def test_the_precision_of_float32_products_is_that_of_the_training_alone(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    seen, paradigm, before = set(), build(tiny_bert), torch.get_float32_matmul_precision()
+    paradigm.encoder.register_forward_hook(lambda *_: seen.add(torch.get_float32_matmul_precision()))
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, matmul_precision="high"), paradigm=paradigm)
+    assert seen == {"high"}
+    assert torch.get_float32_matmul_precision() == before == "highest"
+    with pytest.raises(ValueError, match="matmul_precision must be"):
+        replace(SETTINGS, matmul_precision="tf32")
 
 
 def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
