@@ -138,9 +138,9 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 
 
 def elu_error(D: Array, Q: Array) -> Array:
-    """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij, and rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, φ = elu.
+    """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij; rel′ replaces A_ij with φ(d_i)ᵀφ(q_j)/p, φ = elu.
 
-    p is either the softmax's, or normalises φ(d_i)ᵀφ(q_j) over j; the smaller error counts.
+    p is the softmax's denominator or Σ_j φ(d_i)ᵀφ(q_j), whichever gives the smaller error.
     """
     S = D @ Q.swapaxes(-1, -2)
     product = kernels.elu(D) @ kernels.elu(Q).swapaxes(-1, -2)

@@ -124,8 +124,8 @@ Results = dict[Key, Sums]
 def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Claim]:
     """The statements of §7.2, for both readings of a rate, and of the case study in §7.5.
 
-    A trend is between the last and the first bin with at least `fewest` tokens; a rate with fewer than two
-    such bins has none. An alignment has not learned enough if its rate is not above that of a uniform one, or
+    A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
+    bins has no trend. An alignment counts as unlearned if its rate is not above the uniform alignment's, or
     if its model is among the `poor`.
     """
     hard = results["q→d", "MVDR hard", KINDS[0]]

@@ -306,9 +306,10 @@ def _optimised(
 
 
 def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
-    """The residual if each token of one document lies in Σ_c β_c K_c of its kind, for common weights β ≥ 0.
+    """Solve for common weights β ≥ 0 that place each token of one document in Σ_c β_c K_c of its kind.
 
-    others: the rivals' tokens. None if a token does not.
+    own, others: indices of the document's and of the rivals' tokens. Returns the residual of the solution,
+    or None if the linear programme finds none.
     """
     rivals, h = np.unique(owner[others]), T.shape[1]
     count = len(rivals)

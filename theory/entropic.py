@@ -165,7 +165,7 @@ def iterate(
 
 
 def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
-    """ρ = n1/k [...]: the factor by which one iteration of Eq. 5 finally shrinks exp((a* − a)/ε) − 1.
+    """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
     Derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at its fixed
     point. Requires 0 < k < m; arguments and further errors as in `solve`.

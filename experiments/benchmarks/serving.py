@@ -4,8 +4,8 @@ The service runs in a separate process over exact indexes of one collection. Eac
 and sends a search for k documents as soon as it has the previous answer; every answer is compared with a
 direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
 documents are added to the index folders, and memory is read before and after. With --pylate ENVIRONMENT, a
-model that PyLate writes is served by PyLate's server and by ours, and clients have queries encoded. Encoders
-are untrained: times do not depend on training. Results are printed as a table and written as JSON.
+model that PyLate writes is served by PyLate's server and by ours, and clients send queries to encode.
+Encoders are untrained: times do not depend on training. Results are printed as a table and written as JSON.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Running(Server):
 
 
 def answer(values: dict[str, Any], ready: Any) -> None:
-    """Run the service; the target of its process."""
+    """Run the service with settings `values`, as the target function of a new process."""
     settings = Settings(**values)
     corpus = opened(settings).corpus
     retrievers = systems(settings, corpus)

@@ -161,7 +161,7 @@ class Layer8(NamedTuple):
 class Forward8(Forward):
     """The forward pass with products in 8 bits (`int8`), and attention's products in bfloat16.
 
-    What lies between the products are the compiled `loops`, in one thread.
+    The compiled `loops` compute everything between the products, in one thread.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:

@@ -59,7 +59,7 @@ def choose_precision(precision: str) -> None:
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" by the precision in effect: the context's, the process's or the device's native one.
+    """Replace "auto" with the precision set for the context or process, or else native to the device.
 
     Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 on any other device.
     """

@@ -65,7 +65,7 @@ class Stores:
             store.check(paradigm)
 
     def owner(self, id: str) -> int:
-        """The place of the store that holds a document. Raises KeyError, naming it, if none does."""
+        """The place of the store that holds a document. Raises KeyError if no store holds the document."""
         if id not in self._owners:
             raise KeyError(f"document {id!r} is in none of the indexes {self} of {len(self)} documents")
         return self._owners[id]
@@ -124,8 +124,8 @@ class Indexes:
     ) -> Ranked:
         """Find the k best documents of each query, as `Index.search_tokens`.
 
-        To impute, compressed indexes retrieve the k' best tokens of their probed lists, whatever k', so that
-        mⱼ is no estimate. Raises ValueError if indexes of several kinds are to impute.
+        For imputation, compressed indexes retrieve the k' best tokens of their probed lists, however large k'
+        is, so mⱼ is not estimated. Raises ValueError if `recipe` imputes and the indexes differ in kind.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")

@@ -116,7 +116,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 @contextmanager
 def naming(what: object) -> Iterator[None]:
-    """Convert errors of a library that do not name `what`, a file or folder, into a ValueError that does."""
+    """Convert library errors that do not name `what` (a file or folder) into a ValueError that names it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):

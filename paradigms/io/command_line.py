@@ -131,7 +131,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def folder_name(collection: str) -> str:
-    """Name a collection for results folders: hf-BeIR-scifact, a folder's name, lifestyle-test."""
+    """Return a collection's name for results folders, such as hf-BeIR-scifact, nfcorpus or lifestyle-test."""
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     path = Path(collection).resolve()

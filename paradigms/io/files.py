@@ -81,9 +81,9 @@ def replace_file(fresh: Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
-    """Yield a folder to fill, which replaces `path` if the body ends without error, and is then on disk.
+    """Yield a folder to fill; if the body ends without error, flush the folder to disk and replace `path`.
 
-    written: entries that may be replaced. Raises FileExistsError if `path` holds others
+    written: entries that may be replaced. Raises FileExistsError if `path` holds any other entry
     (`check_replaceable`). If several processes write the same folder, the last one to end wins. A killed
     writer leaves at most a hidden folder; the next writer removes it, or `settle` puts it back if it holds
     the old content.
@@ -311,7 +311,7 @@ def read_settled(file: Path) -> str:
 
 
 def settle(path: str | Path) -> None:
-    """Put back a folder that an interrupted replacement had moved away: call it before opening one."""
+    """Put back folder `path` if an interrupted replacement moved it away; call before opening the folder."""
     target = Path(os.path.realpath(path))
     for old in _leftovers(target, "old.*"):
         if target.exists():

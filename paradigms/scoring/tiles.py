@@ -150,7 +150,10 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 @no_type_check
 @njit(nogil=True)
 def dots(rows, queries, out, width, count, grains, ahead):
-    """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for `count` rows, up to a multiple of ROWS."""
+    """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for the first rows.
+
+    The number of rows is `count`, rounded up to a multiple of the tile's height in ROWS.
+    """
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
     elif grains == 1:

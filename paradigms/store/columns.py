@@ -166,7 +166,7 @@ class ColumnFolder(_FolderFiles):
 
     @contextmanager
     def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[FolderWriter]":
-        """The only writer of the folder, on its newest commit.
+        """Yield the folder's only writer, which starts from the newest commit.
 
         begin: prepares the folder, which is created if it is missing. Raises BlockingIOError while another
         process writes there.

@@ -53,7 +53,7 @@ def centroids_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residual codes: dim · bits / 8 + 7 bytes per token with their lists, and dim + 12 bytes per list.
+    """Residual codes: dim · bits / 8 + 7 bytes per token, list entry included, and dim + 12 bytes per list.
 
     bits: bits per dimension (1, 2, 4 or 8). lists: the number of centroids; 0 means the power of two nearest
     to 4√tokens. rounds: iterations of k-means.

@@ -157,8 +157,8 @@ def projected_ranks(
 ) -> np.ndarray:
     """Sample the best rank of the `relevant` documents under random projections: [k, samples].
 
-    Distributed as under Gaussian k × v matrices, without forming them (`Problem.scores_projected`). Without a
-    relevant document the rank is infinite.
+    The ranks are distributed as under Gaussian k × v matrices, which are never formed
+    (`Problem.scores_projected`). Without a relevant document the rank is infinite.
     """
     samples = draw.products.shape[1]
     if not len(relevant):
