@@ -7,6 +7,9 @@ from typing import no_type_check
 import numpy as np
 from numba import njit
 
+from paradigms.scoring.tiles import at, prefetch
+
+AHEAD = 16  # entries between one that is read and one whose document is prefetched
 BINS = 1024  # of the histograms that stand for sorting similarities and bounds
 
 
@@ -116,8 +119,10 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
         j, turn = tokens[n], np.float32(tokens[n] + 1)
         value = weights[j] * (similarities[lists[n], j] - least[j])
         for entry in range(begins[n], ends[n]):
+            if entry + AHEAD < ends[n]:
+                prefetch(at(state, min(np.int64(entries[entry + AHEAD]), alive.shape[0] - 1)))
             d = entries[entry]
-            if d < alive.shape[0] and state[d, 1] != turn and alive[d]:
+            if d < alive.shape[0] and state[d, 1] != turn and (state[d, 1] or alive[d]):
                 if state[d, 1] == 0:
                     documents[met] = d
                     met += 1
