@@ -243,7 +243,7 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     for other in opened:
         if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
             raise ValueError(f"{other.folder} holds passages of another length than {first.folder}")
-    indexes = Indexes([index for one in opened if isinstance(index := one.index.index, Index)])
+    indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
     index = replace(first.index, index=indexes, corpus=pieces.corpus)
