@@ -158,12 +158,16 @@ class Index:
             )
         if queries.vectors.dtype != torch.float32 or queries.vectors.requires_grad:
             queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
-        flat = queries.vectors.flatten()
-        if not math.isfinite(flat.dot(flat)):
-            finite = queries.vectors.square().sum(-1).isfinite() | ~queries.mask
-            bad = (~finite).flatten(1).any(1).nonzero()
-            if len(bad):
-                raise ValueError(
-                    f"query {int(bad[0])} of {len(finite)} has vectors that are not finite, or too large"
-                )
+        checks = {"vectors": queries.vectors}
+        if queries.salience is not None:
+            checks["salience values"] = queries.vectors * queries.salience[..., None]
+        for name, values in checks.items():
+            flat = values.flatten()
+            if not math.isfinite(flat.dot(flat)):
+                finite = values.square().sum(-1).isfinite() | ~queries.mask
+                bad = (~finite).flatten(1).any(1).nonzero()
+                if len(bad):
+                    raise ValueError(
+                        f"query {int(bad[0])} of {len(finite)} has {name} that are not finite, or too large"
+                    )
         return queries

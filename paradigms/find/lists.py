@@ -191,15 +191,20 @@ class Probing:
         given = query.near, least, query.weights
 
         def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-            if not hasattr(lists.states, "state"):
-                lists.states.state = np.zeros((documents, 2), np.float32)
-            first, stop, found = max(lists.first, edges[n]), edges[n + 1], (store.living, lists.states.state)
+            state = lists.states.__dict__.pop("state", None)  # a search that is interrupted does not return it
+            if state is None:
+                state = np.zeros((documents, 2), np.float32)
+            first, stop, listed = max(lists.first, edges[n]), edges[n + 1], store.living[: lists.first]
             most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, stop - first)
             rows = np.empty(min(documents, most), np.int64)
-            met = loops.bound(*given, tokens, probed, cuts[n], cuts[n + 1], lists.entries, *found, rows)
+            met = loops.bound(
+                *given, tokens, probed, cuts[n], cuts[n + 1], lists.entries, listed, state, rows
+            )
             tail = chosen, centroids, store.offsets, first, stop
-            met = loops.bound_unlisted(*given, *tail, *found, rows, met)
-            return loops.largest(rows[:met], lists.states.state, wanted)
+            met = loops.bound_unlisted(*given, *tail, store.living, state, rows, met)
+            found = loops.largest(rows[:met], state, wanted)
+            lists.states.state = state
+            return found
 
         parts = shared(bound, range(threads), threads)
         rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))

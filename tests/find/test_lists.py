@@ -491,6 +491,46 @@ def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
         index.store.compact()
 
 
+def test_a_damaged_list_that_names_an_added_document_does_not_make_it_a_candidate_twice(
+    sound, tmp_path, monkeypatch
+):
+    from paradigms.find import loops
+
+    folder, largest = shutil.copytree(sound, tmp_path / "index"), loops.largest
+    added = open_index(folder).store.add_from([(["new"], tokens(6, seed=7))])
+    entries = np.fromfile(folder / "entries.bin", np.uint32)
+    entries[::3] = len(added.ids) - 1
+    entries.tofile(folder / "entries.bin")
+
+    def once_each(rows: np.ndarray, *state: Any) -> Any:
+        assert len(set(rows.tolist())) == len(rows)
+        return largest(rows, *state)
+
+    monkeypatch.setattr(loops, "largest", once_each)
+    assert everything(open_index(folder, verify=False)).search_tokens(COLBERT, queries(5))[0]
+
+
+def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, monkeypatch):
+    from paradigms.find import loops
+
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    before = index.search_tokens(COLBERT, queries(5))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loops, "largest", interrupted)
+        index.search_tokens(COLBERT, queries(5))
+    assert index.search_tokens(COLBERT, queries(5)) == before
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e38])
+def test_salience_of_queries_that_is_not_finite_is_refused(index, wrong):
+    asked = queries(5, 9, salience=True)
+    asked.salience[1] *= wrong
+    with pytest.raises(ValueError, match="query 1 of 2 has salience values that are not finite, or too large"):
+        index.search_tokens(COLBERT, asked)
+
+
 def test_small_and_empty_indexes(tmp_path):
     asked = queries(5, 0)
     for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
