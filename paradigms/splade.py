@@ -6,8 +6,7 @@ terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and 
 vector of h = |V| numbers with A = 1, as in DPR, gives the same rel, and training computes it so.
 
 - query_terms "own": no query expansion, only the query's own terms; "ones": SPLADE-doc, which gives these
-terms the
-  weight 1 and needs no encoder for queries.
+  terms the weight 1 and needs no encoder for queries.
 - uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's own tokens by a linear layer: it is
   coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
 """

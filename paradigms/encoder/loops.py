@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from paradigms.encoder.int8 import LARGEST, LEAST, ZERO
+from paradigms.io.compiled import cached_njit
 
 # No flags for NaN and ±∞: a damaged weight shows in the output.
 OPTIONS = {
@@ -19,7 +20,7 @@ OPTIONS = {
     "fastmath": {"nsz", "arcp", "contract", "afn", "reassoc"},
     "error_model": "numpy",
 }
-loop = njit(cache=True, **OPTIONS)
+loop = cached_njit(**OPTIONS)
 helper = njit(inline="always", **OPTIONS)
 
 F, INT = np.float32, np.int32

@@ -191,7 +191,8 @@ class Probing:
         given = query.near, least, query.weights
 
         def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-            state = lists.states.__dict__.pop("state", None)  # a search that is interrupted does not return it
+            # Taken out until it is clear again: a search that is interrupted does not put it back.
+            state = lists.states.__dict__.pop("state", None)
             if state is None:
                 state = np.zeros((documents, 2), np.float32)
             first, stop, listed = max(lists.first, edges[n]), edges[n + 1], store.living[: lists.first]

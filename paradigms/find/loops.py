@@ -5,7 +5,8 @@ import math
 from typing import no_type_check
 
 import numpy as np
-from numba import njit
+
+from paradigms.io.compiled import cached_njit
 
 from paradigms.scoring.tiles import at, prefetch
 
@@ -14,7 +15,7 @@ BINS = 1024  # of the histograms that stand for sorting similarities and bounds
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def select(similarities, sizes, probes, wanted, spread, least, missing):
     """Find the similarity from which on lists are probed, and estimate the `wanted`-th best similarity.
 
@@ -54,7 +55,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def place(histogram, wanted):
     """The highest bin with at least `wanted` in it and above; 0 if there is none."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
@@ -65,7 +66,7 @@ def place(histogram, wanted):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def blurred(histogram, wanted, spread):
     """`place` in a histogram whose bins have normal noise of standard deviation `spread`, in bins."""
     if spread < 0.5:
@@ -89,7 +90,7 @@ def blurred(histogram, wanted, spread):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def probed(similarities, least):
     """The query token and the list of each pair with similarities[c, j] ≥ least[j]: by token, best first."""
     tokens, lists, values = [0][:0], [0][:0], [np.float32(0)][:0]
@@ -105,7 +106,7 @@ def probed(similarities, least):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def bound(similarities, least, weights, tokens, lists, begins, ends, entries, alive, state, documents):
     """Add up, for each document in a probed list, what its best centroids exceed the last probed list by:
 
@@ -132,7 +133,7 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def bound_unlisted(
     similarities, least, weights, chosen, centroids, offsets, first, stop, alive, state, documents, met
 ):
@@ -159,7 +160,7 @@ def bound_unlisted(
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def largest(documents, state, count):
     """The documents with the `count` largest bounds, to the precision of a bin, and their bounds.
 
@@ -183,7 +184,7 @@ def largest(documents, state, count):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def cut(entries, begins, ends, document, out):
     """Find out[n], the first of the ascending entries begins[n] to ends[n] with a value ≥ `document`."""
     for n in range(begins.shape[0]):
@@ -198,7 +199,7 @@ def cut(entries, begins, ends, document, out):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def sizes(centroids, lists):
     """The number of tokens of each list. What a damaged file puts beyond the last list counts for that."""
     counts = np.zeros(lists, np.int64)
@@ -208,7 +209,7 @@ def sizes(centroids, lists):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def sort(centroids, offsets, lists, low, begins, entries):
     """Put the document of every token of the lists `low`, low + 1, … into its list's place in `entries`.
 

@@ -10,9 +10,9 @@ documents, including zeros, are stored as an array, which is faster to read than
 from typing import NamedTuple, no_type_check
 
 import numpy as np
-from numba import njit
 from scipy.sparse import csr_array
 
+from paradigms.io.compiled import cached_njit
 from paradigms.scoring.kernels import replace_least
 
 BLOCK = 512  # documents; fewer are pruned more often, and more are read in longer runs
@@ -68,7 +68,7 @@ def _by_term(
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first, packed, dense):
     """Fill the cells and postings, merging a document's repeated terms; return the number of postings."""
     cell, used = -1, 0
@@ -96,7 +96,7 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def best(postings, table, terms, weights, k, rows, scores):
     """Write rows and scores of all documents that entered the k best during the search; return their number.
 

@@ -3,11 +3,12 @@
 from typing import no_type_check
 
 import numpy as np
-from numba import njit
+
+from paradigms.io.compiled import cached_njit
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
     """SEAL's score W of each document.
 
@@ -56,7 +57,7 @@ def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def previous_smaller(values):
     """max{j < i : values[j] < values[i]} for each i, or 0."""
     previous = np.zeros(len(values), np.int64)

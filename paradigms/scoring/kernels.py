@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from paradigms.align import SMALLEST
+from paradigms.io.compiled import cached_njit
 from paradigms.scoring.tiles import (
     BLOCK,
     GRAIN,
@@ -188,7 +189,7 @@ def replace_least(heap, value):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)  # np.partition takes seconds to compile
+@cached_njit(nogil=True)  # np.partition takes seconds to compile
 def select(values, k):
     """Partition `values` in place as np.partition does: values[k] is the k-th smallest."""
     low, high = 0, values.shape[0] - 1
@@ -267,7 +268,7 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def maxima(tokens, query, documents, width, normaliser, out):
     """Compute out[n, b] = rel, where A is the maximum over tokens. width: h, a multiple of VECTOR."""
     lanes = query.edges[-1] * GRAIN
@@ -312,7 +313,7 @@ def maxima(tokens, query, documents, width, normaliser, out):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def largest(tokens, query, documents, width, tops, normalisers, out):
     """Compute out[n, s, b] = rel, where A keeps each query token's tops[n, s] best document tokens."""
     lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
@@ -371,7 +372,7 @@ def _dot(x, y):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def equal(tokens, query, documents, width, matches, normaliser, out):
     """Compute `maxima` over document tokens with the query token's id, reading only their vectors."""
     lanes = query.edges[-1] * GRAIN
@@ -414,7 +415,7 @@ def largest_of(lanes: int, k: int) -> Largest:
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def retrieve(tokens, query, documents, width, met, best, tops):
     """Update each query token's k largest similarities; keep the maxima of documents that may own one.
 
@@ -453,7 +454,7 @@ def retrieve(tokens, query, documents, width, met, best, tops):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def products(vectors, query, out):
     """Compute out[i, j] = vectors[i]ᵀ qⱼ for float32 vectors [i, h]. query: from `tiles.pack`."""
     (count, width), rows = vectors.shape, np.zeros((BLOCK, vectors.shape[1]), np.float32)
@@ -478,7 +479,7 @@ def products(vectors, query, out):
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def probe(tokens, query, documents, width, chosen, best):
     """Compute best[n, j], the largest similarity of query token j to document n's tokens in chosen lists.
 

@@ -4,11 +4,12 @@
 from typing import no_type_check
 
 import numpy as np
-from numba import njit
+
+from paradigms.io.compiled import cached_njit
 
 
 @no_type_check
-@njit(nogil=True, cache=True)
+@cached_njit(nogil=True)
 def encode(residuals, spread, bits, step, fineness, codes, scales):
     """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
 

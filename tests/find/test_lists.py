@@ -517,9 +517,10 @@ def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, mon
         raise KeyboardInterrupt
 
     before = index.search_tokens(COLBERT, queries(5))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(loops, "largest", interrupted)
-        index.search_tokens(COLBERT, queries(5))
+        with pytest.raises(KeyboardInterrupt):
+            index.search_tokens(COLBERT, queries(5))
     assert index.search_tokens(COLBERT, queries(5)) == before
 
 
@@ -527,7 +528,7 @@ def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, mon
 def test_salience_of_queries_that_is_not_finite_is_refused(index, wrong):
     asked = queries(5, 9, salience=True)
     asked.salience[1] *= wrong
-    with pytest.raises(ValueError, match="query 1 of 2 has salience values that are not finite, or too large"):
+    with pytest.raises(ValueError, match="query 1 of 2 has salience values that are not finite"):
         index.search_tokens(COLBERT, asked)
 
 
