@@ -7,7 +7,6 @@ from typing import no_type_check
 import numpy as np
 
 from paradigms.io.compiled import cached_njit
-
 from paradigms.scoring.tiles import at, prefetch
 
 AHEAD = 16  # entries between one that is read and one whose document is prefetched

@@ -1,4 +1,4 @@
-"""numba functions with compiled code on disk that is not older than any module it may come from.
+"""numba functions with compiled code on disk that is not older than any compiled module of their folder.
 
 numba compares the function's own file alone, and reads the types of arguments before it does. Code of an
 earlier version of the package would raise AttributeError if a type in another module was renamed, and would
