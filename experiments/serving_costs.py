@@ -3,7 +3,7 @@
 Some documents of a collection are encoded once by every paradigm and put into the exact index, FAISS's token
 index, the compressed index and every engine that is installed. Queries are encoded before they are timed and
 come one at a time. recall is the share of the documents that the paradigm's own exact search finds.
-paradigms/find/COSTS.md has the formulas that extend bytes and seconds to other sizes.
+paradigms/find/COSTS.md has the formulas that extend bytes to other sizes.
 """
 
 import os
