@@ -246,8 +246,8 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
-    index = replace(first.index, index=indexes, corpus=pieces.corpus)
-    return replace(first, made=replace(first.made, source=""), corpus=corpus, index=index, pieces=pieces)
+    joined = replace(first.index, index=indexes, corpus=pieces.corpus)
+    return replace(first, made=replace(first.made, source=""), corpus=corpus, index=joined, pieces=pieces)
 
 
 def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:

@@ -32,12 +32,12 @@ def examples_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Corpus, list[
         negatives = [text for texts in hard for text in ([texts] if isinstance(texts, str) else texts)]
         for text in negatives:
             check_text(text, f"a negative of row {number}")
-        first, *others = (places.setdefault(text, len(places)) for text in (positive, *negatives))
+        first, *hard_places = (places.setdefault(text, len(places)) for text in (positive, *negatives))
         scores = tuple(map(float, row.get("scores") or ()))
         if scores and len(scores) != 1 + len(negatives):
             raise ValueError(f"row {number} has {len(scores)} scores for {1 + len(negatives)} documents")
         relevant.setdefault(query, {})[first] = None
-        parsed.append((query, first, tuple(others), scores))
+        parsed.append((query, first, tuple(hard_places), scores))
     for number, (query, _, others, _) in enumerate(parsed, 1):
         if not relevant[query].keys().isdisjoint(others):
             raise ValueError(f"row {number}: a negative is relevant to the same query, {query[:80]!r}")
