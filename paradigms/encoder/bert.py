@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paradigms.encoder import int8
-from paradigms.encoder.precision import product_precision
+from paradigms.encoder.precision import native_precision, product_precision
 from paradigms.io.checks import json_or_empty
 
 TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` stands for
@@ -159,7 +159,7 @@ class Layer8(NamedTuple):
 
 
 class Forward8(Forward):
-    """The forward pass with products in 8 bits (`int8`), and attention's products in bfloat16.
+    """The forward pass with products in 8 bits (`int8`), and attention's products in bfloat16 if native.
 
     The compiled `loops` compute everything between the products, in one thread.
     """
@@ -205,6 +205,10 @@ class Forward8(Forward):
     def _attended(self, qkv: Float[Tensor, "3 x m l h"], keep: Any) -> Float[Tensor, "n w"]:
         """softmax(q kᵀ/√h) v of all heads."""
         count, heads, length, width = qkv.shape[1:]
+        if native_precision(qkv.device) != "bf16":
+            mask = torch.from_numpy(keep).bool().view(count, heads, 1, length)
+            found = nn.functional.scaled_dot_product_attention(*qkv, attn_mask=mask)
+            return found.transpose(1, 2).reshape(count * length, -1)
         q, k, v = (part.reshape(-1, length, width).bfloat16() for part in qkv)
         S = torch.bmm(q, k.transpose(1, 2))
         self.loops.softmax(S.view(torch.uint16).numpy(), keep, np.float32(math.log2(math.e) / width**0.5))
