@@ -141,6 +141,7 @@ def build_folder(
             writer = stack.enter_context(begun(hidden, {"building": building, **made}))
         launch.wait_for_everyone()
         work = Building(hidden, writer, kind.quantiser, made["dim"])
+        launch.wait_for_everyone()  # before process 0 may train what the others look for
         documents = number = 0
         if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
             if writer is not None:
