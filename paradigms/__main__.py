@@ -1,4 +1,4 @@
-"""python -m paradigms: see `paradigms.cli.arguments`."""
+"""Entry point of `python -m paradigms`; see `paradigms.cli.arguments`."""
 
 import os
 import sys

@@ -1,9 +1,10 @@
-"""A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): every alignment and normaliser that needs no decoder.
+"""A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): all alignments and normalisers that do not need a decoder.
 
-An alignment, `TopK(k=2)`, is a frozen dataclass whose fields are its knobs. It is called with
-(S, valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard ones return 0/1
-without a gradient; `Entropic` is differentiable. Padding is −∞ before any max or top-k. `core.interact`
-applies salience. `ALIGNMENTS` has every subclass of `Alignment` by its name, and `NORMALISERS` every Z.
+An alignment such as `TopK(k=2)` is a frozen dataclass whose fields are its knobs. It is a function
+(S, valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard alignments return
+0/1 without a gradient; `Entropic` is differentiable. Padding is set to −∞ before any max or top-k.
+`core.interact` applies salience. `ALIGNMENTS` maps names to subclasses of `Alignment`, and `NORMALISERS` maps
+names to functions that compute Z.
 """
 
 import ast
@@ -33,10 +34,11 @@ ALIGNMENTS: dict[str, type["Alignment"]] = {}
 
 @dataclass_transform(frozen_default=True)
 class Alignment:
-    """A of the formula. A subclass becomes a frozen dataclass of its knobs and an entry of `ALIGNMENTS`.
+    """A of the formula. Each subclass becomes a frozen dataclass of its knobs and an entry of `ALIGNMENTS`.
 
-    reads: what A may read, of `READABLE`; a law perturbs all else and sees A unchanged. Raises ValueError if
-    it names anything else, and for a knob of another type or outside of its `Range`.
+    reads: the members of `READABLE` that A may read; a test perturbs all other inputs and checks that A does
+    not change. Raises ValueError if `reads` names anything else, or if a knob has the wrong type or lies
+    outside its `Range`.
     """
 
     reads: ClassVar[frozenset[str]]
@@ -59,27 +61,28 @@ class Alignment:
         raise NotImplementedError
 
     def kept(self, lengths: Lengths) -> Lengths | None:
-        """Number of tokens aligned to each query token, by document length; None if A is not a top-k.
+        """Return how many tokens are aligned to a query token, by document length; None if A is not a top-k.
 
-        They are the most similar tokens of the document or, if A reads ids, of those with the query
-        token's id.
+        The aligned tokens are the most similar tokens of the document. If A reads ids, only document tokens
+        with the query token's id are considered.
         """
         return None
 
     def is_maximum(self, longest: int = UNBOUNDED) -> bool:
-        """Whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
+        """Return whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
         kept = self.kept(torch.tensor(longest))
         return kept is not None and not self.positive and int(kept) <= 1
 
     def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
-        """Whether A is the argmax over all tokens of a document, whatever their ids."""
+        """Return whether A is the argmax over all tokens of a document, regardless of their ids."""
         return self.is_maximum(longest) and "ids" not in self.reads
 
 
 def as_alignment(align: Alignment | str) -> Alignment:
-    """An alignment, or the one that a text such as "TopK(k=2)" names; "EqualIds" stands for "EqualIds()".
+    """Parse a string such as "TopK(k=2)" as an alignment; "EqualIds" is short for "EqualIds()".
 
-    Raises ValueError for a text of another form, an unknown name, and knobs that the alignment does not have.
+    An alignment is returned unchanged. Raises ValueError if the string cannot be parsed, or if the alignment
+    or one of its knobs does not exist.
     """
     if isinstance(align, Alignment):
         return align
@@ -103,7 +106,7 @@ def as_alignment(align: Alignment | str) -> Alignment:
 
 
 class AllPairs(Alignment, reads=()):
-    """A = 1: with one vector on each side, the inner product of DPR (Karpukhin et al. 2020)."""
+    """A = 1: with one vector on each side, rel is DPR's inner product (Karpukhin et al. 2020)."""
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return valid.to(S.dtype)
@@ -144,9 +147,9 @@ class EqualIds(Alignment, reads={"similarity", "ids"}):
 
 
 class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
-    """`EqualIds` where S_ij > 0: no match counts against a document, as in COIL's own code.
+    """`EqualIds` where S_ij > 0: a match never lowers a document's score, as in the COIL authors' code.
 
-    Pooled vectors, whose tokens have negative ids, match whatever their sign.
+    Tokens of pooled vectors have negative ids; they match even if S_ij is negative.
     """
 
     positive = True
@@ -160,11 +163,11 @@ class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
 
 
 class PoolTopK(Alignment, reads={"similarity", "pool"}):
-    """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among the k largest of token j over the whole pool.
+    """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among token j's k largest over the whole pool.
 
-    XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2); the pool is the n candidates passed in, and ties
-    at the k-th place are all retrieved. k: a whole number, or below 1 a share of the pool's real tokens, of
-    which at least one is retrieved: `pool_count`.
+    This is XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2). The pool is the n candidates passed in.
+    All ties at the k-th place are retrieved. k: a whole number, or a share of the pool's real tokens if below
+    1; at least one token is retrieved (`pool_count`).
     """
 
     k: Annotated[int | float, Range(0, 1 << 40, above=True)]
@@ -191,7 +194,7 @@ class TopK(Alignment, reads={"similarity"}):
 
 
 class TopP(Alignment, reads={"similarity", "lengths"}):
-    """`TopK` with k = max(⌊p·m⌋, 1), m the document's real length (Qian et al. 2022, §3.1)."""
+    """`TopK` with k = max(⌊p·m⌋, 1), where m is the document's real length (Qian et al. 2022, §3.1)."""
 
     p: Annotated[float, Range(0, 1, above=True)]
 
@@ -218,9 +221,9 @@ class Entropic(Alignment, reads={"similarity"}):
 class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
-    The A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `muvera.FixedEncoding` gives the
-    same rel as one inner product. fill: where the document has no token in bucket(j), those at the least
-    Hamming distance share the 1.
+    This A belongs to MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `muvera.FixedEncoding`
+    computes the same rel as one inner product. fill: if the document has no token in bucket(j), the tokens at
+    the least Hamming distance share the weight 1.
     """
 
     planes: Annotated[int, Range(0, MOST_PLANES)]
@@ -240,20 +243,20 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
 
 
 def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
-    """The token ids of both sides. Raises ValueError if a side has none."""
+    """Return the token ids of both sides. Raises ValueError if a side has none."""
     if documents.ids is None or queries.ids is None:
         raise ValueError("an alignment of equal ids needs token ids on both sides; Tokens.ids is None")
     return documents.ids, queries.ids
 
 
 def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
-    """Tokens that `PoolTopK` retrieves: k of them, or max(⌊k·m⌋, 1) with k < 1 of a pool of m real tokens."""
+    """Return how many tokens `PoolTopK` retrieves from m real tokens: k, or max(⌊k·m⌋, 1) if k < 1."""
     share = (k * tokens.double() + 1e-9).floor().long()  # as in `TopP.kept`
     return share.clamp(min=1) if k < 1 else torch.full_like(tokens, int(k))
 
 
 def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
-    """Â of XTR: which pairs are among query token j's k most similar tokens of the whole pool."""
+    """Compute XTR's Â: which document tokens are among query token j's k most similar in the whole pool."""
     if k <= 0:
         raise ValueError(f"token retrieval needs k above 0, got {k}")
     counts = pool_count(k, valid.sum((1, 2))).clamp(max=S.shape[1] * S.shape[2])
@@ -290,22 +293,22 @@ def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n
 
 
 def query_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = N, the query's real tokens: changes no ranking, but the scale that a loss sees."""
+    """Z = N, the number of real query tokens. This changes the scale of a loss, but no ranking."""
     return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 
 def document_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = M, the document's real tokens."""
+    """Z = M, the number of real document tokens."""
     return documents.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 
 def total(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = Σ A (Qian et al. 2022, Eq. 1), at least 1e-6: where nothing is aligned rel is 0, not 0/0."""
+    """Z = Σ A (Qian et al. 2022, Eq. 1), at least 1e-6: if nothing is aligned, rel is 0, not 0/0."""
     return A.sum((-2, -1)).clamp(min=SMALLEST)
 
 
 def retrieved(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = |{j : A_ij > 0 for some i}|, query tokens that retrieved one of d's (Lee et al. 2023, Eq. 2)."""
+    """Z = |{j : A_ij > 0 for some i}|: query tokens that retrieved a token of d (Lee et al. 2023, Eq. 2)."""
     return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
 
 

@@ -1,9 +1,9 @@
 """rel(d, q) = 1/Z · Σᵢⱼ Sᵢⱼ Ãᵢⱼ u_dᵢ u_qⱼ, Z = Σ A: sparse alignment with unary salience.
 
 Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
-entropic; reads S), u the salience of each token (reads that token's own vector and, through the budget of the
-gate, the scores of the text's other tokens). The paper trains with top-1 and α^q = .5, α^d = .4, ε = .002. If
-every salience of a text is 0, or only tokens of salience 0 align, Z is 0 and rel is defined as 0.
+entropic); it reads S. u is the salience of each token; it reads the token's vector and, through the gate's
+budget, the scores of the text's other tokens. The paper trains with top-1 and α^q = .5, α^d = .4, ε = .002.
+If all saliences of a text are 0, or only tokens of salience 0 align, Z is 0 and rel is defined as 0.
 `Paradigm.with_alignment` sets another alignment at test time; `store.pruning` prunes by salience.
 """
 
@@ -26,10 +26,10 @@ EPS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Aligner(EncoderSettings):
-    """`align` is `TopK`, `TopP` or `Entropic`.
+    """Settings of ALIGNER; `align` is `TopK`, `TopP` or `Entropic`.
 
     `salience` is entropic (Eq. 4, or `iterations` steps of Eq. 5), or one of the paper's alternatives:
-    hard, relu, and relu with `salience_l1`.
+    hard, relu, or relu with `salience_l1`.
     """
 
     align: Alignment | str = TopK(k=1)
@@ -39,5 +39,5 @@ class Aligner(EncoderSettings):
 
 @paradigm(Aligner)
 def aligner(settings: Aligner) -> Recipe:
-    """ALIGNER over a backbone."""
+    """Build ALIGNER over a backbone."""
     return Recipe("aligner", as_alignment(settings.align), "total", temperature=0.02)

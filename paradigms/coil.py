@@ -1,10 +1,9 @@
 """rel(d, q) = ⟨cls_d, cls_q⟩ + Σⱼ max_{i: id(i) = id(j)} dᵢᵀqⱼ: contextualised exact lexical match.
 
-Gao et al. 2021 (NAACL), Eq. 3 to 5: COIL-full. A reads S and the token ids: argmax over the document
-tokens with the query token's id; Z = 1. The pooled pair is part of the same rel: its vector is cut into
-tokens with ids of their own (see `encoder.text.TextEncoder._join_pooled`); `pooled_dim=0` gives COIL-tok.
-The paper pools [CLS] to 768 dimensions, the width of BERT, beside tokens of 32; similarities are inner
-products.
+Gao et al. 2021 (NAACL), Eq. 3 to 5: COIL-full. A reads S and the token ids: it is the argmax over the
+document tokens with the query token's id; Z = 1. The pooled vectors are part of the same rel: each is cut
+into tokens with reserved ids (see `encoder.text.TextEncoder._join_pooled`); `pooled_dim=0` gives COIL-tok.
+The paper uses 768 dimensions (BERT's width) for [CLS] and 32 for tokens; similarities are inner products.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class COIL(EncoderSettings):
-    """Token vectors of 32 dimensions and a pooled vector, by default about as wide as the backbone."""
+    """Settings of COIL: 32-dimensional token vectors, and a pooled vector about as wide as the backbone."""
 
     dim: Annotated[int | None, Range(1, 1 << 14)] = 32
     pooled_dim: Annotated[int | None, Range(0, 1 << 14)] = None
@@ -29,5 +28,5 @@ class COIL(EncoderSettings):
 
 @paradigm(COIL)
 def coil(settings: COIL) -> Recipe:
-    """COIL over a backbone."""
+    """Build COIL over a backbone."""
     return Recipe("coil", EqualIds(), "one", temperature=1.0)

@@ -1,11 +1,11 @@
 """rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ: the one formula of every paradigm here.
 
-D ∈ R^{h×M} are a document's token vectors, Q ∈ R^{h×N} a query's, A ∈ R^{M×N} the alignment and Z a
+D ∈ R^{h×M} holds a document's token vectors, Q ∈ R^{h×N} the query's, A ∈ R^{M×N} is the alignment and Z a
 normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; with Z = Σ A: Qian et al. 2022, Eq. 1). A paradigm is a
 choice of where D and Q come from, what A may read, and Z.
 
-Axes, everywhere: b queries, n candidate documents, i document tokens, j query tokens, h features. `rel` is
-the readable reference: every faster path states which `rel` it equals and is tested against it.
+The axes everywhere are b queries, n candidate documents, i document tokens, j query tokens and h features.
+`rel` is the readable reference: every faster path states which `rel` it equals and is tested against it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ Valid: TypeAlias = Bool[Tensor, "b n i j"]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if that is its type."""
+    """Convert x to float32, unless it is already float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """D or Q of the formula, for many texts at once: token vectors, padded, with their mask.
+    """D or Q of the formula, for many texts at once: padded token vectors and a mask.
 
     Queries have x = b and n = 1. Documents have x = 1 when they do not depend on the query (in-batch
     training, anything indexable) and x = b when each query brings its own candidates.
@@ -39,7 +39,7 @@ class Tokens:
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
-        """The same tokens with `function` applied to every tensor that is not None."""
+        """Apply `function` to every tensor that is not None, and return the new tokens."""
         ids = None if self.ids is None else function(self.ids)
         salience = None if self.salience is None else function(self.salience)
         return Tokens(function(self.vectors), function(self.mask), ids, salience)
@@ -48,7 +48,7 @@ class Tokens:
         return self.map(lambda t: t.to(device))
 
     def __getitem__(self, texts: slice) -> "Tokens":
-        """The tokens of the queries in `texts`, a slice of the first axis."""
+        """Select queries by `texts`, a slice of the first axis."""
         return self.map(lambda t: t[texts])
 
 
@@ -63,7 +63,7 @@ Normalise: TypeAlias = Callable[[TokenPairs, Tokens, Tokens], Float[Tensor, "b n
 class Interaction:
     """S, A and Z of the formula for given pairs, for any paradigm.
 
-    The rel of a decoder has one more part, `rest`, which comes from the identifier's prefix alone.
+    For a decoder, rel also includes `rest`, which depends only on the identifier's prefix.
     """
 
     similarity: TokenPairs  # S = DᵀQ; 0 where either token is padding
@@ -77,21 +77,21 @@ class Interaction:
         return matched if self.rest is None else matched + self.rest
 
     def _repr_html_(self) -> str:
-        """Cards of the first pairs, for a notebook."""
+        """Render the first pairs as cards for a notebook."""
         from paradigms import view  # which draws, and nothing else in this file needs
 
         return view.framed(view.explanations_of(self))
 
 
 def similarity(documents: Tokens, queries: Tokens) -> tuple[TokenPairs, Valid]:
-    """S = DᵀQ and which of its entries are pairs of real tokens; padded entries of S are 0."""
+    """Compute S = DᵀQ and the mask of pairs of real tokens; padded entries of S are 0."""
     valid = documents.mask[..., :, None] & queries.mask[..., None, :]
     S = torch.einsum("bnih,bmjh->bnij", documents.vectors, queries.vectors)
     return S.where(valid, 0), valid
 
 
 def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] | None:
-    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None = 1."""
+    """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None means 1."""
     d, q = documents.salience, queries.salience
     if d is None and q is None:
         return None
@@ -100,7 +100,7 @@ def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] |
 
 
 def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
-    """S, A = Ã ⊙ u_d u_qᵀ (the result of `align`, weighted by salience) and Z of queries and candidates."""
+    """Compute S, A = Ã ⊙ u_d u_qᵀ (where `align` returns Ã) and Z for queries and candidates."""
     S, valid = similarity(documents, queries)
     A = align(S, valid, documents, queries).where(valid, 0)
     unary = salience(documents, queries)
@@ -122,7 +122,7 @@ def rel(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) 
 
 
 def pad_tokens(tokens: Tokens, length: int) -> Tokens:
-    """The same tokens, padded with masked places up to `length`. rel stays the same."""
+    """Pad tokens to `length` with masked positions. This does not change rel."""
     extra = length - tokens.mask.shape[-1]
     if extra <= 0:
         return tokens
@@ -136,7 +136,7 @@ def join_queries(parts: Sequence[Tokens]) -> Tokens:
 
 
 def join_documents(parts: Sequence[Tokens]) -> Tokens:
-    """Concatenate documents [x, n, i, h] to one pool of candidates, padded to the longest."""
+    """Concatenate documents [x, n, i, h] into one pool of candidates, padded to the longest."""
     return _join(parts, axis=1)
 
 

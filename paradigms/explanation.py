@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Explanation:
-    """One system's A for one (document, query): what `rel` sums, by token.
+    """One model's A for one document and query: the terms that `rel` sums, by token.
 
-    links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
-    Σ s·a + rest. reads: what A may read. A salience is one weight per token, or None.
+    links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j].
+    rel = 1/Z Σ s·a + rest. reads: the inputs that A may read. Saliences are one weight per token, or None.
     """
 
     system: str
@@ -23,7 +23,7 @@ class Explanation:
     rest: float = 0.0  # the part of rel that belongs to no pair
 
     def _repr_html_(self) -> str:
-        """The card of the explanation, for a notebook."""
+        """Render the explanation as a card for a notebook."""
         from paradigms import view
 
         return view.framed([self])

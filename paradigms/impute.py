@@ -1,11 +1,11 @@
 """mⱼ ≈ maxᵢ dᵢᵀqⱼ for a document from which query token j retrieved nothing, and scores that use mⱼ.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
-corpus_tokens) -> m: the similarities of the document tokens that each query token retrieved, [j, k'], in any
-order and −∞ where fewer were found, and the tokens of the corpus; m [j] is on the same scale. A NaN in m
-leaves the query token out of the sum and of Z: `none` always returns NaN. Under exact search no missing
-similarity exceeds the smallest retrieved one: `kth` is a bound, `tail_mean` and
-`percentile` estimates above it, `power_law` below.
+corpus_tokens) -> m. `retrieved` [j, k'] holds the similarities of the document tokens that each query token
+retrieved, in any order, padded with −∞ if fewer were found. `corpus_tokens` is the number of tokens in the
+corpus. m [j] is on the scale of the similarities. If m is NaN, the query token is left out of the sum and of
+Z; `none` always returns NaN. With exact search, no missing similarity exceeds the smallest retrieved one, so
+`kth` is an upper bound; `tail_mean` and `percentile` lie above this bound, and `power_law` lies below it.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def none(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """No mⱼ: the mean over the query tokens that retrieved a token of d; Z is their number (Eq. 2)."""
+    """No mⱼ: rel is the mean over the query tokens that retrieved a token of d (Eq. 2)."""
     return torch.full_like(retrieved[:, 0], torch.nan)
 
 
 def zero(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """mⱼ = 0: a missing token adds nothing, but Z = N."""
+    """mⱼ = 0: a missing token adds nothing to the sum, but Z = N."""
     return _or_nan(retrieved.amax(1)) * 0
 
 
@@ -58,8 +58,9 @@ def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
 
-    Least squares over the positive similarities; R = √(k'·corpus_tokens) is the middle, on the log scale,
-    of the ranks that were not retrieved. Capped at the k'-th similarity, which is also the fallback.
+    The law is fitted to the positive similarities by least squares. R = √(k'·corpus_tokens) is the middle, on
+    the log scale, of the ranks that were not retrieved. mⱼ is at most the k'-th similarity, which is also the
+    fallback.
     """
     best, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)
@@ -89,7 +90,7 @@ def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") ->
     """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
 
     With "none", Z is the number of query tokens that retrieved a token of d. S and valid [b, n, i, j] span
-    the whole corpus: the readable twin of the index search.
+    the whole corpus. This is the readable reference for the index search.
     """
     retrieved = retrieved_tokens(S, valid, k)
     pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
@@ -104,8 +105,8 @@ def retrieved_rel(
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """f_XTR'(q, d) = 1/Z Σⱼ (d's best similarity that j retrieved, else mⱼ) for every retrieved document.
 
-    Equals `imputed_rel` on the whole corpus. owners: the document of each retrieved token, −1 where the
-    similarity is −∞; the retrieved documents are returned too, ascending.
+    The scores equal `imputed_rel` on the whole corpus. owners: the document of each retrieved token; −1 where
+    the similarity is −∞. Also returns the retrieved documents, in ascending order.
     """
     documents, places = owners.unique(return_inverse=True)
     best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
@@ -115,12 +116,12 @@ def retrieved_rel(
 
 
 def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:
-    """The mean over query tokens of `best`, with `missing` where it is −∞; NaN is left out."""
+    """Average `best` over query tokens, using `missing` where `best` is −∞ and leaving out NaN."""
     return best.where(best > -torch.inf, missing).nanmean(-1).nan_to_num(0.0)
 
 
 def _ranked(retrieved: Retrieved) -> tuple[Retrieved, Float[Tensor, "j 1"]]:
-    """Sort the similarities, best first, and count those that were found."""
+    """Sort the similarities in descending order, and count the finite ones."""
     best = retrieved.sort(1, descending=True).values
     return best, (best > -torch.inf).sum(1, keepdim=True).to(best.dtype)
 

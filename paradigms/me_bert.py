@@ -1,17 +1,17 @@
 """rel(d, q) = max_{i ≤ m} dᵢᵀq: a document is m vectors, a query is one vector.
 
-Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: argmax over i; Z = 1. Documents of fewer than m tokens have
-fewer vectors; padding never wins the max. As a max over inner products, its exact search is that of one
-vector among m entries per document.
+Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: it is the argmax over i; Z = 1. Documents of fewer than m
+tokens have fewer vectors; padding never wins the max. Since rel is a max over inner products, exact search is
+a single-vector search over m entries per document.
 
 In the paper, a document's vectors are the states of [CLS] and of the first m − 1 tokens:
-me_bert(backbone, document_vectors="first"), which with m = 1 and [CLS] pooling is DPR. The query's vector is
-the state of [CLS] there; compared with the mean that most published encoders pool, single states do badly
-until they are trained for it. By default, a document's vectors are therefore the means of m equal spans of
-its text, with m = 1 the DPR of mean pooling. "learned" learns how tokens are pooled to m vectors.
+me_bert(backbone, document_vectors="first"); with m = 1 and [CLS] pooling, this is DPR. The query's vector in
+the paper is the state of [CLS]. Most published encoders use mean pooling instead, and single states do badly
+until they are trained for this use. By default, a document's vectors are therefore the means of m equal spans
+of its text; with m = 1, this is DPR with mean pooling. "learned" learns how to pool tokens into m vectors.
 
 ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False), with the projection and layer
-normalisation of DE-BERT-k (see dpr.py); for ME-BERT-k the paper mentions only the projection.
+normalisation of DE-BERT-k (see dpr.py). For ME-BERT-k, the paper mentions only the projection.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class MEBERT(EncoderSettings):
-    """One vector for a query and m for a document; m is the setting `vectors`."""
+    """Settings of ME-BERT: one vector per query and m = `vectors` vectors per document."""
 
     query_vectors: Vectors = "pooled"
     document_vectors: Vectors = "spans"
@@ -32,5 +32,5 @@ class MEBERT(EncoderSettings):
 
 @paradigm(MEBERT)
 def me_bert(settings: MEBERT) -> Recipe:
-    """ME-BERT over a backbone. τ is 1 for inner products."""
+    """Build ME-BERT over a backbone. τ is 1 for inner products."""
     return Recipe("me_bert", QueryToDocument(), "one", temperature=0.05 if settings.normalize else 1.0)

@@ -51,30 +51,30 @@ class Trainable(nn.Module, ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The paradigm's name."""
+        """Return the paradigm's name."""
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """All settings: runs with equal descriptions train the same model."""
+        """Return all settings. Two runs with equal descriptions train the same model."""
 
     @abstractmethod
     def write(self, folder: Path, *, merged: bool = False) -> None:
-        """Write all files of the model into an existing folder; `from_pretrained` reads them bit for bit.
+        """Write all files of the model to an existing folder; `from_pretrained` restores it bit for bit.
 
-        merged: adapters become part of the weights that they adapt, and can no longer be trained.
+        merged: add the adapters to the weights that they adapt; they can then no longer be trained.
         """
 
     @property
     def document_length(self) -> int | None:
-        """The most tokens of a document that the model reads; None if its weights store the documents."""
+        """Return the maximum length of documents in tokens; None if the model's weights store documents."""
         return None
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
-        """How many documents the model truncates, and by how much; None if it encodes no documents."""
+        """Return how many documents are truncated, and how far; None if the model encodes no documents."""
         return None
 
     def check_corpus(self, ids: Sequence[str]) -> None:
-        """Raise ValueError if the model can rank only one corpus, and these documents are not that corpus."""
+        """Raise ValueError if the model can rank only one corpus and `ids` belong to another corpus."""
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Save this model with `saving.save_pretrained`."""
@@ -85,7 +85,7 @@ class Trainable(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:
-        """Read what `write` or `save_pretrained` wrote. Weights are safetensors: no code is loaded."""
+        """Read a model saved by `write` or `save_pretrained`. No code is loaded: weights are safetensors."""
 
     @property
     def device(self) -> torch.device:
@@ -93,14 +93,14 @@ class Trainable(nn.Module, ABC):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The backbone's repeated modules, which are sharded and recomputed one at a time."""
+        """Return the backbone's repeated modules, which are sharded and recomputed one at a time."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context without dropout, which then restores the modules' modes; one thread at a time enters it."""
+        """Disable dropout within this context, which only one thread at a time can enter; then restore it."""
         with EVALUATING:
             # Not the model's mode alone: models with other alignments share the encoder.
             training = [module for module in self.modules() if module.training]
@@ -135,14 +135,15 @@ class Paradigm(Trainable):
 
     @property
     def reads(self) -> frozenset[str]:
-        """What A may read: similarity, ids, pool, lengths, salience."""
+        """Return the inputs that A may read: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.align.reads | salience
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
-        """The same encoder with another A, such as `TopK(k=2)`, and another Z if `normalise` is given.
+        """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
 
-        For ALIGNER's alignments at test time, or MVDR (q←d). Search with another class of A does not impute.
+        This serves ALIGNER's alignments at test time and MVDR (q←d). If A has another class, search does not
+        impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -153,8 +154,9 @@ class Paradigm(Trainable):
         return count_cut(self.encoder, texts)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
-        """(Q, D) of tokenised texts in one call, as DistributedDataParallel requires. chunk: see
-        `TextEncoder`.
+        """Encode tokenised texts as (Q, D) in one call, as DistributedDataParallel requires.
+
+        chunk: see `TextEncoder.forward`.
         """
         return self.encoder(queries, "query", chunk), self.encoder(documents, "document", chunk)
 
@@ -167,12 +169,12 @@ class Paradigm(Trainable):
         device: torch.device | str | None = None,
         progress: bool = False,
     ) -> list[np.ndarray]:
-        """The vectors of each text as an array [l, h], float32: l = 1 for one pooled vector.
+        """Encode each text as a float32 array [l, h]; l = 1 for one pooled vector.
 
-        batch_size: texts that are encoded together, of similar length. device: where the model moves first,
-        "cuda" for instance. progress: shows a bar.
+        batch_size: number of texts, of similar length, to encode together. device: the device to move the
+        model to first, for example "cuda". progress: show a progress bar.
 
-        Raises TypeError if `texts` is one string, or holds something else than strings.
+        Raises TypeError if `texts` is a string or contains anything but strings.
         """
         check_several(texts, "texts")
         for text in texts:
@@ -191,35 +193,35 @@ class Paradigm(Trainable):
         return arrays
 
     def tokens(self, texts: Sequence[str], side: Side) -> Tokens:
-        """D or Q of raw texts in one batch, without gradients and without dropout.
+        """Encode raw texts as D or Q in one batch, without gradients or dropout.
 
-        The precision is that of the surrounding `encoder.precision.autocast`; outside it, bf16 where
-        the device multiplies it natively.
+        The surrounding `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if
+        the device multiplies bf16 natively.
         """
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
             return self.encoder(self.encoder.tokenize(texts, side).to(device), side)
 
     def encode_queries(self, texts: Sequence[str]) -> Tokens:
-        """Q of x queries: axes [x, 1, l, h]."""
+        """Encode x queries as Q, with axes [x, 1, l, h]."""
         return self.tokens(texts, "query")
 
     def encode_documents(self, texts: Sequence[str]) -> Tokens:
-        """D of x documents: axes [1, x, l, h]."""
+        """Encode x documents as D, with axes [1, x, l, h]."""
         return self.tokens(texts, "document")
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
-        """S, A and Z of every query against every candidate."""
+        """Compute S, A and Z of every query and candidate."""
         return interact(documents, queries, self.align, self.normalise)
 
     def score(self, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-        """rel of every query against every candidate."""
+        """Compute rel of every query and candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
     def explain(self, query: str, document: str, pool: Tokens | None = None) -> Explanation:
-        """S, A and Z of one pair of texts, by token.
+        """Explain the score of one pair of texts: S, A and Z by token.
 
-        pool: tokens of the query's other candidates, axes [1, n, i, h], for an A that reads them (XTR).
+        pool: tokens [1, n, i, h] of the query's other candidates, for an A that reads them (XTR).
         """
         queries, documents = self.encode_queries([query]), self.encode_documents([document])
         return self.explain_tokens(query, document, queries, documents, pool)
@@ -227,7 +229,7 @@ class Paradigm(Trainable):
     def explain_tokens(
         self, query: str, document: str, queries: Tokens, documents: Tokens, pool: Tokens | None = None
     ) -> Explanation:
-        """`explain` from encoded tokens: Q [1, 1, j, h] and D [1, 1, i, h]."""
+        """Do the same as `explain` for encoded tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
         joined = documents if pool is None else join_documents([documents, pool])
         with torch.inference_mode():
             interaction = self.interact(joined, queries)
@@ -276,7 +278,7 @@ class Paradigm(Trainable):
         return cls(recipe, kind.load(folder))
 
     def _plugins(self) -> dict[str, str]:
-        """plugins.json: name of each part that is not built in -> the file that registered it."""
+        """Return the content of plugins.json: a map from plugin names to the files that registered them."""
         r, encoder = self.recipe, described(self.encoder)
         encoders = {encoder["encoder"], encoder.get("query_tower", encoder)["encoder"]}
         parts = [
@@ -298,8 +300,8 @@ def paradigm(
     """Turn a function from settings to a recipe into a builder, (backbone, **settings) -> Paradigm.
 
     kind: the dataclass of the settings; its fields are the builder's keywords. Settings that the backbone's
-    folder publishes override the defaults (`as_published`), and the caller's override both. A class of
-    `ENCODERS` may have more settings. The builder raises ValueError for unknown ones.
+    folder publishes override the defaults (`as_published`), and the caller's settings override both. A class
+    in `ENCODERS` may have additional settings. The builder raises ValueError for unknown settings.
     """
     made: Any = kind
     defaults: dict[str, Any] = {field.name: field.default for field in fields(made)}

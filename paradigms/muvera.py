@@ -1,16 +1,16 @@
-"""F_q(Q)ᵀ F_d(D) = Σᵢⱼ Sᵢⱼ Aᵢⱼ: one vector of fixed length for each text in place of its tokens.
+"""F_q(Q)ᵀ F_d(D) = Σᵢⱼ Sᵢⱼ Aᵢⱼ: one vector of fixed length replaces the tokens of a text.
 
-Dhulipala et al. 2024 (arXiv:2405.19504): MUVERA's fixed-dimensional encodings. A repetition cuts the space by
-random planes through 0 (SimHash). A query token adds its vector to the block of its bucket, and a document
-puts into every block the mean of its tokens in that bucket, so that
+Dhulipala et al. 2024 (arXiv:2405.19504): MUVERA's fixed-dimensional encodings. Each repetition divides space
+into buckets by random planes through 0 (SimHash). A query token adds its vector to the block of its bucket.
+A document stores in each block the mean of its tokens in that bucket, so that
 
     Aᵢⱼ = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over repetitions.
 
 An empty bucket is filled with the mean of the tokens at the least Hamming distance. The paper takes one of
-these tokens; with the mean, their order does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by the
-number of such tokens, so that A sums to 1 for each j, and rel is at most that of MaxSim. Two random
+these tokens; with the mean, the order of tokens does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by
+the number of such tokens. Hence A sums to 1 for each j, and rel is at most the MaxSim score. Two random
 projections shorten the result and preserve inner products on average: `inner` projects each token's vector,
-`final` the whole vector.
+and `final` projects the whole vector.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ MOST_PLANES = 12  # a document has a block for each of 2^planes buckets
 
 
 def check_buckets(planes: int, repetitions: int) -> None:
-    """Raise ValueError if the numbers do not define a partition of the space."""
+    """Raise ValueError if these numbers of planes and repetitions are out of range."""
     if not 0 <= planes <= MOST_PLANES or repetitions < 1:
         raise ValueError(
             f"buckets need 0 to {MOST_PLANES} planes and at least 1 repetition, got {planes} planes and "
@@ -39,13 +39,13 @@ def check_buckets(planes: int, repetitions: int) -> None:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # cached, and used in training too
 def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[Tensor, "r h k"]:
-    """Normal vectors of planes, float32."""
+    """Draw the normal vectors of random planes, in float32."""
     check_buckets(planes, repetitions)
     return torch.randn(repetitions, dim, planes, generator=torch.Generator().manual_seed(seed))
 
 
 def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) -> Int[Tensor, "*x"]:
-    """The number of the bucket of each vector: bit p says on which side of plane p it lies."""
+    """Return the bucket number of each vector: bit p says on which side of plane p the vector lies."""
     sides = vectors.detach() @ normals.to(vectors) > 0
     return (sides.long() << torch.arange(normals.shape[1], device=vectors.device)).sum(-1)
 
@@ -53,9 +53,9 @@ def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) ->
 def shares(
     buckets: Int[Tensor, "x n l"], mask: Bool[Tensor, "x n l"], planes: int, fill: bool, dtype: torch.dtype
 ) -> Float[Tensor, "x n l m"]:
-    """The share of each real token in the mean that each of m = 2^planes blocks holds.
+    """Return the weight of each real token in the mean of each of the m = 2^planes blocks.
 
-    fill: whether the tokens at the least Hamming distance stand in for a bucket without tokens.
+    fill: whether an empty bucket uses the tokens at the least Hamming distance.
     """
     everything = torch.arange(1 << planes, device=mask.device)
     distance = buckets[..., None] ^ everything
@@ -68,10 +68,10 @@ def shares(
 
 @dataclass(frozen=True)
 class FixedEncoding:
-    """F_q and F_d. planes: the number of planes in each of `repetitions` partitions, which gives 2^planes
-    buckets. inner: dimensions to which token vectors are projected; 0 for no projection. final: dimensions of
-    the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether empty buckets are filled.
-    seed: determines everything random."""
+    """F_q and F_d. planes: number of planes in each of `repetitions` partitions, for 2^planes buckets each.
+    inner: number of dimensions to project token vectors to; 0 for no projection. final: number of dimensions
+    of the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets.
+    seed: seed of the random planes and projections."""
 
     planes: int = 5
     repetitions: int = 20
@@ -86,14 +86,14 @@ class FixedEncoding:
             raise ValueError(f"inner and final are dimensions, got {self.inner} and {self.final}")
 
     def width(self, dim: int) -> int:
-        """Dimensions of F for token vectors of `dim`."""
+        """Return the number of dimensions of F for token vectors of `dim` dimensions."""
         return self.final or (self.repetitions << self.planes) * (self.inner or dim)
 
     def documents(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "n w"]:
-        """F_d of documents [1, n, i, h]; zeros for one without tokens.
+        """Compute F_d of documents [1, n, i, h]; F_d of an empty document is all zeros.
 
-        centre: a vector that is subtracted from every token first. This changes all scores of a query by the
-        same number if empty buckets are filled, and lets planes divide vectors that share a large mean.
+        centre: vector to subtract from every token first. If empty buckets are filled, this changes all
+        scores of a query by the same number. It lets the planes separate vectors with a large common mean.
         """
         vectors = _centred(_real(tokens), centre)
 
@@ -103,7 +103,7 @@ class FixedEncoding:
         return self._blocks(vectors, vectors, tokens, means)[0]
 
     def queries(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "b w"]:
-        """F_q of queries [b, 1, j, h], divided by the number of repetitions. centre: as for `documents`."""
+        """Compute F_q of queries [b, 1, j, h], divided by `repetitions`. centre: see `documents`."""
         vectors = _real(tokens)
 
         def sums(buckets: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class FixedEncoding:
     def _blocks(
         self, values: Tensor, where: Tensor, tokens: Tokens, weights: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "x n w"]:
-        """Σ over tokens of weight · salience · value, for each block of each repetition."""
+        """Sum weight · salience · value over tokens, for each repetition and block."""
         dim, (x, n, _) = values.shape[-1], tokens.mask.shape
         normals = random_planes(dim, self.planes, self.repetitions, self.seed)
         inner, slots, signs = _projections(self, dim)
@@ -137,7 +137,7 @@ class FixedEncoding:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # cached, and used in training too
 def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """±1/√inner for each repetition [r, h, inner]; each dimension's slot in the final vector, and sign."""
+    """Return ±1/√inner by repetition [r, h, inner], and the final slot and sign of each dimension."""
     random = torch.Generator().manual_seed(encoding.seed + 1)
 
     def signs(*shape: int) -> Tensor:
@@ -149,7 +149,7 @@ def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:
-    """The vectors, with zeros in place of padding, which may hold any values."""
+    """Return the vectors with padding, which may hold any values, set to 0."""
     return tokens.vectors.where(tokens.mask[..., None], 0)
 
 

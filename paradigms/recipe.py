@@ -40,22 +40,22 @@ class Recipe:
             )
 
     def described(self) -> dict[str, Any]:
-        """All fields, as values of JSON."""
+        """Return all fields as JSON values."""
         return vars(self) | {"align": str(self.align)}
 
     @property
     def normalise_function(self) -> Normalise:
-        """Z."""
+        """Return the function that computes Z."""
         return NORMALISERS[self.normalise]
 
     @property
     def reads_pool(self) -> bool:
-        """Whether a document's score depends on the other candidates."""
+        """Return whether a document's score depends on the other candidates."""
         return self.search == "impute" or "pool" in self.align.reads
 
 
 def recipe_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert what `described` wrote to a recipe's fields; "TopK(k=1)" was formerly "top_k" and {"k": 1}."""
+    """Convert the output of `described` to recipe fields; "TopK(k=1)" was formerly "top_k" and {"k": 1}."""
     read = dict(values)
     if "align_knobs" in read:
         knobs = ", ".join(f"{name}={value!r}" for name, value in read.pop("align_knobs").items())

@@ -1,4 +1,4 @@
-"""All models by name, and `load`, which opens saved ones by folder."""
+"""All models by name, and `load`, which opens saved models."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -55,14 +55,14 @@ def load(
     plugin: str | Path | Iterable[str | Path] = (),
     for_search: bool = False,
 ) -> Paradigm | Generative | CrossAttention:
-    """Open a model by its folder or its name on the Hugging Face hub; "offline" is the encoder of that extra.
+    """Open a model by its folder or Hugging Face hub name; "offline" is the encoder of the "offline" extra.
 
-    The folder holds what `save_pretrained` wrote, or a checkpoint of another library (`saving.FORMATS`).
+    The folder holds the files of `save_pretrained`, or a checkpoint of another library (`saving.FORMATS`).
     documents: folder or name of the document encoder, if `name` encodes only queries (DPR). layout: format of
-    another library's checkpoint, if its files do not identify it. pickled: accept pickled weights, of which
-    only the weights are read. plugin: files that register what the model needs (`io.plugins`). for_search:
-    the model will encode texts only; a plain BERT then opens without transformers. Raises FileNotFoundError
-    if there is no such folder, and ValueError if its content cannot be read or needs something else.
+    another library's checkpoint, if its files do not identify it. pickled: read the weights, and nothing
+    else, from pickled files. plugin: files that register parts of the model (`io.plugins`). for_search: the
+    model will only encode texts, so a plain BERT opens without transformers. Raises FileNotFoundError if the
+    folder does not exist, and ValueError if it cannot be read or if the model needs other arguments.
     """
     if for_search:
         with backbone.for_search():
@@ -83,7 +83,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Check that a model encodes documents. Raises ValueError, with `name`, if it is of another kind."""
+    """Check that a model encodes documents. Raises ValueError, which mentions `name`, if it does not."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "

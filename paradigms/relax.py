@@ -1,7 +1,7 @@
 """max_λ sᵀλ + ε H(λ)  s.t.  1ᵀλ = k, λ ∈ [0, 1]^m: the entropy-regularised top-k.
 
 Qian et al. 2022 (ALIGNER), Eq. 4 (salience) and Eq. 9 (alignment). The maximiser is the capped softmax λᵢ =
-min(1, exp((sᵢ + a)/ε)) with a such that the budget k is met.
+min(1, exp((sᵢ + a)/ε)), where a is chosen to meet the budget k.
 """
 
 import math
@@ -26,12 +26,12 @@ def entropic_topk(
 
     k: a number, or a tensor with one value per row; fractions are allowed. eps: at least SMALLEST_EPS, in the
     unit of the scores. mask: True for real entries; λ is 0 elsewhere. iterations: None solves exactly in O(m
-    log m); T runs T steps of the paper's Eq. 5 from a = b = 0, which undershoot the budget and converge
-    linearly, at rate n1/k with n1 the number of entries at 1.
+    log m); T runs T steps of the paper's Eq. 5 from a = b = 0. These steps undershoot the budget and converge
+    linearly, at rate n1/k, where n1 is the number of entries at 1.
 
-    Computed in float32 or wider even under autocast: at ε = .002 bfloat16 cannot separate neighbouring
-    scores. Differentiable in scores and k: with n1 fixed, autograd gives exactly the Jacobian of the
-    maximiser.
+    The result is computed in float32 or wider even under autocast: at ε = .002, bfloat16 cannot separate
+    neighbouring scores. It is differentiable in scores and k: with n1 fixed, autograd gives the exact
+    Jacobian of the maximiser.
     """
     if eps < SMALLEST_EPS:
         raise ValueError(f"eps must be at least {SMALLEST_EPS:g}, got {eps}; for eps -> 0 there is hard_topk")
@@ -62,7 +62,7 @@ def hard_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ, 1ᵀλ = k, λ ∈ [0, 1]^m: `entropic_topk` as ε → 0, without a gradient.
 
-    λ is 1 above the k-th largest score, 0 below it; ties share the rest. Qian et al. 2022, Figure 6.
+    λ is 1 above the k-th largest score and 0 below it; ties share the rest. Qian et al. 2022, Figure 6.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     s = _wide(scores.detach(), mask)
@@ -76,13 +76,13 @@ def hard_topk(
 
 
 def token_budget(ratio: float, mask: Bool[Tensor, "*batch m"]) -> Float[Tensor, "*batch"]:
-    """⌈ratio · length⌉ for each text's real length; at least 1, unless the text has no token."""
+    """Return ⌈ratio · length⌉ of each text, where length counts real tokens; at least 1 if there are any."""
     length = mask.sum(-1).double()
     return (ratio * length - 1e-9).ceil().clamp(min=1).minimum(length)  # .55 · 100 is 55.00000000000001
 
 
 def _wide(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores in float32 or wider; padding gets the smallest finite value."""
+    """Convert scores to float32 or wider, and set padding to the smallest finite value."""
     wide = at_least_float32(scores)
     return wide.masked_fill(~mask, torch.finfo(wide.dtype).min)
 
@@ -109,7 +109,7 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
 
 
 def _iterate(s: Tensor, k: Tensor, mask: Tensor, iterations: int) -> Tensor:
-    """a ← ε ln k − ε LSE((s + b)/ε), b ← min(−s − a, 0); λ = exp((s + a + b)/ε). All divided by ε here."""
+    """a ← ε ln k − ε LSE((s + b)/ε), b ← min(−s − a, 0); λ = exp((s + a + b)/ε). All are divided by ε."""
     s = s.masked_fill(~mask, torch.finfo(s.dtype).min)
     b = torch.zeros_like(s)
     for _ in range(iterations):

@@ -1,13 +1,13 @@
 """rel(d, q) = Σ_t w_t(d) · w_t(q) over terms t, with w_t = maxᵢ log(1 + relu(logit_it)): learned sparse.
 
-Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the logits are those of the backbone's
-masked-language-model head, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
-terms of weight above 0, each once, as tokens with ids and h = 1. A reads S and the ids: equal ids; Z = 1. One
-vector of h = |V| numbers with A = 1, as in DPR, gives the same rel, and training computes it so.
+Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model
+head computes the logits, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
+distinct terms of weight above 0, as tokens with ids and h = 1. A reads S and the ids: it aligns equal ids;
+Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel; training uses this form.
 
-- query_terms "own": no query expansion, only the query's own terms; "ones": SPLADE-doc, which gives these
-  terms the weight 1 and needs no encoder for queries.
-- uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's own tokens by a linear layer: it is
+- query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
+  which gives these terms the weight 1 and does not encode queries.
+- uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's tokens with a linear layer: it is
   coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
 """
 
@@ -32,10 +32,10 @@ STARTS = 300  # terms of a text above 0 that a tied head starts with
 
 @dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
-    """`EncoderSettings`, with the choice of terms to keep and the part of the loss that makes them sparse.
+    """Settings of SPLADE: the terms to keep, and the part of the loss that makes them sparse.
 
-    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss, where λ rises
-    quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1), and R is a key of
+    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss. λ rises
+    quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1). R is a key of
     `losses.REGULARISERS`.
     """
 
@@ -59,10 +59,11 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Texts → terms of weight above 0, by rising id, through the head that a backbone was pretrained with.
+    """Encode texts as terms of weight above 0, in ascending id order, with a backbone's pretrained head.
 
-    tied_head: logits = E h + b instead, with the backbone's input embeddings E and a new bias b, chosen so
-    that about `STARTS` terms of a text are above 0 initially. Raises ValueError without a head or tied_head.
+    tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
+    chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head
+    and tied_head is not set.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -126,7 +127,7 @@ class Splade(TextEncoder):
         return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
 
     def _weights(self, batch: Batch) -> Float[Tensor, "x v"]:
-        """log(1 + relu(maxᵢ logit_it)), the maximum over all attended tokens."""
+        """Compute log(1 + relu(maxᵢ logit_it)), where the maximum runs over all attended tokens."""
         logits = self._hidden(batch)
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
@@ -137,7 +138,7 @@ class Splade(TextEncoder):
 
 
 def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
-    """Weights ≥ 0 of a vocabulary as tokens [1, x, l, 1] with ids: those above 0, by rising id."""
+    """Convert term weights ≥ 0 to tokens [1, x, l, 1] with ids; keep weights above 0, in id order."""
     there = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
     row, id = there.nonzero(as_tuple=True)
     at = row, there.cumsum(-1)[row, id] - 1
@@ -152,5 +153,5 @@ ENCODERS["splade"] = Splade
 
 @paradigm(SpladeSettings)
 def splade(settings: SpladeSettings) -> Recipe:
-    """SPLADE over a backbone with a masked-language-model head."""
+    """Build SPLADE over a backbone with a masked-language-model head."""
     return Recipe("splade", EqualIds(), "one", temperature=1.0)

@@ -1,10 +1,10 @@
-"""rel(d, q) = 1/Z · Σⱼ maxᵢ Âᵢⱼ dᵢᵀqⱼ: ColBERT that trains on, and scores from, retrieved tokens only.
+"""rel(d, q) = 1/Z · Σⱼ maxᵢ Âᵢⱼ dᵢᵀqⱼ: ColBERT trained and scored on retrieved tokens only.
 
-Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool: per
-query token, argmax over i where that similarity is among the pool's k best; Z = the number of query tokens
-that retrieved a token of the document. Unretrieved similarities are −∞ before the max, not 0 as printed, or
-negative retrieved scores would turn into 0. In training the pool is every document of the batch, from all
-processes, including those that the loss excludes for a query because they are relevant too.
+Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool:
+for each query token, it is the argmax over i if that similarity is among the pool's k best. Z is the number
+of query tokens that retrieved a token of the document. Unretrieved similarities are −∞ before the max, not 0
+as printed in the paper; otherwise, negative retrieved scores would become 0. In training, the pool is every
+document of the batch, from all processes, including relevant documents that the loss excludes for a query.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class XTR(TokenSettings):
-    """k_train tokens of the training pool are retrieved, search_tokens (k') of the corpus.
+    """Settings of XTR: query tokens retrieve k_train tokens in training and search_tokens (k') in search.
 
-    k_train: a number, 320 and less in the paper, or below 1 a share of the pool's tokens, so that one rule
-    serves batches of any size. imputation: a key of `impute.IMPUTATIONS`.
+    k_train: a number (at most 320 in the paper) or, if below 1, a share of the pool's tokens, which suits
+    batches of any size. imputation: a key of `impute.IMPUTATIONS`.
     """
 
     k_train: int | float = 0.005
@@ -30,7 +30,7 @@ class XTR(TokenSettings):
 
 @paradigm(XTR)
 def xtr(settings: XTR) -> Recipe:
-    """XTR over a backbone."""
+    """Build XTR over a backbone."""
     return Recipe(
         "xtr",
         PoolTopK(settings.k_train),
