@@ -40,7 +40,7 @@ PACKAGED = {
 
 
 def packaged(name: str | Path) -> str | Path:
-    """Folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
+    """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
 
     Raises ModuleNotFoundError if its package is not installed.
     """
@@ -99,7 +99,7 @@ def check_on_hub(name: str) -> None:
 
 @contextmanager
 def for_search() -> Iterator[None]:
-    """Inside this context, models only encode texts, so plain BERTs load without importing transformers."""
+    """Context for models that only encode texts, where plain BERTs load without importing transformers."""
     token = _for_search.set(True)
     try:
         yield
@@ -119,7 +119,7 @@ def positions(name: str | Path) -> int | None:
 
 
 def check_backbone(name: str | Path) -> None:
-    """Check that a backbone exists before anything long runs. Raises as `packaged` and `pretrained` do."""
+    """Check that a backbone exists. Raises the same errors as `packaged` and `pretrained`."""
     from transformers import AutoConfig
 
     pretrained(AutoConfig, packaged(name))
@@ -152,8 +152,8 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
 def _check_config(folder: Path) -> None:
     """Raise ValueError if config.json refers to code, or gives more layers or larger sizes than the weights.
 
-    The limits are the number of tensors for layers, and the total number of weights for any size. Building
-    a larger model could take hours or fill the memory before its weights are read.
+    The number of tensors limits the number of layers, and the total number of weights limits every size.
+    Building a larger model could take hours or fill the memory before its weights are read.
     """
     check_files(folder)
     shapes = []
@@ -175,8 +175,8 @@ def _check_config(folder: Path) -> None:
 def load_backbone(name: str | Path) -> Any:
     """Load a checkpoint's encoder in float32, without its pooler, and without any decoder.
 
-    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises ValueError as
-    `load_model` does. Within `for_search`, a plain BERT is read without transformers.
+    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same
+    errors as `load_model`. Within `for_search`, a plain BERT is read without transformers.
     """
     if _for_search.get() and Path(name).is_dir():
         _check_config(Path(name))
@@ -229,8 +229,8 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
     A text is cut before a space between two letters or digits. A tokenizer that splits texts at spaces first
-    gives the same tokens before the cut, whatever follows. A text without such a space is not cut, nor is any
-    text if the tokenizer works differently.
+    gives the same tokens before the cut, whatever follows. A text without such a space is not cut. No text is
+    cut if the tokenizer works differently.
     """
     cut, wanted = list(texts), CHARACTERS * length
     long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
@@ -248,7 +248,7 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
 
 
 def _divides_words(tokenizer: Any) -> bool:
-    """Whether a tokenizer truncates on the right and has no token across a space between two words."""
+    """Return whether a tokenizer truncates on the right and has no token across a space between two words."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right":
         return False
     backend, words = tokenizer.backend_tokenizer, "ab cd"
@@ -306,7 +306,7 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
 
 
 def _matched(backbone: Any, targets: str) -> list[str]:
-    """Names of the linear layers that a regular expression matches fully."""
+    """Return the names of the linear layers that a regular expression matches fully."""
     names = {name: module for name, module in backbone.named_modules() if name}
     try:
         form = regex.compile(targets)
@@ -324,9 +324,9 @@ def _matched(backbone: Any, targets: str) -> list[str]:
 
 
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
-    """Return a module's weights with the names and order of a module without adapters.
+    """Return a module's weights, with the same names and order as in a module without adapters.
 
-    merged: return W plus the adapter's product; otherwise W alone. Each layer is merged in a copy on the
+    merged: return W plus the adapter's product instead of W. Each layer is merged in a copy on the
     CPU, so the module does not change and the same adapters always give the same bits.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -343,7 +343,7 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' report on unused weights and its progress bars."""
+    """Silence transformers' progress bars and its report on unused weights."""
     from transformers.utils import logging as hf_logging
 
     verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
@@ -358,10 +358,10 @@ def quiet() -> Iterator[None]:
 
 
 def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
-    """A linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
+    """Make a linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
 
-    Like `nn.init.orthogonal_`, but computed in float64, so that a seed gives the same bits with any number
-    of threads.
+    Unlike `nn.init.orthogonal_`, this function computes in float64, so a seed gives the same bits with any
+    number of threads.
     """
     linear = nn.Linear(width, dim, bias)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""f(texts), computed in parts of similar length: less padding, and gradient caching."""
+"""Compute f(texts) in parts of similar length, with less padding and with gradient caching."""
 
 import ctypes
 import sys
@@ -38,21 +38,21 @@ class Batch:
         return self.map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        """Copy to page-locked memory, as a DataLoader asks: copies to a GPU then run beside computation."""
+        """Copy to page-locked memory for a DataLoader, so that copies to a GPU overlap with computation."""
         return self.map(Tensor.pin_memory)
 
     def inputs(self) -> dict[str, Tensor]:
-        """Keyword arguments of a transformers backbone."""
+        """Return the keyword arguments of a transformers backbone."""
         types = {} if self.types is None else {"token_type_ids": self.types}
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
 
     def lengths(self) -> list[int]:
-        """Length of each text up to its last token that is attended to or counts."""
+        """Return the length of each text up to its last token that is attended to or counts."""
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
     def some(self, places: Int[Tensor, " y"], width: int) -> "Batch":
-        """Select texts by their positions, cut to `width` tokens."""
+        """Select texts by their positions, and cut them to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 
 
@@ -79,10 +79,10 @@ def in_parts(
     tokens: int | None = None,
     rows: int | None = None,
 ) -> Tokens:
-    """encode(batch), computed in the parts of `by_length`; equal up to rounding and dropout.
+    """Compute encode(batch) in the parts of `by_length`; the result is equal up to rounding and dropout.
 
     axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
-    other parts are encoded again, with the same dropout, when the gradient of all vectors is known. This
+    other parts are encoded again, with the same dropout, once the gradient of all vectors is known. This
     gives the gradient of the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021,
     arXiv:2101.06983). All parts form one graph, so DistributedDataParallel sees one forward and one
     backward pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded

@@ -1,11 +1,12 @@
-"""The forward pass of BERT (Devlin et al. 2019, arXiv:1810.04805), for inference only.
+"""BERT's forward pass (Devlin et al. 2019, arXiv:1810.04805), for inference only.
 
 Each layer updates the tokens' states x, in the order of the paper's code:
 
     q, k, v = x Wᵀ + b;  a = softmax(q kᵀ/√h) v;  x ← norm(x + a Wᵀ + b);  x ← norm(x + gelu(x Wᵀ + b) Wᵀ + b)
 
 `Forward` holds the weights in one precision, packed for its matrix products. `Light` is a module that reads
-a BERT from config.json and safetensors without transformers. Both equal transformers' BertModel in eval mode.
+a BERT from config.json and safetensors without transformers. Both compute the same function as transformers'
+BertModel in eval mode.
 """
 
 import math
@@ -56,7 +57,7 @@ Part = tuple[Tensor, Tensor]  # weight and bias
 
 
 def weight_names(layers: int) -> list[str]:
-    """Names of a BertModel's weights without the pooler's, in transformers' order."""
+    """Return the names of a BertModel's weights except the pooler's, in transformers' order."""
     names = [f"embeddings.{name}_embeddings.weight" for name in EMBEDDINGS]
     parts = (f"encoder.layer.{n}.{part}" for n in range(layers) for part in PARTS)
     modules = ["embeddings.LayerNorm", *parts]
@@ -64,14 +65,14 @@ def weight_names(layers: int) -> list[str]:
 
 
 def supported(config: Any) -> bool:
-    """Whether `Forward` can compute the model that a BERT config describes."""
+    """Return whether `Forward` can compute the model that a BERT config describes."""
     fixed = ("hidden_act", "position_embedding_type", "is_decoder")
     same = all(getattr(config, name, DEFAULTS[name]) == DEFAULTS[name] for name in fixed)
     return same and config.hidden_size % config.num_attention_heads == 0
 
 
 def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
-    """Layer n's weights and biases, with queries, keys and values as one part, "qkv"."""
+    """Return the weights and biases of layer n, with queries, keys and values joined as "qkv"."""
     part: dict[str, Part] = {}
     for name in PARTS:
         leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"].detach() for leaf in ("weight", "bias"))
@@ -82,7 +83,7 @@ def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
 
 
 class Layer(NamedTuple):
-    """A layer's linear functions, and the weights and biases of its norms."""
+    """One layer: its linear functions, and the weights and biases of its norms."""
 
     qkv: Linear
     out: Linear
@@ -94,8 +95,8 @@ class Layer(NamedTuple):
 class Forward:
     """The forward pass in one precision: "no" (the weights' dtype) or "bf16".
 
-    weights: tensors by the names in `weight_names`. float64 weights are computed in float64 under any
-    precision.
+    weights: tensors by the names in `weight_names`. With float64 weights, everything is computed in float64,
+    whatever the precision.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any, precision: str) -> None:
@@ -149,7 +150,7 @@ class Forward:
 
 
 class Layer8(NamedTuple):
-    """A layer's weights in 8 bits with their biases, and the weights and biases of its norms."""
+    """One layer: its 8-bit weights and their biases, and the weights and biases of its norms."""
 
     qkv: tuple[int8.Quantised, Any]
     out: tuple[int8.Quantised, Any]
@@ -159,7 +160,7 @@ class Layer8(NamedTuple):
 
 
 class Forward8(Forward):
-    """The forward pass with products in 8 bits (`int8`), and attention's products in bfloat16 if native.
+    """The forward pass with 8-bit products (`int8`), except that attention uses bfloat16 if it is native.
 
     The compiled `loops` compute everything between the products, in one thread.
     """
@@ -203,7 +204,7 @@ class Forward8(Forward):
         return x
 
     def _attended(self, qkv: Float[Tensor, "3 x m l h"], keep: Any) -> Float[Tensor, "n w"]:
-        """softmax(q kᵀ/√h) v of all heads."""
+        """Compute softmax(q kᵀ/√h) v of all heads."""
         count, heads, length, width = qkv.shape[1:]
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool().view(count, heads, 1, length)
@@ -229,7 +230,7 @@ def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 
 
 def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
-    """A linear layer in bfloat16; on CPUs oneDNN reorders the weight once and fuses the activation."""
+    """Make a bfloat16 linear layer; on CPUs, oneDNN reorders the weight once and fuses the activation."""
     weight, bias = weight.bfloat16(), bias.bfloat16()
     if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return _dense(weight, bias, activated)
@@ -249,7 +250,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
 
 
 class Kept:
-    """A backbone's cached `Forward` passes by precision, with the modules and weights that they copy."""
+    """Cached `Forward` passes of a backbone by precision, and the modules and weights that they copy."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.passes: dict[str, Forward | None] = {}
@@ -264,7 +265,7 @@ class Kept:
         self.state = self._state()
 
     def current(self) -> bool:
-        """Whether all modules and weights are still the same and unchanged; the check takes about 50 µs."""
+        """Return whether all modules and weights are the same and unchanged. This takes about 50 µs."""
         return (
             all(held.get(name) is value for held, name, value in self.places) and self.state == self._state()
         )
@@ -286,7 +287,7 @@ _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
-    """Return a backbone's cached `Forward` in one precision, rebuilt after a weight has changed.
+    """Return a backbone's cached `Forward` in one precision; rebuild it if a weight has changed.
 
     Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU, in eval mode and
     without gradients.
@@ -354,7 +355,7 @@ class Light(nn.Module):
 
 
 def _fit(weights: Mapping[str, Tensor], config: Any) -> bool:
-    """Whether the embeddings have the config's sizes, and every layer has the config's width."""
+    """Return whether the embeddings have the config's sizes, and every layer has the config's width."""
     width = config.hidden_size
     sizes = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
     tables = zip(EMBEDDINGS, sizes, strict=True)

@@ -15,7 +15,7 @@ CHARACTERS = 1_000_000  # tokenised characters per document; longer documents ar
 
 
 class Cut(NamedTuple):
-    """Truncation of the counted documents."""
+    """Counts of how far documents are truncated."""
 
     cut: int  # documents that are cut
     share: float  # of the tokens that are cut off
@@ -63,7 +63,7 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
 
 
 def _room(encoder: Encoder) -> tuple[Any, InputFormat, int]:
-    """The document side's tokenizer and layout, and the number of tokens that the layout leaves for text."""
+    """Return the tokenizer and layout of documents, and how many tokens the layout leaves for text."""
     encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
     return encoder.tokenizer, layout, layout.length - len(layout.marker) - around

@@ -1,7 +1,7 @@
 """hidden = upper(lower(text)): frozen layers run once per text, and their output is stored.
 
 `SplitBackbone` cuts a backbone in two; `LowerStates` stores the output of its lower part on disk, in float16.
-Encoders read these states, so this module is part of the encoder; `train.fit` decides what is stored where.
+Encoders read these states, so this module is part of the encoder; `train.fit` decides where to store them.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ MOST = 64 << 30  # bytes of states that one `LowerStates.add` may store, in at m
 class SplitBackbone:
     """A backbone as upper(lower(text)), with `trained` upper layers; the lower layers are frozen.
 
-    Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen,
-    such as T5's shared position bias. Raises ValueError if the backbone has fewer layers, or if the cut
+    Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen;
+    these include T5's shared position bias. Raises ValueError if the backbone has fewer layers, or if the cut
     changes its output.
     """
 
@@ -92,14 +92,14 @@ class SplitBackbone:
             self.place._modules[self.name] = layers
 
     def fingerprint(self, weights: dict[str, Tensor]) -> str:
-        """Name of the states' folder: a hash of the lower layers' weights and precision."""
+        """Return the name of the states' folder: a hash of the lower layers' weights and precision."""
         digest = hashlib.sha256(f"{self.trained} {SCALE} {precision(self.backbone.device)}".encode())
         for name in sorted(self._used & weights.keys()):
             digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def _run_lower(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Run the lower layers. parameters: replacements of the backbone's parameters, by name."""
+        """Run the lower layers. parameters: replacements for the backbone's parameters, by name."""
         stop = self._upper[0].register_forward_pre_hook(_stop, with_kwargs=True)
         try:
             torch.func.functional_call(self.backbone, dict(parameters or {}), (), batch.inputs())
@@ -129,7 +129,7 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
     ) -> str:
-        """Reason not to store the texts' states, estimated from a sample of SHARD texts; "" if they fit."""
+        """Return why the texts' states do not fit, estimated from a sample of SHARD texts; "" if they fit."""
         sample = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
         if not sample:
             return ""
@@ -176,7 +176,7 @@ class LowerStates:
                     self._write(name, list(new), _computed(batch, list(new.values()), compute), digest)
 
     def open(self) -> None:
-        """Map the files written since the last call; delete damaged ones, with a warning.
+        """Map the files written since the last call; delete damaged files, with a warning.
 
         `add` computes deleted states again.
         """
@@ -197,7 +197,7 @@ class LowerStates:
                 self._files.add(place.name)
 
     def find(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Float[Tensor, "x l w"]:
-        """Return the states of a batch, padded with 0; `compute` supplies missing states."""
+        """Return the states of a batch, padded with 0; `compute` computes any missing states."""
         rows = [self._rows.get(key) for key in keys(batch)]
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
@@ -233,12 +233,12 @@ class LowerStates:
 
 
 def scaled(states: Float[Tensor, "*x w"]) -> Float[Tensor, "*x w"]:
-    """The states times SCALE in float16, as they are stored: numbers above .004 keep 11 bits."""
+    """Multiply states by SCALE and convert them to float16 for storage: numbers above .004 keep 11 bits."""
     return (states.float() * SCALE).half()
 
 
 def keys(batch: Batch) -> list[bytes]:
-    """Hash of each text's token ids and attention mask, which determine its states."""
+    """Hash each text's token ids and attention mask, which determine the text's states."""
     ids, attention = batch.input_ids.cpu().numpy(), batch.attention_mask.cpu().numpy()
     rows = zip(ids, attention.astype(bool), batch.lengths(), strict=True)
     content = (row[:length].tobytes() + attended[:length].tobytes() for row, attended, length in rows)
@@ -246,7 +246,7 @@ def keys(batch: Batch) -> list[bytes]:
 
 
 def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
-    """Compute the stored states of the texts at `places`, each cut to its length."""
+    """Compute the states to store for the texts at `places`, without padding."""
     lengths = [batch.lengths()[place] for place in places]
     rows: list[Tensor] = [torch.empty(0)] * len(places)
     for part in by_length(lengths, TOKENS):
@@ -286,12 +286,12 @@ class _Reached(Exception):
 
 
 def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """End the backbone's pass before the first upper layer, with that layer's input."""
+    """Stop the backbone before the first upper layer, and pass on this layer's input."""
     raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 
 class _Source(nn.Module):
-    """Stand-in for a backbone's lower layers: returns `states`, and for T5 the position bias."""
+    """Stand-in for a backbone's lower layers that returns `states` and, for T5, the position bias."""
 
     def __init__(self, bottom: nn.Module, following: nn.Module) -> None:
         super().__init__()
@@ -319,6 +319,6 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def precision(device: torch.device) -> str:
-    """dtype of matrix products under the current autocast, if any."""
+    """Return the dtype of matrix products under the current autocast, if any."""
     on = torch.is_autocast_enabled(device.type)
     return str(torch.get_autocast_dtype(device.type) if on else torch.float32)

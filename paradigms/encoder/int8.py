@@ -2,10 +2,10 @@
 
     x ≈ s · q, s = max |x| / 127 per token;  W ≈ t · p, t = max |W| / 127 per output;  x Wᵀ ≈ s tᵀ ∘ (q pᵀ)
 
-Values round to the nearest of 255 steps, halves up. Outliers are not clipped, and there is no calibration:
-the quantisation depends only on the weights and on the token itself. q pᵀ is exact. oneDNN computes the
-product over weights that are packed once; torch._int_mm packs them in every call, which takes longer than
-the product.
+Values are rounded to the nearest of 255 steps, and halves are rounded up. Outliers are not
+clipped, and there is no calibration: the quantisation depends only on the weights and on the token itself.
+q pᵀ is exact. oneDNN computes the product with weights that are packed once; torch._int_mm packs them in
+every call, which takes longer than the product.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
 
 
 def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b in float32, for a quantised weight W."""
+    """Compute x Wᵀ + b in float32, for a quantised weight W."""
     rows = x.flatten(0, -2).float()
     scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
     # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
@@ -51,7 +51,7 @@ def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = 
 
 
 def shifted_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
-    """q (t · p)ᵀ for bytes q + ZERO: a product without its tokens' scales."""
+    """Compute q (t · p)ᵀ from bytes q + ZERO: the product before multiplication by the tokens' scales."""
     if exact():
         return _packed_product(shifted, weight)
     return ((shifted.float() - ZERO) @ weight.values.float().t()).mul_(weight.scales)
@@ -64,7 +64,7 @@ def _packed_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[T
 
 @cache
 def exact() -> bool:
-    """Whether oneDNN's 8-bit products are exact here: without VNNI, sums of pairs may saturate at 16 bits."""
+    """Return whether oneDNN's 8-bit products are exact; without VNNI, pair sums may saturate at 16 bits."""
     if "onednn" not in torch.backends.quantized.supported_engines:
         return False
     largest = torch.full((64, 64), LARGEST, dtype=torch.int8)
@@ -75,7 +75,7 @@ def exact() -> bool:
 
 
 def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` by its definition: round both factors, and multiply them in their own dtype."""
+    """Compute `product` by its definition: round both factors, and multiply them in the same dtype."""
     rounded: list[Tensor] = []
     for factor in (x, weight):
         scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)

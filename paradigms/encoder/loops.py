@@ -1,8 +1,9 @@
-"""Compiled loops of an encoder's forward pass in 8 bits: everything between its matrix products, row by row.
+"""Compiled loops for an encoder's 8-bit forward pass: everything between matrix products, row by row.
 
-A product arrives without its tokens' scales: `found[r] * scales[r] + bias` is the layer's output. Rows leave
-as bytes with new scales, as in `int8`. A loop passes over a row while it is in the cache, where torch would
-pass over all rows in every operation. `no_type_check` disables the tests' run-time type checks.
+The input `found` is a product before multiplication by the tokens' scales: `found[r] * scales[r] + bias` is
+the layer's output. The loops return rows as bytes with new scales, as in `int8`. A loop does all its work on
+a row while the row is in the cache; torch would pass over all rows in every operation. `no_type_check`
+disables the tests' run-time type checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-untyped, call-overload"
@@ -38,9 +39,9 @@ E0, E1, E2, E3, E4 = F(1.0000036), F(0.6929695), F(0.2416213), F(0.0517177), F(0
 @no_type_check
 @helper
 def _rounded(row, out, held):
-    """Write a row as bytes and return its scale. held: int32 [1], through which bits become a number.
+    """Write a row as bytes and return its scale. held: int32 [1], a buffer for reading bits as a float.
 
-    Sizes are compared as integers, by their bits: compilers vectorise this.
+    Magnitudes are compared as integers, by their bits, because compilers can vectorise this.
     """
     bits, best = row.view(np.int32), INT(0)
     for k in range(row.shape[0]):
@@ -56,7 +57,7 @@ def _rounded(row, out, held):
 @no_type_check
 @loop
 def quantise(x, out, scales):
-    """Quantise the rows of x: bytes, and a scale for each row."""
+    """Quantise the rows of x to bytes, with a scale for each row."""
     held = np.empty(1, np.int32)
     for r in range(x.shape[0]):
         scales[r] = _rounded(x[r], out[r], held)
@@ -90,7 +91,7 @@ def activate(found, scales, bias, out, new):
 @no_type_check
 @loop
 def normalise(found, scales, bias, x, weight, shift, eps, out, new):
-    """Set x = norm(x + found · scale + bias) in place, the layer norm over each row, and quantise it."""
+    """Set x = norm(x + found · scale + bias) in place, where norm is the layer norm, and quantise x."""
     held, count = np.empty(1, np.int32), F(bias.shape[0])
     for r in range(found.shape[0]):
         row, total, square = x[r], ZEROS, ZEROS
@@ -111,7 +112,8 @@ def normalise(found, scales, bias, x, weight, shift, eps, out, new):
 def softmax(S, keep, scale):
     """Set S = softmax(scale · S) in place, over each row's keys with keep[n, j] = 1; the others become 0.
 
-    S: the bits of bfloat16, uint16 [n, rows, keys]. scale: times log₂ e. keep: float32 [n, keys], 0 or 1.
+    S: bfloat16 numbers as uint16 bits [n, rows, keys]. scale: the factor, already multiplied by log₂ e. keep:
+    float32 [n, keys], 0 or 1.
     """
     keys = S.shape[2]
     values, powers = np.empty(keys, np.float32), np.empty(keys, np.float32)

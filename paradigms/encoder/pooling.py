@@ -24,9 +24,10 @@ def pool(
 
 
 def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:
-    """Span of each token: ⌊(r + ½) · k/n⌋ for the r-th of n tokens that count, with k = min(m, n).
+    """Return the span of each token: ⌊(r + ½) · k/n⌋ for the r-th of n counted tokens, with k = min(m, n).
 
-    The k spans are equal up to one token, in the order of the text. Tokens that do not count get −1.
+    The k spans follow the order of the text and differ in length by at most one token. Tokens that do not
+    count get −1.
 
     >>> spans(torch.tensor([[True, True, False, True, True, True]]), 2)
     tensor([[ 0,  0, -1,  1,  1,  1]])
@@ -35,7 +36,7 @@ def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:
 
 
 def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Tensor, "x l"]:
-    """⌊(r + ½) · k/n⌋ for the r-th of n tokens that count."""
+    """Compute ⌊(r + ½) · k/n⌋ for the r-th of n tokens that count."""
     rank, n = counts.cumsum(-1) - 1, counts.sum(-1, keepdim=True)
     return (2 * rank + 1).clamp(min=1) * k // (2 * n).clamp(min=1)
 
@@ -43,7 +44,7 @@ def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Ten
 def mean_of_spans(
     hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"], m: int
 ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
-    """Mean of each of the `spans`, and the mask of these vectors: a text of n < m tokens has n vectors."""
+    """Average the tokens of each span, and return the vectors and their mask; n < m tokens give n vectors."""
     inside = spans(counts, m)[:, None] == torch.arange(min(m, counts.shape[1]), device=counts.device)[:, None]
     return _sum(hidden, inside) / inside.sum(-1, keepdim=True).clamp(min=1), inside.any(-1)
 
@@ -52,9 +53,9 @@ class LearnedPooling(nn.Module):
     """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, where token r of n has place g(r) = ⌊(r + ½) · G/n⌋.
 
     ConstBERT (MacAvaney et al. 2025, arXiv:2504.01818) maps a document's tokens to a fixed number of vectors
-    by a linear layer. Its weights belong to absolute places in texts padded to one length. Here W has
-    G = 8 m places, and a text of any length is spread over them. W is initialised to the 0/1 weights of
-    `spans`. Texts of at most m tokens keep their tokens' states, as with spans.
+    by a linear layer. Its weights belong to absolute positions in texts padded to one length. Here, W
+    has G = 8 m places, and a text of any length is spread over the places. W is initialised to the 0/1
+    weights of `spans`. Texts of at most m tokens keep their tokens' states, as with spans.
     """
 
     def __init__(self, m: int) -> None:

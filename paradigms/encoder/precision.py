@@ -6,8 +6,8 @@
 | bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
 | int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 
-"auto" is the precision of the surrounding `autocast`. Outside `autocast`, it is the precision set by
-`choose_precision`; if none is set, bf16 if the device multiplies it natively, else no.
+"auto" is the precision of the surrounding `autocast`. Outside `autocast`, "auto" is the precision set by
+`choose_precision`. If this is not set, "auto" is bf16 if the device multiplies bf16 natively, else no.
 """
 
 import os
@@ -47,7 +47,7 @@ def _native_on_cpu() -> bool:
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto".
 
-    Raises ValueError as `resolved` does.
+    Raises the same errors as `resolved`.
     """
     return _computing(device, resolved(device, precision))
 
@@ -59,9 +59,9 @@ def choose_precision(precision: str) -> None:
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" with the precision set for the context or process, or else native to the device.
+    """Replace "auto" with the precision of the context, the process or, if neither is set, the device.
 
-    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 on any other device.
+    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 on a device other than a CPU.
     """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
@@ -87,7 +87,7 @@ def _computing(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def product_precision(device: torch.device) -> str:
-    """The precision in effect at this point, including torch's own autocast."""
+    """Return the precision in effect at this point; torch's own autocast is taken into account."""
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
         return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")

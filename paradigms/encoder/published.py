@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
-    """Replace settings by those that the backbone's folder publishes, and log the changes.
+    """Replace settings with the settings that the backbone's folder publishes, and log the changes.
 
-    They are the pooling, if a side is pooled; the prompts, used as markers; and the training length, used as
-    an upper bound on both lengths. A T5 that publishes none is pooled by its mean, as Sentence-T5 (Ni et al.
-    2022, arXiv:2108.08877): its texts have no [CLS]. fixed: names of settings that keep their values. Raises
-    ValueError if the folder names an unknown pooling.
+    This replaces the pooling (if a side is pooled), the markers (by the prompts) and the lengths (which are
+    limited to the training length). A T5 that does not publish a pooling uses the mean, like Sentence-T5 (Ni
+    et al. 2022, arXiv:2108.08877), because its texts have no [CLS]. fixed: names of settings that keep their
+    values. Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
@@ -101,7 +101,7 @@ def prompts(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _folder(backbone: str | Path) -> Path | None:
-    """Find the backbone's folder, or download it without weights; None if neither succeeds."""
+    """Find the backbone's folder, or download it without weights; return None if neither succeeds."""
     backbone = packaged(backbone)
     if Path(backbone).is_dir() or Path(backbone).is_absolute():
         return Path(backbone)

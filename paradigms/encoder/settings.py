@@ -1,4 +1,4 @@
-"""Encoder settings: how text becomes D or Q. Encoders of different paradigms differ only in these."""
+"""Encoder settings: how text becomes D or Q. Encoders of different paradigms differ only in settings."""
 
 import string
 from collections.abc import Mapping
@@ -78,16 +78,16 @@ class EncoderSettings:
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
     def weighs(self, side: Side) -> bool:
-        """Whether the tokens of a side have salience."""
+        """Return whether the tokens of a side have salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Settings of late interaction, the same for ColBERT and XTR: punctuation in documents is skipped.
+    """Settings of late interaction, shared by ColBERT and XTR: punctuation in documents is skipped.
 
-    ColBERT skips it (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 mention no such filter for XTR. With the
-    same tokens, the two paradigms differ only in A and Z.
+    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter
+    for XTR. With the same tokens, the two paradigms differ only in A and Z.
     """
 
     skip: str = string.punctuation

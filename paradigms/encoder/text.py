@@ -1,4 +1,4 @@
-"""text → D or Q: any Hugging Face encoder, pooling, projection, salience.
+"""text → D or Q, by a Hugging Face encoder, pooling, projection and salience.
 
 One `TextEncoder` serves queries and documents; `EncoderSettings` describes how paradigms differ.
 """
@@ -122,7 +122,7 @@ class TextEncoder(nn.Module):
 
     @property
     def skipped(self) -> list[str]:
-        """Tokens that do not count in documents."""
+        """Return the tokens that do not count in documents."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> InputFormat:
@@ -140,15 +140,16 @@ class TextEncoder(nn.Module):
         return InputFormat(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:
-        """Description of all settings that determine the token ids and attention of a side's texts."""
+        """Describe all settings that determine the token ids and attention masks of a side's texts."""
         s = self.settings
         augment = (s.query_augmentation, s.attend_augmentation) if side == "query" else ()
         return repr((self._layouts[side], augment))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
-        """Readable names of a text's tokens.
+        """Return readable names of a text's tokens.
 
-        ids: of the encoded text, where its vectors are terms: which terms have a weight depends on rounding.
+        ids: token ids of the encoded text, for encoders whose vectors are terms: rounding decides which terms
+        have a weight.
         """
         kind, m = self._vectors(side), self.settings.vectors
         if kind == "pooled":
@@ -168,7 +169,7 @@ class TextEncoder(nn.Module):
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         """Encode x texts: Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
 
-        chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
+        chunk: number of texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
         """
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
@@ -181,7 +182,7 @@ class TextEncoder(nn.Module):
         return load_backbone(name)
 
     def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """The backbone's first output, its last hidden states."""
+        """Compute the backbone's first output: its last hidden states."""
         if self.split is None:
             return last_hidden(self.backbone, batch.inputs())
         return self.split.upper(self.split.lower(batch), batch)
@@ -209,7 +210,7 @@ class TextEncoder(nn.Module):
     def freeze(self, trained_layers: int) -> None:
         """Train only the heads and the `trained_layers` upper layers; 0 trains all layers.
 
-        Frozen layers run without dropout. Raises ValueError as `frozen.SplitBackbone` does.
+        Frozen layers run without dropout. Raises the same errors as `frozen.SplitBackbone`.
         """
         if trained_layers == (self.split.trained if self.split else 0):
             return
@@ -298,7 +299,7 @@ class TextEncoder(nn.Module):
     def save(self, folder: Path, *, merged: bool) -> None:
         """Write backbone/ in transformers' format, and every other weight to heads.safetensors.
 
-        merged: add the adapters to the backbone's weights; otherwise write the weights from before training.
+        merged: add the adapters to the backbone's weights; otherwise, write the weights from before training.
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
@@ -320,7 +321,7 @@ class TextEncoder(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "TextEncoder":
-        """Load an encoder that `save` wrote, as the class that wrote it.
+        """Load an encoder saved by `save`, as an instance of the same class.
 
         Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered or the
         weights do not fit the settings.
@@ -335,7 +336,7 @@ class TextEncoder(nn.Module):
         return encoder
 
     def _heads(self) -> dict[str, Tensor]:
-        """All weights outside the pretrained backbone: projections, salience heads, adapters."""
+        """Return all weights outside the pretrained backbone: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
 
@@ -345,7 +346,7 @@ ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
 
 
 def encoder_class(name: str) -> type[TextEncoder]:
-    """Look up a class in `ENCODERS`. Raises ValueError for an unknown name."""
+    """Look up a class in `ENCODERS`. Raises ValueError if the name is unknown."""
     if name not in ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. One of your own is registered by "

@@ -1,4 +1,4 @@
-"""Texts → token ids, by the library `tokenizers`: transformers' wrapper takes longer than a short query.
+"""Texts → token ids, by the `tokenizers` library: transformers' wrapper is slow for short queries.
 
 `token_rows` calls the tokenizer that transformers wraps; `LightTokenizer` reads a BERT's tokenizer.json
 without transformers.
@@ -22,10 +22,10 @@ SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "m
 def token_rows(
     tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
-    """Tokenise texts: ids, attention mask and mask of special tokens, including padding.
+    """Tokenise texts: return ids, attention mask and mask of special tokens (including padding).
 
     Texts are cut to `length` tokens and padded to the longest text. whole: pad to `length` instead. The
-    result equals a call of transformers' tokenizer.
+    result is the same as from transformers' tokenizer.
     """
     if not tokenizer.is_fast:
         rows = tokenizer(
@@ -58,7 +58,7 @@ def token_rows(
 
 
 class LightTokenizer:
-    """The part of transformers' BertTokenizer that encoders use, read from the same tokenizer.json."""
+    """The part of transformers' BertTokenizer that encoders use, read from tokenizer.json."""
 
     is_fast, truncation_side, padding_side, pad_token, mask_token = True, "right", "right", "[PAD]", "[MASK]"
 

@@ -1,4 +1,4 @@
-"""Two towers: an encoder for queries and another for documents, used as one encoder."""
+"""Two towers: separate encoders for queries and documents, used as one encoder."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,8 +17,8 @@ from paradigms.encoder.text import TextEncoder
 class TwoTowers(nn.Module):
     """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
 
-    A saved pair has one folder per side. `settings` are the document encoder's; `described` gives both.
-    Raises ValueError if the encoders' vectors have different widths.
+    A saved pair has one folder per side. `settings` belong to the document encoder; `described` returns the
+    settings of both. Raises ValueError if the encoders' vectors have different widths.
     """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
@@ -62,6 +62,6 @@ Encoder: TypeAlias = TextEncoder | TwoTowers
 
 
 def described(encoder: Encoder) -> dict[str, Any]:
-    """All settings of an encoder; for two towers, the query tower's are under "query_tower"."""
+    """Return all settings of an encoder; for two towers, "query_tower" holds the query tower's settings."""
     query = {"query_tower": asdict(encoder.of("query").settings)} if isinstance(encoder, TwoTowers) else {}
     return asdict(encoder.settings) | query
