@@ -147,6 +147,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
             "One family of tests. A system that is not above random order, or whose model has less than "
             f"{LEARNED:.0%} of BM25's R@10, has not learned enough. Printed "
             "differences are of MRR@10 on NQ320K and on MS MARCO, T5-base.",
+            clusters=data.clusters(seeds[0]["queries"]),
         ),
         "table5": Section(
             "Reranking (Table 5)",

@@ -6,6 +6,8 @@ Neural systems are named after the paper's backbone, T5; DPR and Table 7's secon
 backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
+DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
+RIPOR has residual-quantised identifiers. Untrained systems are measured too.
 T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
 model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
 scoring all documents.
@@ -28,12 +30,19 @@ SYSTEMS = {  # system -> its trained model
     "DSI": "dsi",
     "DSI-place": "dsi-place",
     "DSI-PAWA": "dsi-pawa",
+    "DSI-atomic": "dsi-atomic",
+    "RIPOR": "ripor",
     "GENRE": "genre",
     "GENRE-PAWA": "genre-pawa",
     "GENRE-NP-BASE": "genre-np-base",
     "GENRE-NP-ASYNC": "genre-np-async",
     "T5-SEAL": "seal",
     "SEAL without a model": "seal",
+    "S-T5, untrained": "dpr-untrained",
+    "T5-ColBERT, untrained": "colbert-untrained",
+    "DSI, untrained": "dsi-untrained",
+    "GENRE, untrained": "genre-untrained",
+    "T5-SEAL, untrained": "seal-untrained",
     "T5-SEAL-NP": "seal-np-base",
     "T5-SEAL-PAWA": "seal-pawa",
 }
@@ -66,14 +75,15 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 import numpy as np
-from papers.wu2024.trained_pairs import TaskResults, sample, study
+from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
 from studies.curves import at_path
-from studies.model_runs import LEARNED, StudyData, unlearned, values_of
-from studies.pages import Measured, Section, printed, verdicts
+from studies.model_runs import LEARNED, StudyData, unlearned, unmoved, values_of
+from studies.pages import Measured, Section, printed, row_without_test, verdicts
 
 from paradigms import GENERATIVE, Generative
 from paradigms.data import Run
-from paradigms.evaluate.claims import Claim
+from paradigms.evaluate import seeds_interval
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, TRAINING, Claim
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
@@ -93,7 +103,15 @@ NQ320K, MS_MARCO = PRINTED["nq320k"], PRINTED["ms marco"]
 # Encoded system, and what the paper compares it with.
 ENCODED = (("DSI-PAWA", "DSI"), ("GENRE-NP-BASE", "GENRE"), ("GENRE-NP-ASYNC", "GENRE"))
 # Not in the paper: PAWA alone, place-specific digits with their softmax alone, a trained model for SEAL.
-CONTROLS = (("DSI-PAWA", "DSI-place"), ("DSI-place", "DSI"), ("T5-SEAL", CONTROL))
+# The dense opponent with the same decoder, pairs and steps is DSI-atomic: one vector a document.
+CONTROLS = (
+    ("DSI-PAWA", "DSI-place"),
+    ("DSI-place", "DSI"),
+    ("T5-SEAL", CONTROL),
+    ("DSI-place", "DSI-atomic"),
+    ("RIPOR", "DSI-atomic"),
+    ("RIPOR", "DSI-place"),
+)
 
 Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, queries]
 
@@ -105,20 +123,24 @@ def main(settings: Settings) -> None:
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every search: one value per measure and test query. Without a model: BM25."""
-    queries, corpus = data.test.queries, data.collection.corpus
+    queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
-        runs = {"retrieve": data.bm25.search(queries, 10)}
+        runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
     elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
     elif SYSTEMS[system].partition("-")[0] in GENERATIVE:
-        runs = generative_runs(models[0], data, settings)
+        runs, size = (
+            generative_runs(models[0], data, settings),
+            GenerativeRetriever(models[0]).size_in_bytes(),
+        )
     else:
-        runs = {"retrieve": retriever_of(models[0], corpus).search(queries, 10)}
+        retriever = retriever_of(models[0], corpus)
+        runs, size = {"retrieve": retriever.search(queries, 10)}, retriever.size_in_bytes()
     recalls: Measured = {
         stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
         for stage, run in runs.items()
     }
-    return recalls | {"queries": data.measured}
+    return recalls | {"queries": data.measured, "bytes": size}
 
 
 def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:
@@ -156,13 +178,26 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
-    """The first system whose R@10 is less than `LEARNED` times BM25's; "" if there is none."""
+    """The first system that says nothing of its paradigm; "" if there is none.
+
+    Its R@10 is less than `LEARNED` times BM25's, or not above that of its own control without a model.
+    """
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
+    for system in systems:
+        control = CONTROL if SYSTEMS.get(system, "").startswith("seal") and system != CONTROL else ""
+        if control in values:
+            gain = seeds_interval(values[system]["R@10"] - values[control]["R@10"])
+            if gain.low <= 0:
+                return f"{system}, not above {control},"
     return unlearned(means, means[BM25])
 
 
-def claims(values: Values) -> dict[str, list[Claim]]:
-    """The paper's claims about the measured systems, by table; each table is a family of tests."""
+def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[str, list[Claim]]:
+    """The paper's claims about the measured systems, by table; each table is a family of tests.
+
+    They are about training: none is judged of a model that training did not move on dev queries, except in
+    the controls, which ask just that.
+    """
     tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
     def claim(
@@ -172,7 +207,11 @@ def claims(values: Values) -> dict[str, list[Claim]]:
         for measure in measures if {a, b} <= values.keys() else ():
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
-            more = {"margin": how.get("margin", 0.0), "unlearned": unlearned_of(values, (a, b))}
+            more: dict[str, Any] = {"margin": how.get("margin", 0.0)}
+            if place:
+                models = {SYSTEMS[x]: trainings.get(SYSTEMS[x], ()) for x in (a, b) if x != BM25}
+                still = unmoved({name: seeds for name, seeds in models.items() if seeds})
+                more |= {"unlearned": unlearned_of(values, (a, b)), "about": TRAINING, "unmoved": still}
             where = place and f"Wu et al. 2024, {place}"
             tables[table].append(Claim(where, statement, quantity, contrast, printed=printed, **more))
 
@@ -204,6 +243,26 @@ def claims(values: Values) -> dict[str, list[Claim]]:
     for a, b in CONTROLS:
         claim("controls", "", f"{a} > {b}", a, b, RECALLS)
     return tables
+
+
+def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
+    """A row for each dense system and the generative one that takes fewest bytes: a count, without a test."""
+    written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
+    if not written:
+        return []
+    least = min(written, key=lambda system: written[system])
+    return [
+        row_without_test(
+            "Wu et al. 2024, §2",
+            "generative retrieval needs “significantly less disk storage space”",
+            REPRODUCED if written[least] < sizes[dense] else CONTRADICTED,
+            quantity=f"MB, {least} / {dense}",
+            measured=f"{written[least] / 1e6:.1f} / {sizes[dense] / 1e6:.1f}",
+            sample="this collection",
+        )
+        for dense in ("S-T5", COLBERT)
+        if sizes.get(dense)
+    ]
 
 
 def gains(a: str, b: str) -> list[str]:
@@ -241,7 +300,8 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     }
     left = quoted(name for name in SYSTEMS if name not in settings.systems)
     summary = sample(data, settings) + (f" Not compared: {left}." if left else "")
-    of_tables = claims(values["retrieve"])
+    of_tables = claims(values["retrieve"], trainings_of(results))
+    clusters = data.clusters(results[BM25][0]["queries"])
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
@@ -252,17 +312,21 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
             f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "
             "lacks the place-specific digits: the controls compare it with DSI-place, which has them.",
             heading="What §7.3 says of PAWA and NP-decoding, and what we measured",
+            clusters=clusters,
         ),
         "claims_controls": verdicts(
             of_tables["controls"],
             f"{how} What PAWA alone brings, what place-specific digits with a softmax of each place bring, "
             "and what a trained model brings to SEAL's keys.",
             heading="Controls, which the paper does not have",
+            clusters=clusters,
         ),
         "claims_table8": verdicts(
             of_tables["table8"],
             f"Every two systems whose order is the same on NQ320K and on MS MARCO. {how}",
             heading="The order of the systems (Table 8)",
+            more=storage({system: seeds[0]["bytes"] for system, seeds in results.items()}),
+            clusters=clusters,
         ),
         "claims_table7": verdicts(
             of_tables["table7"],
@@ -270,19 +334,25 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
             f"and no others. ColBERT and DPR come from {settings.second!r}, the others, named as in the "
             f"paper, from {settings.backbone!r}.",
             heading="In-batch negatives and pairs, and another backbone (Table 7)",
+            clusters=clusters,
         ),
         "claims_search": verdicts(
             claims_of_the_search(values),
             f"{how} A search can be used where it loses less than {MARGIN}. Greedy, with {settings.beams} "
             f"beams, and log p of every document, for the first {SEARCHED} queries at most.",
             heading="What decoding token by token costs (Eq. 22)",
+            clusters=clusters,
         ),
         "retrieve": Section(
             "End to end (Tables 6 to 8)",
             f"DSI and GENRE search with {settings.beams} beams, SEAL with {SEAL_BEAMS}. The paper's R@1/R@10 "
-            "on NQ320K in percent, of T5-base and from several sources.",
+            "on NQ320K in percent, of T5-base and from several sources. MB: the index, or the decoder's "
+            "weights, identifiers and trie; encoders that are not trained are left out.",
             [
-                {"system": system} | cells | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
+                {"system": system}
+                | cells
+                | {"MB": f"{size / 1e6:.1f}" if (size := results[system][0]["bytes"]) else "–"}
+                | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
                 for system, cells in values["retrieve"].items()
             ],
         ),

@@ -16,6 +16,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import Generative
+from paradigms.generative.ripor import ripor
 from paradigms.generative.seal import seal
 from paradigms.io.checks import check_files, naming
 from paradigms.io.files import settle
@@ -40,7 +41,12 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = {
 }
 
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
-GENERATIVE: dict[str, Callable[..., Generative]] = {"dsi": dsi, "genre": genre, "seal": seal}
+GENERATIVE: dict[str, Callable[..., Generative]] = {
+    "dsi": dsi,
+    "genre": genre,
+    "seal": seal,
+    "ripor": ripor,
+}
 
 # name -> builder(backbone, **settings): scores of given pairs of texts that are not a rel
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}

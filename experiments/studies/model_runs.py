@@ -69,6 +69,17 @@ class StudyData:
             q for q, judged in self.test.judgements.items() if any(grade > 0 for grade in judged.values())
         ]
 
+    def clusters(self, queries: Sequence[str]) -> list[str]:
+        """Map each query to the title, or else the id, of its most relevant document.
+
+        Queries of one article are not independent.
+        """
+        corpus, clusters = self.collection.corpus, []
+        for query in queries:
+            _, id = min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)
+            clusters.append(corpus.titles[corpus.position(id)] or id)
+        return clusters
+
     def pool(self, depth: int) -> Run:
         """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
         return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)

@@ -135,16 +135,18 @@ def verdicts(
     undecided: Sequence[Mapping[str, str]] = (),
     more: Sequence[Mapping[str, Any]] = (),
     heading: str = "What the paper says, and what we measured",
+    clusters: Sequence[str] | None = None,
 ) -> Section:
     """A row for each claim (one family of tests), for each `undecided` one, and `more` rows.
 
+    clusters: of the queries, as in `judge`.
     undecided: claims that no run here can decide, each with its place, the claim and what a decision needs.
     """
     open_ones = [
         row_without_test(claim["place"], claim["claim"], f"{UNDECIDED}: it takes {claim['takes']}")
         for claim in undecided
     ]
-    return Section(heading, text, [*(verdict.row for verdict in judge(claims)), *open_ones, *more])
+    return Section(heading, text, [*(verdict.row for verdict in judge(claims, clusters)), *open_ones, *more])
 
 
 def write_page(

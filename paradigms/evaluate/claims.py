@@ -76,21 +76,29 @@ class Verdict:
         }
 
 
-def judge(claims: Sequence[Claim]) -> list[Verdict]:
-    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError for NaN."""
-    adjusted = holm([_p(claim) for claim in claims])
-    return [_verdict(claim, p) for claim, p in zip(claims, adjusted, strict=True)]
+def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> list[Verdict]:
+    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError for NaN.
+
+    clusters: clusters of the queries, which are drawn, and tested, together; a contrast of fewer queries is
+    of the first ones.
+    """
+    adjusted = holm([_p(claim, _clusters(claim, clusters)) for claim in claims])
+    return [_verdict(claim, p, _clusters(claim, clusters)) for claim, p in zip(claims, adjusted, strict=True)]
 
 
-def _p(claim: Claim) -> float:
+def _clusters(claim: Claim, clusters: Sequence[str] | None) -> Sequence[str] | None:
+    return None if clusters is None else clusters[: claim.contrast.shape[1]]
+
+
+def _p(claim: Claim, clusters: Sequence[str] | None) -> float:
     """p-value of mean(contrast) = −margin; for equality, the larger of the p-values of −margin and margin."""
     ends = (claim.margin, -claim.margin) if claim.equal else (claim.margin,)
     queries = claim.contrast.mean(0)
-    return max(paired_test(queries + end, np.zeros_like(queries)) for end in ends)
+    return max(paired_test(queries + end, np.zeros_like(queries), clusters) for end in ends)
 
 
-def _verdict(claim: Claim, p: float) -> Verdict:
-    interval = seeds_interval(claim.contrast)
+def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
+    interval = seeds_interval(claim.contrast, clusters=clusters)
     upper = claim.margin if claim.equal else np.inf
     inside = interval.low > -claim.margin and interval.high < upper
     outside = interval.high < -claim.margin or interval.low > upper

@@ -164,15 +164,21 @@ def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
     groups: Sequence[str] | None = None,
+    clusters: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
     """95% interval of the mean over training seeds and queries, both drawn with replacement.
 
-    All drawn seeds share the drawn queries. S seeds show (S − 1)/S of the variance between seeds, so for very
-    few the interval is too narrow.
+    clusters: each query's cluster, such as the article that it asks about; whole clusters are drawn, as their
+    queries are not independent. All drawn seeds share the drawn queries. S seeds show (S − 1)/S of the
+    variance between seeds, so for very few the interval is too narrow.
     """
     seeds = len(values)
-    means = _resampled_means(values, resamples, groups)
+    means = (
+        _resampled_means(values, resamples, groups)
+        if clusters is None
+        else _resampled_clusters(values, resamples, clusters)
+    )
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
@@ -210,6 +216,18 @@ def _resampled_means(
         draws = _draws(inside.shape[1], resamples, generator)
         sums += np.concatenate([counts @ inside.T for counts in draws])
     return sums / queries
+
+
+def _resampled_clusters(
+    values: Float[np.ndarray, "rows queries"], resamples: int, clusters: Sequence[str]
+) -> Float[np.ndarray, "resamples rows"]:
+    """Mean of each row over the queries of the clusters that each resample draws."""
+    if np.isnan(values).any():
+        raise ValueError("a value is NaN: the mean is not defined")
+    numbers = np.unique(clusters, return_inverse=True)[1]
+    sizes, sums = np.bincount(numbers), np.stack([np.bincount(numbers, row) for row in values], axis=1)
+    drawn = np.concatenate(list(_draws(len(sizes), resamples, np.random.default_rng(0))))
+    return drawn @ sums / (drawn @ sizes)[:, None]
 
 
 def _draws(

@@ -42,7 +42,7 @@ class Identifiers:
     empty, contains `end` or uses a token outside the vocabulary.
     """
 
-    kind: str  # "title", "semantic", "atomic" or "text"
+    kind: str  # "title", "semantic", "residual", "atomic" or "text"
     documents: list[str]  # document ids, in the corpus's order
     tokens: Int[np.ndarray, " t"]  # all identifiers, concatenated, without `end`; int64
     offsets: Int[np.ndarray, " n1"]  # [n + 1]
@@ -231,7 +231,7 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
             f"{len(left)} documents have no token in title, text or id, for example "
             f"{corpus.ids[left[0]]!r}: they cannot be named"
         )
-    _name_shared(rows, corpus.ids, problems)
+    name_shared(rows, corpus.ids, problems)
     end = int(tokenizer.eos_token_id)
     return make("title", corpus.ids, rows, len(tokenizer), end, problems)
 
@@ -303,7 +303,8 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
             yield Tokenized(text, [ids[n] for n in first], ends, len(plain) < len(ids))
 
 
-def _name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
+def name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
+    """Count identifiers that several documents share."""
     holders: dict[tuple[int, ...], list[str]] = {}
     for row, id in zip(rows, ids, strict=True):
         holders.setdefault(tuple(row), []).append(id)

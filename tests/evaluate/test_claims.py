@@ -79,3 +79,19 @@ def test_row_reads_alone():
     assert row["claim"] == "it is better (Paper 2020, §1)"
     assert row["sample"] == "200 queries, 2 seeds"
     assert row["verdict"].startswith("not decided here: about ")
+
+
+def test_queries_of_one_cluster_count_as_one():
+    """Ten queries of each of 20 articles, with the article's value: as certain as 20 queries."""
+    twenty = np.random.default_rng(0).normal(0.35, 1, size=(1, 20))
+    each = Claim("Paper 2020, §1", "it is better", "nDCG@10, a − b", np.repeat(twenty, 10, axis=1))
+    articles = [f"article {n // 10:02}" for n in range(200)]
+    (apart,), (together,) = judge([each]), judge([each], articles)
+    (few,) = judge([replace(each, contrast=twenty)])
+    assert together.p == few.p > apart.p
+    assert together.interval == pytest.approx(few.interval)
+    assert (apart.word, together.word) == (REPRODUCED, UNDECIDED)
+    half = replace(each, contrast=each.contrast[:, :100])
+    assert judge([half], articles)[0].interval == pytest.approx(
+        judge([replace(each, contrast=twenty[:, :10])])[0].interval
+    )

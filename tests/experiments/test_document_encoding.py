@@ -13,7 +13,7 @@ from document_encoding import BM25, CONTROL, MEASURES, SYSTEMS, Settings, claims
 from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import build, trained
 from rich.console import Console
-from studies.model_runs import StudyData, open_study
+from studies.model_runs import DEV, StudyData, open_study
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query
@@ -107,23 +107,47 @@ def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
 
 def test_verdicts_follow_the_numbers() -> None:
     def words(**recalls: float) -> list[str]:
-        return [v.word for v in judge(claims(planted(BM25=0.9, **recalls))["table6"])]
+        return [v.word for v in judge(claims(planted(BM25=0.9, **recalls), {})["table6"])]
 
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     assert words(T5_ColBERT=0.9, DSI=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
     assert words(T5_ColBERT=0.9, DSI=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
-    found = judge(claims(planted(BM25=0.9, DSI=0.4, DSI_PAWA=0.9))["table6"])
+    found = judge(claims(planted(BM25=0.9, DSI=0.4, DSI_PAWA=0.9), {})["table6"])
     assert {(v.word, v.reason) for v in found} == {(open_, "DSI has not learned enough")}
     values = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9, T5_SEAL=0.5)
     values[CONTROL] = values["BM25"]
-    found = judge(claims(values)["controls"])
+    found = judge(claims(values, {})["controls"])
     assert [v.word for v in found] == [open_, open_, YES, YES, NO, NO]
+
+
+def test_a_system_must_beat_its_control_and_be_moved_by_training() -> None:
+    values = planted(BM25=0.9, T5_ColBERT=0.9, T5_SEAL=0.6)
+    values[CONTROL] = values["BM25"]
+    found = [v for v in judge(claims(values, {})["table8"]) if "T5-SEAL" in v.claim.quantity]
+    reason = "T5-SEAL, not above SEAL without a model, has not learned enough"
+    assert found
+    assert {(v.word, v.reason) for v in found} == {(UNDECIDED, reason)}
+    still = {"kept step": 30, DEV: dict.fromkeys(("untrained", "trained"), [0.1, 0.2] * 8)}
+    values = planted(BM25=0.5, T5_ColBERT=0.9)
+    (moved, unmoved) = (
+        judge(claims(values, trainings)["table8"])[0] for trainings in ({}, {"colbert": [still]})
+    )
+    assert (moved.word, unmoved.word) == (REPRODUCED, UNDECIDED)
+    assert unmoved.reason == "training did not move colbert on dev queries"
+
+
+def test_bytes_are_compared_with_dense_systems() -> None:
+    rows = document_encoding.storage(
+        {"S-T5": 2_000_000, "T5-ColBERT": 9_000_000, "DSI": 4_000_000, CONTROL: 0}
+    )
+    assert [row["verdict"] for row in rows] == [CONTRADICTED, REPRODUCED]
+    assert rows[1]["measured"] == "4.0 / 9.0"
 
 
 def test_pairs_and_searches_are_judged_by_their_margin() -> None:
     names = {"BM25": 0.9, "ColBERT": 0.6, "ColBERT, pairs": 0.9}
     values = planted(**names)
-    found = {c.quantity: v.word for v in judge(claims(values)["table7"]) for c in [v.claim]}
+    found = {c.quantity: v.word for v in judge(claims(values, {})["table7"]) for c in [v.claim]}
     assert found == {f"{m}, ColBERT − ColBERT, pairs": CONTRADICTED for m in ("R@1", "R@10")}
     best, beams, greedy = (planted(BM25=0.9, DSI=share) for share in (0.9, 0.9, 0.6))
     del best["BM25"]

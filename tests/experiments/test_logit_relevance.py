@@ -56,7 +56,7 @@ def test_verdicts_follow_the_numbers() -> None:
         values = {"p": noise + p, "logit": noise + np.array([0.5, early, late])[None, :, None]}
         values[f"{MEASURE}, log_probability"] = np.full((3, 3, 40), 0.5)
         values[f"{MEASURE}, logit"] = 0.5 - lost + noise
-        return [verdict.word for verdict in judge(claims(values, unlearned))]
+        return [verdict.word for verdict in judge(claims(values, "genre", unlearned))]
 
     assert words(0.01, 0.97, 0.94, 0.0) == [*[REPRODUCED] * 3, YES, REPRODUCED]
     assert words(0.4, 0.3, 0.5, 0.2) == [*[CONTRADICTED] * 3, NO, CONTRADICTED]

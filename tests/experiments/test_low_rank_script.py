@@ -141,12 +141,12 @@ def test_each_verdict_turns_with_its_number(changes: dict[str, float], wrong: li
     numbers = {f"{name}_error": value for name, value in errors.items()} | {"printed_row_error": 0.4}
     numbers |= {"second": 0.1, "shuffled_second": 0.4, "weight": 0.49, "weight_rows": 0.45} | changes
     heads = {key: np.full((2, 20, 2, 2), value) for key, value in numbers.items()}
-    words = [verdict.word for verdict in judge(low_rank.claims(heads))]
+    words = [verdict.word for verdict in judge(low_rank.claims(heads, "seal"))]
     controls = (2, 4, 5, 8, 9)
     holds = [YES if n in controls else REPRODUCED for n in range(11)]
     fails = [NO if n in controls else CONTRADICTED for n in range(11)]
     assert words == [fails[n] if n in wrong else holds[n] for n in range(11)]
-    assert {verdict.word for verdict in judge(low_rank.claims(heads, "seal"))} == {UNDECIDED}
+    assert {verdict.word for verdict in judge(low_rank.claims(heads, "seal", "seal"))} == {UNDECIDED}
 
 
 def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:

@@ -220,21 +220,24 @@ def verdicts(of: dict[Any, Sums], *poor: str) -> list[str]:
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
-    assert verdicts(results(down, up, many)) == [yes] * 15
-    assert verdicts(results(up, down, many, case=0.0)) == [no] * 15
-    assert verdicts(results(down, up, many), "seal") == [yes] * 7 + [open_] * 8
-    assert verdicts(results(down, up, many), "colbert") == [open_] * 7 + [yes] * 4 + [open_, yes] * 2
-    assert verdicts(results(flat, flat, many)) == [yes] + [open_] * 10 + [yes] * 4
-    assert len(verdicts(results(down, up, [0, 0, 5, 0, 0]))) == 5, "one bin shows no trend"
+    assert verdicts(results(down, up, many)) == [yes] * 18
+    assert verdicts(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
+    both = [yes] * 2 + [open_] * 2  # MVDR's and GR's preference for exact matches
+    assert verdicts(results(down, up, many), "seal") == both + [yes] * 6 + [open_] * 8
+    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_, yes] * 2
+    assert verdicts(results(down, up, many), "colbert") == without
+    assert verdicts(results(flat, flat, many)) == [yes] * 4 + [open_] * 10 + [yes] * 4
+    assert len(verdicts(results(down, up, [0, 0, 5, 0, 0]))) == 8, "one bin shows no trend"
     found = results(down, up, many)
     for kind in KINDS:  # a decoder that has learned to look at nothing
         found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
-    assert verdicts(found) == [yes] * 7 + [open_] * 2 + [yes] * 2 + [open_] * 2 + [yes] * 2
+    trends = [yes] * 6 + [open_] * 2 + [yes] * 2
+    assert verdicts(found) == [yes, yes, open_, yes] + trends + [open_] * 2 + [yes] * 2
 
 
 def test_trends_are_between_the_bins_with_tokens() -> None:
     rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
-    rare = claims(results(rates, rates, tokens), fewest=100)[1]
+    rare = claims(results(rates, rates, tokens), fewest=100)[4]
     assert rare.quantity == f"MVDR hard, {KINDS[0]}: IDF 2–4 − 6–8"
     error = np.hypot(0.3, 0.2) * 0.2 / np.sqrt(12 * 3 * 30)  # of the uniform noise in both rates
     assert abs(rare.contrast.mean() + 0.1) < 4 * error

@@ -1,5 +1,7 @@
 """Semantic ids: unique for whatever vectors, the same on any number of threads, near for near documents."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Float
 
-from paradigms.generative.dsi import kmeans, semantic
+from paradigms.data import Corpus
+from paradigms.generative.dsi import document_vectors, kmeans, semantic
 from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.outputs import Outputs
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.ripor import residual, ripor
+from tests.near import assert_same, same_run
 
 
 def names(n: int) -> list[str]:
@@ -120,3 +127,45 @@ def test_kmeans_finds_clusters_wherever_and_however_large_they_are() -> None:
     for scale, shift in ((1e-15, 0.0), (1e30, 0.0), (1.0, 1e6)):
         moved = (X * scale + shift).astype(np.float32)
         assert np.array_equal(kmeans(moved, 4, seed=0), expected)
+
+
+def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quantised_vectors() -> None:
+    """rel = s(q)ᵀ Σᵢ E_{i,cᵢ}, and the sum nears the document's vector with every level."""
+    vectors = np.random.default_rng(0).normal(size=(60, 8))
+    ids, centroids = residual(vectors, names(60), levels=3, codes=8)
+    table = torch.from_numpy(np.concatenate([np.zeros((2, 8)), centroids])).double()
+    state = torch.randn(8, generator=torch.Generator().manual_seed(0)).double()
+    tokens = torch.tensor([ids.target(n) for n in range(60)])[None]
+    rel = Outputs(state.expand(1, 60, 4, 8), table).score(tokens, "logit").sum(-1)[0]
+    quantised = table[tokens[0]].sum(1)
+    assert_same(rel, quantised @ state)
+    errors = [float(np.square(vectors).sum())]
+    for level in (1, 2, 3):
+        partial = table[tokens[0, :, :level]].sum(1).numpy()
+        errors.append(float(np.square(vectors - partial).sum()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[3] < errors[0] / 4
+    assert all(set((place - 2) // 8) <= {i, -1} for i, place in enumerate(ids.places()))  # −1: the end token
+
+
+def test_documents_with_equal_codes_share_an_identifier() -> None:
+    ids, _ = residual(np.array([[1.0], [1.0], [-1.0]]), names(3), levels=2, codes=4)
+    assert ids.target(0) == ids.target(1) != ids.target(2)
+    assert list(ids.problems.examples.values()) == [["d0, d1"]]
+
+
+def test_residual_codes_begin_with_their_centroids(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
+    corpus = Corpus(names(6), ["the cat", "a dog", "red fox", "the sea", "a king", "corn field"])
+    model = ripor(tiny_bert, corpus, embedder=tiny_bert, levels=2, codes=3, beams=9).eval()
+    assert model.settings.score == "logit"
+    _, centroids = residual(document_vectors(corpus, tiny_bert, 128), corpus.ids, levels=2, codes=3)
+    assert model.table is not None
+    assert torch.equal(model.table[2:], torch.from_numpy(centroids) * model.width**0.5)
+    assert not model.table[:2].any()
+    model = model.double()
+    queries = {"q": "the red dog"}
+    searched = GenerativeRetriever(model).search(queries)
+    pool = {"q": dict.fromkeys(corpus.ids, 0.0)}
+    same_run(searched, GenerativeRetriever(model).rerank(queries, pool))
+    with pytest.raises(ValueError, match="PAWA replaces the output vectors"):
+        ripor(tiny_bert, corpus, pawa_rank=2)

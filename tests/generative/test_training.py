@@ -20,6 +20,7 @@ from paradigms.generative.small import small_t5
 from paradigms.train.generative import training_pairs
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.losses import contrastive
 from tests import launch
 from tests.experiments.scripts import SMALL, run
 from tests.near import assert_same, same_scores
@@ -74,6 +75,20 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
     theirs = reference(input_ids=sources.input_ids, attention_mask=sources.attention_mask, labels=labels).loss
     ours = objective(model).loss(model, batch)
     assert_same(ours * 4 / (labels >= 0).sum(), theirs)
+
+
+def test_a_sampled_softmax_is_the_contrastive_loss_over_tokens(t5: Path) -> None:
+    """Wu et al. 2024, §4.2: −log p(d_i | d_<i, q) over the target and sampled tokens, with τ = 1."""
+    model = build("genre", t5, t5).double().eval()
+    pairs = retrieval_pairs(SPLIT, model.identifiers)[:4]
+    sources, targets = objective(model).collate(pairs)
+    outputs = model.outputs(model.decode(model.memories(sources), targets.inputs)[0], targets.inputs)
+    target, sampled = targets.ids[:, 0, 0], torch.tensor([7, 11, 300])
+    tokens = [torch.cat([token[None], sampled]) for token in target]
+    losses = [-outputs.log_probabilities(of)[n, 0, 0, 0] for n, of in enumerate(tokens)]
+    scores = torch.stack([outputs.logits(of)[n, 0, 0] for n, of in enumerate(tokens)])
+    first, nothing = torch.zeros(len(scores), dtype=torch.long), torch.zeros_like(scores, dtype=torch.bool)
+    assert_same(torch.stack(losses).mean(), contrastive(scores, first, nothing, 1.0))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -53,21 +53,21 @@ def trained(
     """Load the seed's model, or train it if it has no checkpoint.
 
     name: dpr or colbert, with -second over the second backbone, with -pairs trained on one hard negative of
-    BM25 only; or dsi, genre or seal with an encoding: -pawa, -place (place-specific digits without PAWA),
-    -np-base or -np-async.
+    BM25 only; or dsi, ripor, genre or seal with an encoding: -pawa, -place (place-specific digits without
+    PAWA), -atomic (one token a document), -np-base or -np-async. Any of them -untrained.
     """
     kind, *variants = name.split("-")
     models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
 
     def make() -> Any:
-        if kind == "dsi":  # its identifiers are clusters of DPR's document vectors
+        if kind in ("dsi", "ripor"):  # their identifiers are clusters of DPR's document vectors
             trained("dpr", seed, data, settings, accelerator, console)
         console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
             with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
                 return build(name, seed, data, settings)
-        options: dict[str, Any] = {"pooling": "mean"} if name == "dpr" else {}  # S-T5's
+        options: dict[str, Any] = {"pooling": "mean"} if kind == "dpr" and not second else {}  # S-T5's
         backbone = settings.second if second else settings.backbone
         return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
 
@@ -99,6 +99,8 @@ def trained(
             accelerator,
         )
 
+    if "untrained" in variants:
+        return make().to(accelerator.device).eval()
     return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
 
 
@@ -121,11 +123,13 @@ def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Gene
         options["pawa_rank"] = TEXT_RANK
     if identifiers == "seal":
         options["span"] = settings.span
-    if identifiers == "dsi":
+    if identifiers in ("dsi", "ripor"):
         embedder = Path(settings.models) / f"seed-{seed}" / "dpr" / "checkpoint" / "backbone"
         options |= {"embedder": str(embedder), "seed": seed}
-        if encoding:
+        if encoding in ("place", "pawa", "atomic"):
             options["softmax"] = "place"
+        if encoding == "atomic":
+            options["identifiers"] = "atomic"
         if encoding == "pawa":  # the backbone's width, as in NCI
             options["pawa_rank"] = int(pretrained(AutoConfig, packaged(settings.backbone)).hidden_size)
     return GENERATIVE[identifiers](settings.backbone, data.collection.corpus, **options)

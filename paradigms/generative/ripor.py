@@ -1,0 +1,90 @@
+"""rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ}: the decoder generates the codes of d's vector under residual quantisation.
+
+RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): place i has `codes` tokens of its own, whose output
+vectors begin as the centroids of what the places before leave of the documents' vectors. Documents are scored
+by the logit. If all states were one vector s(q), rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval
+(DPR) with residual-quantised document vectors. RIPOR trains margins of prefixes; here, as for the other
+generative paradigms, log p is maximised.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from paradigms.data import Corpus, Problems
+from paradigms.generative.dsi import document_vectors
+from paradigms.generative.grouped_kmeans import grouped_kmeans
+from paradigms.generative.identifiers import END, FIRST, Identifiers, make, name_shared
+from paradigms.generative.model import Generative
+from paradigms.generative.settings import GenerativeSettings
+
+
+def ripor(
+    backbone: str | Path,
+    corpus: Corpus,
+    *,
+    embedder: str | Path = "offline",
+    levels: int = 4,
+    codes: int = 32,
+    seed: int = 0,
+    **settings: Any,
+) -> Generative:
+    """RIPOR's identifiers over `backbone`; settings are fields of `GenerativeSettings`.
+
+    embedder: the encoder whose mean-pooled document vectors are quantised, with `codes` centroids at each of
+    `levels` places. Raises ValueError if its width is not the backbone's, or for PAWA, which has no output
+    table.
+    """
+    options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
+    chosen = GenerativeSettings(**options | settings)
+    if chosen.pawa_rank:
+        raise ValueError("PAWA replaces the output vectors, which begin as centroids here: set pawa_rank=0")
+    vectors = document_vectors(corpus, embedder, chosen.document_length)
+    ids, centroids = residual(vectors, corpus.ids, levels=levels, codes=codes, seed=seed)
+    model = Generative.build(chosen, backbone, ids, corpus)
+    assert model.table is not None
+    assert model.embedding is not None
+    if centroids.shape[1] != model.width:
+        raise ValueError(
+            f"{embedder} has vectors of {centroids.shape[1]} numbers, and {backbone} of {model.width}: "
+            "choose an embedder of the backbone's width"
+        )
+    with torch.no_grad():
+        begun = torch.from_numpy(centroids) * model.width**0.5  # unit vectors get a mean square of 1
+        model.embedding[FIRST:] = begun * model.embedding.std()
+        model.table[FIRST:] = begun
+        model.table[:FIRST] = 0.0  # the end token adds nothing to rel
+    return model
+
+
+def residual(
+    vectors: Float[np.ndarray, "n h"],
+    documents: Sequence[str],
+    *,
+    levels: int,
+    codes: int,
+    seed: int = 0,
+) -> tuple[Identifiers, Float[np.ndarray, "c h"]]:
+    """x_d ↦ (c₁, …, c_L) with c_i the centroid nearest to x_d − Σ_{l<i} E_{l,c_l}, and E [levels · codes, h].
+
+    Centroids are those of k-means on all residuals of a level. Code c at place i is token i·codes + c + 2. A
+    level with fewer distinct residuals than codes leaves tokens unused. Equal identifiers name all of their
+    documents and are counted in `problems`. vectors: [documents, features].
+    """
+    left = np.array(vectors, dtype=np.float32)
+    rows: list[list[int]] = [[] for _ in documents]
+    centroids = np.zeros((levels * codes, left.shape[1]), dtype=np.float32)
+    for level in range(levels):
+        first = level * codes
+        found, labels = grouped_kmeans(left, np.array([0, len(left)]), np.array([codes]), None, seed)
+        centroids[first : first + codes] = found[0]
+        left -= found[0][labels]
+        for row, label in zip(rows, labels.tolist(), strict=True):
+            row.append(FIRST + first + label)
+    problems = Problems()
+    name_shared(rows, list(documents), problems)
+    return make("residual", documents, rows, FIRST + levels * codes, END, problems), centroids
