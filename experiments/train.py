@@ -18,8 +18,8 @@ class Settings(OneCollection, Results):
     """Settings: the model, the collection and the training."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, genre or seal; a reranker:
-    cross_attention"""
+    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, genre or seal; a
+    reranker: cross_attention"""
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
     generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""

@@ -337,7 +337,8 @@ def trained(
         base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
         # One beam for each document to retrieve: each finished beam is an identifier.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
-        defaults |= DSI | {"embedder": settings.backbone} if name == "dsi" else {}
+        defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor") else {}
+        defaults |= DSI if name == "dsi" else {}
         with autocast(accelerator.device, accelerator.mixed_precision):
             return GENERATIVE[name](base, data.collection.corpus, **defaults | options)
 
