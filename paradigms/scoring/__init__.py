@@ -8,9 +8,9 @@
 | stored     | stored tokens, by compiled kernels or from tensors             | core.rel, imputed_rel |
 | kernels    | the kernels: one alignment, or several from one S; imputed     | core.rel, imputed_rel |
 
-`impute.imputed_rel` is the law of scores that impute the similarities which a token search did not retrieve.
-Where A is not formed in full, salience and Z are applied in one place in torch (`in_batch.rel_of`) and one
-in numba (`kernels._finish`). `tiles` computes the kernels' products; `threads` divides their work.
+`impute.imputed_rel` is the law for scores that impute similarities which a token search did not retrieve.
+If A is not formed in full, `in_batch.rel_of` (in torch) or `kernels._finish` (in numba) applies salience and
+Z. `tiles` computes the kernels' products; `threads` divides their work.
 `tests/scoring/test_equals_rel.py` compares every path with its law.
 """
 

@@ -1,16 +1,16 @@
-"""maxᵢ ⟨dᵢ, qⱼ⟩ and its i for every query token and document, without forming S: Triton kernels.
+"""maxᵢ ⟨dᵢ, qⱼ⟩ and argmaxᵢ for every query token and document, without forming S: Triton kernels.
 
 The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile and keeps only the
-largest similarities and their places: b·n·j numbers instead of b·n·i·j. The backward pass needs only the
-places:
+largest similarities and their places. It stores b·n·j numbers instead of b·n·i·j. The backward pass needs
+only the places:
 
     ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
     ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
 
-∂Q gathers rows; ∂D is a product with a one-hot matrix, formed tile by tile. There are no atomic additions:
-one program owns each result and sums in a fixed order, whatever the tile sizes. Products, maxima and
-gradients are accumulated in float32. This module requires Triton, so `in_batch` imports it only when it uses
-it. For tests, TRITON_INTERPRET=1, set before Triton is imported, runs the kernels slowly on the CPU.
+∂Q gathers rows; ∂D is a product with a one-hot matrix, which is formed tile by tile. There are no atomic
+additions: one program computes each result and sums in a fixed order, whatever the tile sizes. Products,
+maxima and gradients are accumulated in float32. This module requires Triton, so `in_batch` imports it only
+when needed. For tests, TRITON_INTERPRET=1, set before Triton is imported, runs the kernels slowly on the CPU.
 """
 
 import os
@@ -36,7 +36,7 @@ SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 
 
 def supports(vectors: Tensor) -> bool:
-    """Whether the kernels are faster than torch for these vectors on their device.
+    """Return whether the kernels are faster than torch for these vectors on their device.
 
     The kernels need tensor cores: compute capability 8.0, and 16-bit vectors or
     `torch.set_float32_matmul_precision("high")`.
@@ -53,12 +53,12 @@ def supports(vectors: Tensor) -> bool:
 def best_tokens(
     documents: Tokens, queries: Tokens, equal_ids: bool = False
 ) -> tuple[Float[Tensor, "b n j"], Int[Tensor, "b n j"]]:
-    """(maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over the real tokens of each document; the maxima are differentiable once.
+    """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over each document's real tokens; maxima are differentiable once.
 
-    equal_ids: only over tokens with the id of j (COIL). Of equal similarities the first wins; NaN always
-    wins. Without a candidate, the maximum is 0 and the place is −1. Documents have x = 1; neither side is
-    empty. Vectors of both sides are float32, float16 or bfloat16; float32 follows
-    `torch.set_float32_matmul_precision`.
+    equal_ids: consider only tokens with the id of j (COIL). Among equal similarities, the first wins; NaN
+    always wins. If there is no candidate, the maximum is 0 and the place is −1. Documents have x = 1; neither
+    side is empty. Vectors of both sides are float32, float16 or bfloat16; for float32,
+    `torch.set_float32_matmul_precision` applies.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
     sides = (documents.vectors[0], queries.vectors[:, 0], documents.mask[0], queries.mask, *ids)
@@ -67,7 +67,7 @@ def best_tokens(
 
 
 class _BestTokens(torch.autograd.Function):
-    """D [n, i, h], Q [b, j, h] → maxima and places [n, b, j], contiguous in j."""
+    """Map D [n, i, h] and Q [b, j, h] to maxima and places [n, b, j], contiguous in j."""
 
     @staticmethod
     def forward(
@@ -120,7 +120,7 @@ class _BestTokens(torch.autograd.Function):
 
 
 def _common(D: Tensor, tokens: int, rows: int) -> dict[str, Any]:
-    """Keyword arguments that all kernels share."""
+    """Return the keyword arguments that all kernels share."""
     features = D.shape[-1]
     block = min(FEATURES_HELD, max(16, triton.next_power_of_2(features)))
     exact = torch.get_float32_matmul_precision() == "highest"
@@ -148,7 +148,7 @@ def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
 @triton.jit
 @no_type_check
 def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
-    """Load features of some rows of [·, FEATURES]; 0 for rows not `wanted` and features beyond the last."""
+    """Load features of some rows of [·, FEATURES]; rows not `wanted` and features past the last are 0."""
     at = base + rows.to(tl.int64)[:, None] * FEATURES + features[None, :]
     mask = wanted[:, None]
     if FEATURES % BLOCK != 0:

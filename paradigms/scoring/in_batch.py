@@ -15,7 +15,7 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarit
 
 
 class AlignedPairs(NamedTuple):
-    """S and A of aligned pairs, without salience, and the places of the pairs' document tokens."""
+    """S and A of aligned pairs, before salience, and the places of the pairs' document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
     alignment: Float[Tensor, "b n r j"]
@@ -25,7 +25,7 @@ class AlignedPairs(NamedTuple):
 def rel_of(
     pairs: AlignedPairs, documents: Tokens, queries: Tokens, normalise: Normalise
 ) -> Float[Tensor, "b n"]:
-    """Compute rel(d, q) from pairs: multiply A by the salience, then divide by Z. documents: [1, n, i, h]."""
+    """Compute rel(d, q) from pairs: multiply A by salience, then divide by Z. documents: [1, n, i, h]."""
     S, A, place = pairs
     if documents.salience is not None:
         at = (place.clamp(min=0) + first_tokens(place, documents.mask.shape[-1])).flatten()
@@ -37,10 +37,10 @@ def rel_of(
 
 
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
-    """(maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over the real tokens of each document, without gradients; r = 1.
+    """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over each document's real tokens, without gradients; r = 1.
 
-    equal_ids: only over tokens with the id of j; A is 0 if there is none. S is one product [n, i, b·j], so
-    that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
+    equal_ids: consider only tokens with the id of j; A is 0 if there is no such token. S is one
+    product [n, i, b·j], so that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
     """
     D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
     (n, i), (b, j) = D.shape[:2], Q.shape[:2]
@@ -60,7 +60,7 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
-    """The first token of each document [n, 1, 1] among all n·i tokens."""
+    """Return the place of each document's first token [n, 1, 1] among all n·i tokens."""
     return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
 
 
@@ -72,15 +72,15 @@ FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are fas
 def in_batch_rel(
     documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None = None
 ) -> Float[Tensor, "b n"]:
-    """`core.rel(documents, queries, align, normalise)`, equal in values and gradients, in bounded memory.
+    """Compute `core.rel` in bounded memory, with equal values and gradients.
 
     Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries. For the
     backward pass, a hard alignment with few pairs saves their places and similarities [b, n, r, j], where r
     is the largest number of document tokens aligned to one query token. An alignment that is soft, or that
     aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
     slices of queries, so an alignment that reads the pool (XTR) sees the whole pool. On a device in `FUSED`,
-    a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and its rel is float32. Weights of terms
-    (SPLADE, uniCOIL: one number per token, matched by ids) are one matrix product (`_product_of_terms`).
+    a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and rel is float32. For weights of terms
+    (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product (`_product_of_terms`).
 
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
     bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.
@@ -116,15 +116,15 @@ def _rel(
 
 
 def _are_weights(*sides: Tokens) -> bool:
-    """Whether every token is a single number ≥ 0, without salience."""
+    """Return whether every token is a single number ≥ 0, without salience."""
     single = all(side.vectors.shape[-1] == 1 and side.salience is None for side in sides)
     return single and all(bool((side.vectors >= 0).all()) for side in sides)
 
 
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Σ_t w_t(d) · w_t(q), where repeated tokens count with their largest weight in d and their sum in q.
+    """Compute Σ_t w_t(d) · w_t(q), taking the largest weight of repeated tokens in d and their sum in q.
 
-    Equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
+    The result equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
     """
     d_ids, q_ids = ids_of(documents, queries)
     low = torch.minimum(d_ids.amin(), q_ids.amin())
@@ -136,7 +136,7 @@ def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"
 
 
 def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
-    """Whether the Triton kernels are enabled, installed and support these vectors."""
+    """Return whether the Triton kernels are enabled and installed, and support these vectors."""
     D, Q = documents.vectors, queries.vectors
     if D.device.type not in FUSED or D.dtype != Q.dtype or not find_spec("triton"):
         return False
@@ -148,10 +148,10 @@ def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
 def _chunked_pairs(
     documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align, known: Alignment | None
 ) -> AlignedPairs | None:
-    """The pairs of a hard alignment, from S formed chunk by chunk.
+    """Find the pairs of a hard alignment; S is formed chunk by chunk.
 
-    Returns None if A is soft or has many pairs. known: the alignment if it is a maximum, else None; if None,
-    also returns None without gradients.
+    Returns None if A is soft or has many pairs. known: the alignment if it is a maximum, else None. If
+    `known` is None, also returns None when gradients are disabled.
     """
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     if known is None and (not trains or _soft(documents, queries, align)):
@@ -181,7 +181,7 @@ def _any_requires_grad(*sides: Tokens) -> bool:
 
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
-    """Whether a gradient flows through A, tested with one query and one document."""
+    """Return whether a gradient flows through A, tested with one query and one document."""
     document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
     S, valid = similarity(document, query)
     with torch.enable_grad():
@@ -196,7 +196,7 @@ def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> Aligne
 
 
 class _PairSimilarity(torch.autograd.Function):
-    """(D, Q) → the known Sᵢⱼ of the pairs at `place`; the backward pass is two sparse products.
+    """Map (D, Q) to the known Sᵢⱼ of the pairs at `place`; the backward pass is two sparse products.
 
     If W ∈ R^{(n·i)×(b·j)} is the incoming gradient at the pairs, then ∂D = W Q and ∂Q = Wᵀ D: a weighted
     embedding bag and its gradient.

@@ -2,9 +2,9 @@
 
 A kernel widens BLOCK document tokens at a time, float16 or codes (`Stored`), to float32 in a buffer that
 stays in the cache, and multiplies them by all query tokens (`tiles`). It sums the aligned similarities as
-soon as a document ends, so each stored byte is read once, and one score is written for each document and
-query. Kernels release the interpreter lock and run on one thread; callers divide the documents. Compiled code
-is cached beside this file, or in the user's cache folder. `no_type_check` disables the tests' run-time type
+soon as a document ends, so it reads each stored byte once and writes one score per document and query.
+Kernels release the interpreter lock and run on one thread; callers divide the documents. Compiled code is
+cached beside this file or in the user's cache folder. `no_type_check` disables the tests' run-time type
 checks.
 """
 
@@ -52,7 +52,7 @@ class Stored(NamedTuple):
 
 
 def halves(vectors: np.ndarray) -> Stored:
-    """`Stored` of float16 vectors [tokens, h]."""
+    """Make a `Stored` from float16 vectors [tokens, h]."""
     none = [np.zeros(0, dtype) for dtype in (np.uint8, np.uint16)]
     for array in none:
         array.setflags(write=False)  # as memory-mapped files are: numba compiles one type only
@@ -62,7 +62,7 @@ def halves(vectors: np.ndarray) -> Stored:
 class Query(NamedTuple):
     """Tokens of one or more queries, without padding.
 
-    With codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
+    For codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
 
     tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.QueryTiles`
@@ -74,7 +74,7 @@ class Query(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """The documents to score: document n has the stored tokens starts[n] to stops[n]."""
+    """Documents to score: document n consists of the stored tokens starts[n] to stops[n]."""
 
     starts: np.ndarray  # int64 [n]
     stops: np.ndarray
@@ -97,14 +97,14 @@ def _fetch(tokens, token, target, width):
 @no_type_check
 @helper
 def _known(query, centroid):
-    """The centroid, or the last one in place of one that a damaged file names."""
+    """Return the centroid's number, limited to existing centroids in case a file is damaged."""
     return min(np.int64(centroid), query.near.shape[0] - 1)
 
 
 @no_type_check
 @helper
 def _correct(tokens, query, places, count, tile, products):
-    """Turn products with codes into products with the decoded vectors."""
+    """Convert products with codes to products with decoded vectors."""
     lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
     for r in range(count):
         near = at(query.near, _known(query, places[1, r])) + lane * 4
@@ -116,7 +116,7 @@ def _correct(tokens, query, places, count, tile, products):
 @no_type_check
 @helper
 def _ask(tokens, token, count):
-    """Prefetch `count` tokens, from `token` on."""
+    """Prefetch `count` tokens, starting at `token`."""
     for byte in range(0, count * tokens.codes.shape[1], LINE):
         prefetch(at(tokens.codes, token) + byte)
 
@@ -216,7 +216,7 @@ def select(values, k):
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Σ S ⊙ A / Z. aligned: number of query tokens with A > 0. normaliser: index in `stored.NORMALISERS`."""
+    """Compute Σ S ⊙ A / Z. aligned: how many query tokens have A > 0. normaliser: index in `NORMALISERS`."""
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -232,7 +232,7 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 @no_type_check
 @helper
 def _finish(best, kept, query, length, normaliser, out):
-    """Compute out[b] = rel from maxima best[lane] (−∞: none) and their tokens' salience kept[lane]."""
+    """Compute out[b] = rel from maxima best[lane] (−∞ if missing) and the salience kept[lane]."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -248,7 +248,7 @@ def _finish(best, kept, query, length, normaliser, out):
 @no_type_check
 @helper
 def _finish_several(best, kept, most, query, length, normaliser, out):
-    """Compute out[b] = rel from best[lane, :most]; separate because its loop would slow `_finish` down."""
+    """Compute out[b] = rel from best[lane, :most]. In `_finish`, this loop would slow down other calls."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -374,7 +374,7 @@ def _dot(x, y):
 @no_type_check
 @cached_njit(nogil=True)
 def equal(tokens, query, documents, width, matches, normaliser, out):
-    """Compute `maxima` over document tokens with the query token's id, reading only their vectors."""
+    """Compute `maxima` over document tokens with the query token's id; read no other vectors."""
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
@@ -403,25 +403,25 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 
 
 class Largest(NamedTuple):
-    """Each query token's k largest similarities in one thread, and a buffer of k more."""
+    """The k largest similarities of each query token in one thread, and a buffer of k more."""
 
     values: np.ndarray  # float32 [lanes, 2k]: the buffer, and after it the k largest
     latest: np.ndarray  # int64 [lanes]: number of values in the buffer
 
 
 def largest_of(lanes: int, k: int) -> Largest:
-    """`Largest` before the first similarity: all −∞."""
+    """Make a `Largest` that is filled with −∞."""
     return Largest(np.full((lanes, 2 * k), -np.inf, np.float32), np.zeros(lanes, np.int64))
 
 
 @no_type_check
 @cached_njit(nogil=True)
 def retrieve(tokens, query, documents, width, met, best, tops):
-    """Update each query token's k largest similarities; keep the maxima of documents that may own one.
+    """Update each query token's k largest similarities; keep maxima of documents that may contain them.
 
-    tops: one `Largest` for all calls of a thread. Values above the k-th are buffered; once there are k, the
-    smaller half of all values is dropped, which is much faster than a heap. best[m, j]: maximum of document
-    met[m]. Returns the number of documents in `met`.
+    tops: one `Largest` for all calls of a thread. Values above the k-th are buffered. Once the buffer holds k
+    values, the smaller half of all values is dropped, which is much faster than a heap. best[m, j]: maximum
+    of document met[m]. Returns the number of documents in `met`.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -481,9 +481,9 @@ def products(vectors, query, out):
 @no_type_check
 @cached_njit(nogil=True)
 def probe(tokens, query, documents, width, chosen, best):
-    """Compute best[n, j], the largest similarity of query token j to document n's tokens in chosen lists.
+    """Compute best[n, j], the largest similarity of query token j to tokens of document n in chosen lists.
 
-    chosen[c]: whether the tokens of centroid c count. −∞ for a document without one.
+    chosen[c]: whether the tokens of centroid c count. best[n, j] is −∞ if no token of document n counts.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)

@@ -1,10 +1,10 @@
-"""A scorer with any alignment, for the losses of PyLate and sentence-transformers.
+"""Score with any alignment in the losses of PyLate and sentence-transformers.
 
     losses.Contrastive(model, score_metric=Scorer(TopK(k=2)))  # PyLate
     MultiVectorMultipleNegativesRankingLoss(model, similarity_fct=Scorer(PoolTopK(k=320), "retrieved"))
 
-Both libraries pass Q as [x, j, h] and D as [y, n, i, h], with n documents for each of y queries, and masks
-with the axes before h (None: all tokens are real).
+Both libraries pass Q as [x, j, h] and D as [y, n, i, h], with n documents for each of y queries. Masks have
+the same axes except h; None means that all tokens are real.
 """
 
 import torch
@@ -20,9 +20,9 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 
 
 class Scorer:
-    """rel of every query and every document, [x, y·n]: document m of query y is in column y·n + m.
+    """Compute rel of all queries and documents, [x, y·n]: document m of query y is in column y·n + m.
 
-    paired: score each query against its own n documents only, [x, n], as distillation losses do. Raises
+    paired: score only the n documents that belong to each query, [x, n], for distillation losses. Raises
     ValueError if the alignment reads token ids, because these losses do not pass them.
     """
 

@@ -1,7 +1,7 @@
 """rel of stored documents, computed by the compiled kernels or from tensors.
 
 `Scanned.relevance` equals `core.rel` for alignments that keep each query token's most similar document
-tokens, optionally only tokens with the same id (`Alignment.kept`). `Scanned.imputed` equals
+tokens, optionally restricted to tokens with the same id (`Alignment.kept`). `Scanned.imputed` equals
 `impute.imputed_rel`. `score` supports all alignments.
 """
 
@@ -31,7 +31,7 @@ PACKED = 1 << 20  # bytes of queries scored together: they stay in the cache
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with this pool."""
+    """Compute rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with this pool."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     one = _one_vector(documents) and _one_vector(queries)
@@ -41,12 +41,12 @@ def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "
 
 
 def _one_vector(texts: Tokens) -> bool:
-    """Whether every text is one vector without salience."""
+    """Return whether every text is one vector without salience."""
     return texts.mask.shape[-1] == 1 and texts.salience is None and bool(texts.mask.all())
 
 
 def compiled(recipe: Recipe) -> bool:
-    """Whether the kernels can score with this recipe."""
+    """Return whether the kernels can score with this recipe."""
     kept = recipe.align.kept(torch.tensor(1)) is not None and recipe.normalise in NORMALISERS
     return kept or recipe.search == "impute"
 
@@ -70,7 +70,7 @@ class PackedQueries:
     """Queries [b, 1, j, h] in the kernels' format: all real tokens, one query after another."""
 
     def __init__(self, queries: Tokens, codes: Codes | None = None) -> None:
-        """Pack queries. codes: how the documents to score are decoded; vectors are padded to their width."""
+        """Pack queries. codes: codec of the documents to score; vectors are padded to the codes' width."""
         from paradigms.scoring import kernels, tiles
 
         real = queries.mask.numpy()[:, 0]
@@ -99,7 +99,7 @@ class PackedQueries:
 
 
 def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
-    """Call `work` on slices of range(count), in `worth(tokens)` threads."""
+    """Call `work` on slices of range(count) in `worth(tokens)` threads, and return the results."""
     threads = worth(tokens)
     pieces = PIECES * threads if threads > 1 else 1
     edges = [count * n // pieces for n in range(pieces + 1)]
@@ -107,7 +107,7 @@ def divided(work: Callable[[slice], Any], count: int, tokens: int) -> list[Any]:
 
 
 class Scanned:
-    """An index's tokens with salience and ids, scored by the kernels."""
+    """Tokens of an index, with salience and ids, for scoring by the kernels."""
 
     def __init__(
         self,
@@ -123,17 +123,17 @@ class Scanned:
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
     def packed(self, queries: Tokens) -> PackedQueries:
-        """Pack queries to be scored against these tokens."""
+        """Pack queries for scoring against these tokens."""
         return PackedQueries(queries, self.codes)
 
     def relevance(self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """rel(d, q) of the documents at `rows`, equal to `score`. The recipe must be `compiled`."""
+        """Compute rel(d, q) of the documents at `rows`, equal to `score`. The recipe must be `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(
         self, recipes: Sequence[Recipe], packed: PackedQueries, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """rel(d, q) with each recipe, from one S unless a recipe imputes or reads ids."""
+        """Compute rel(d, q) with each recipe, from one S unless a recipe imputes or reads ids."""
         if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
@@ -168,9 +168,10 @@ class Scanned:
     def imputed(
         self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray, corpus: int
     ) -> tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]:
-        """f_XTR'(q, d) with the documents at `rows` as the pool, and a mask of those with a retrieved token.
+        """Compute f_XTR'(q, d) with the documents at `rows` as the pool, and a mask of retrieved documents.
 
-        corpus: number of tokens to which the imputation extrapolates.
+        corpus: number of tokens to extrapolate to when imputing. A document is retrieved if a query token
+        retrieves one of its tokens.
         """
         spans, retrieved = packed.query.spans, self.retrieved(recipe.search_tokens, packed, rows)
         [(some, mine)], missing = filled(recipe, spans, [retrieved], corpus)
@@ -183,7 +184,7 @@ class Scanned:
         return scores, owns
 
     def retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
-        """The k largest similarities of each query token to tokens of the documents at `rows`."""
+        """Find each query token's k largest similarities to tokens of the documents at `rows`."""
         from paradigms.scoring import kernels
 
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
@@ -222,7 +223,7 @@ class Scanned:
 
 
 class Retrieved(NamedTuple):
-    """What the real tokens of packed queries retrieve from a pool."""
+    """The results of a token search in a pool, for the real tokens of packed queries."""
 
     k: int
     largest: np.ndarray  # [j, k]: the largest similarities, −∞ where there are fewer
@@ -233,10 +234,11 @@ class Retrieved(NamedTuple):
 def filled(
     recipe: Recipe, spans: np.ndarray, pools: Sequence[Retrieved], corpus: int
 ) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
-    """f_XTR'(q, d) of the documents that each pool retrieved, and whether query and document share a token
-    among the k' best of all pools together; and mⱼ, from all pools.
+    """Compute f_XTR'(q, d) of each pool's retrieved documents, a mask of these documents, and mⱼ.
 
-    spans: where each query begins among the tokens j. corpus: number of tokens of all pools.
+    The mask says whether d has one of the k' tokens that are most similar to a token of q in all pools
+    together. mⱼ also uses all pools. spans: where each query begins among the tokens j. corpus: number of
+    tokens in all pools.
     """
     k = min(recipe.search_tokens, sum(pool.k for pool in pools))
     largest = np.concatenate([pool.largest for pool in pools], axis=1)

@@ -17,12 +17,12 @@ _busy = threading.local()
 
 
 def worth(tokens: int) -> int:
-    """Number of threads that pay off for this many tokens; 1 within `shared` work."""
+    """Return how many threads are worth using for this many tokens; 1 inside a call of `shared`."""
     return 1 if getattr(_busy, "sharing", False) else min(torch.get_num_threads(), 1 + tokens // WORTH)
 
 
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
-    """Map `function` over items in several threads, including this one; it must release the GIL."""
+    """Map `function`, which must release the GIL, over items in several threads, including this one."""
     items = list(items)
     results: list[Result | None] = [None] * len(items)
     places = iter(range(len(items)))  # each thread takes the next one; the interpreter lock makes this safe
@@ -50,5 +50,5 @@ def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: i
 
 @cache
 def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """Thread pool of a process, kept for reuse; threads do not survive a fork."""
+    """Return the thread pool of a process, cached for reuse. Threads do not survive a fork."""
     return ThreadPoolExecutor(threads, "token-search")

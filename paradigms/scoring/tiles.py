@@ -1,10 +1,10 @@
-"""Products of document and query tokens in tiles that fit the processor's registers, in LLVM instructions.
+"""Products of document and query tokens, in tiles that fit the processor's registers: LLVM instructions.
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
 A tile is a few rows and one, two or three GRAINs of query tokens. The sums stay in registers, so the shape
-of tiles depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), read at import; stored files do not
-depend on it. Intrinsics take addresses and counts as integers, without any checks.
+of tiles depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), which is detected at import. Stored
+files do not depend on the shape. Intrinsics take addresses and counts as integers, without any checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -21,7 +21,7 @@ from paradigms.scoring import VECTOR
 
 
 class Registers(NamedTuple):
-    """Vector registers of a processor."""
+    """The vector registers of a processor."""
 
     number: int
     lanes: int  # float32 in each
@@ -186,7 +186,7 @@ def raise_to(typing, best, products, count, grains):
 @no_type_check
 @intrinsic
 def raise_with(typing, best, kept, products, salience, count, grains):
-    """Do `raise_to`, and set kept[j] = salience[r] of the row that raised best[j] last."""
+    """Do the same as `raise_to`, and set kept[j] = salience[r] of the row r that last raised best[j]."""
 
     def generate(context, builder, signature, arguments):
         best, kept, products, salience, count, grains = arguments
@@ -257,7 +257,7 @@ def widen(typing, source, target, count):
 @no_type_check
 @intrinsic
 def unpack(typing, source, target, count, bits):
-    """Write the codes in `count` bytes as float32: first the lowest bits of all bytes, then the next, …"""
+    """Write the codes in `count` bytes as float32: the lowest bits of all bytes, then the next bits, …"""
 
     def generate(context, builder, signature, arguments):
         source, target, count, bits = arguments
