@@ -27,8 +27,8 @@ Vectors = Float[np.ndarray, "_ h"]
 class Engine(ABC):
     """A store of documents, each with one or more `dim`-dimensional vectors, ranked by Σⱼ maxᵢ dᵢᵀqⱼ.
 
-    single: documents and queries have one vector each. place: the name in errors, such as a folder.
-    Subclasses define `_add` and `_top`, whose arguments `add` and `top` have checked.
+    single: whether each document and query has exactly one vector. place: the name to use in errors, such as
+    a folder. Subclasses define `_add` and `_top`, which receive arguments that are already checked.
     """
 
     dim: int
@@ -36,10 +36,10 @@ class Engine(ABC):
     place: str = "the engine"
 
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        """Store documents of at least one vector each; they replace stored ones with the same id.
+        """Store documents with at least one vector each, replacing stored documents with the same ids.
 
-        Raises ValueError for a document that is listed twice, has no vector, or vectors that do not fit; and,
-        with the place, if the engine fails, as on a full disk.
+        Raises ValueError if a document is listed twice, has no vectors or has vectors that do not fit. Also
+        raises ValueError, naming the place, if the engine fails, for example because the disk is full.
         """
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
@@ -53,9 +53,10 @@ class Engine(ABC):
                 self._add(ids, documents)
 
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
-        """Rank the k best documents for one query, with their scores; none for a query without vectors.
+        """Return the k best documents and their scores for one query; empty if it has no vectors.
 
-        among: ids of documents; only these are scored, exactly. Raises ValueError if the vectors do not fit.
+        among: ids of the only documents to score, which is then exact. Raises ValueError if the vectors do
+        not fit.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -89,10 +90,10 @@ def hand_over(
     rows: Sequence[int] | None = None,
     progress: bool = False,
 ) -> int:
-    """Write the stored vectors of documents into an engine; return how many of them have any.
+    """Write the stored vectors of documents into an engine; return how many documents have vectors.
 
-    rows: the documents' rows, without deleted ones; None: all. Raises ValueError if the engine
-    cannot score for the model (`check_maxima`).
+    rows: rows of documents that are not deleted; None means all. Raises ValueError if the engine cannot score
+    for the model (`check_maxima`).
     """
     store.check(model)
     check_maxima(model, engine)
@@ -114,8 +115,8 @@ def hand_over(
 class EngineRetriever:
     """Search and rerank by rel over the documents of an engine.
 
-    model: encoded the documents. corpus: their texts, for `explain`. Raises ValueError if the engine cannot
-    score for the model (`check_maxima`).
+    model: the model that encoded the documents. corpus: the documents' texts, for `explain`. Raises
+    ValueError if the engine cannot score for the model (`check_maxima`).
     """
 
     engine: Engine
@@ -126,14 +127,14 @@ class EngineRetriever:
         check_maxima(self.model, self.engine)
 
     def size_in_bytes(self) -> int:
-        """Always 0, because the engine stores its documents elsewhere."""
+        """Return 0, because the engine stores its documents elsewhere."""
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the run's documents by rel; those that the engine lacks, such as empty ones, get −∞."""
+        """Score the run's documents by rel; documents missing from the engine, such as empty ones, get −∞."""
         check_queries(run, queries)
         counts = {query: len(documents) for query, documents in run.items() if documents}
         scored = self._ranked(f"rerank {self.model.name}", queries, counts, run, progress)
@@ -153,7 +154,7 @@ class EngineRetriever:
         among: Mapping[str, Collection[str]],
         progress: bool,
     ) -> Run:
-        """Rank counts[query] documents for each query: those in among[query] if given, else all."""
+        """Rank counts[query] documents for each query, among all documents or, if given, among[query]."""
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):
@@ -166,7 +167,7 @@ class EngineRetriever:
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:
-    """Raise ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ, up to a factor of the query, and vectors fit."""
+    """Raise ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ times a factor of the query, and the vectors fit."""
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     maxsim = recipe.align.is_maxsim(1 if one else UNBOUNDED)

@@ -21,9 +21,9 @@ class LanceEngine(Engine):
     LanceDB's options for an object store, such as endpoint and region; LanceDB also reads AWS_ENDPOINT,
     AWS_ACCESS_KEY_ID and similar variables from the environment.
 
-    Search is exact until `approximate` makes an index; then it reads `nprobes` of the index's lists. LanceDB
-    indexes many vectors per document by cosine alone, so these must have length 1. Raises ValueError if
-    the place has a table with other columns or an index with another metric.
+    Search is exact until `approximate` makes an index, and then reads `nprobes` of the index's lists. LanceDB
+    can index several vectors per document only by cosine, so such vectors must have length 1. Raises
+    ValueError if the place has a table with other columns or an index with another metric.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LanceEngine(Engine):
         """Index the vectors with LanceDB.
 
         index_type: such as IVF_FLAT. settings: arguments of the index type's class in lancedb.index. Raises
-        ValueError if documents have many vectors that are not of length 1.
+        ValueError if documents have several vectors whose length is not 1.
         """
         from lancedb import index
 
@@ -113,5 +113,5 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """Column → type, without the name that LanceDB gives to list items."""
+    """Map each column to its type, without the name that LanceDB gives to list items."""
     return {field.name: re.sub(r"\w+: | not null", "", str(field.type)) for field in schema}

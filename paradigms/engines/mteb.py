@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class MTEBModel:
     """A model that searches and reranks in MTEB; a cross-attention model only reranks.
 
-    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: used for encoding, as
-    in `encoder.precision`.
+    name: "organisation/model", for mteb's results. kind: a key of `INDEXES`. precision: precision for
+    encoding; see `encoder.precision`.
     """
 
     def __init__(self, model: Model, name: str = "", *, kind: str = "exact", precision: str = AUTO) -> None:
@@ -54,7 +54,7 @@ class MTEBModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> Run:
-        """Rank top_k documents for each query, among all or, in a reranking task, among top_ranked[query]."""
+        """Rank top_k documents per query, from all or, in a reranking task, from top_ranked[query]."""
         texts = {str(row["id"]): _text(row) for row in queries}
         if top_ranked is not None:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}

@@ -22,9 +22,9 @@ from paradigms.store.build import store_files
 
 
 class Retriever(pt.Transformer):
-    """qid, query → qid, query, docno, score, rank: the k best documents for each query; ids become texts.
+    """qid, query → qid, query, docno, score, rank of the k best documents per query; ids become strings.
 
-    retriever: any of `paradigms.retrieve`, such as an `Indexed` or a `BM25`.
+    retriever: any retriever of `paradigms.retrieve`, such as an `Indexed` or a `BM25`.
     """
 
     def __init__(self, retriever: retrieve.Retriever, k: int = 1000) -> None:
@@ -42,7 +42,7 @@ class Retriever(pt.Transformer):
 
 
 class Reranker(pt.Transformer):
-    """qid, query, docno, text → the same rows with a model's score and rank; ids become texts.
+    """qid, query, docno, text → the same rows with a model's score and rank; ids become strings.
 
     model: any kind of model; a generative model identifies documents by docno.
     """
@@ -65,10 +65,10 @@ class Reranker(pt.Transformer):
 
 
 class Indexer(pt.Indexer):
-    """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts, in corpus.jsonl.
+    """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts in corpus.jsonl.
 
     kind: a key of `INDEXES`. settings: keywords of `Store.build`. Raises FileExistsError if the folder has a
-    corpus.jsonl but no index, finished or begun.
+    corpus.jsonl but neither a finished nor an interrupted index.
     """
 
     def __init__(

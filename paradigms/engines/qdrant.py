@@ -1,4 +1,4 @@
-"""Qdrant: its engine in this process and a folder, or a server or cluster of them (extra `qdrant`)."""
+"""Qdrant, as an engine in this process with a folder, or as a server or cluster (extra `qdrant`)."""
 
 import json
 import uuid
@@ -17,9 +17,9 @@ CONFIG = "edge_config.json"  # of a folder of qdrant-edge-py
 class QdrantEngine(Engine):
     """Documents in a collection on a Qdrant server or cluster.
 
-    client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. exact: score every document;
-    otherwise Qdrant searches its HNSW graph. Raises ValueError if there is a collection with other vectors or
-    another metric, and for path=, which is for `QdrantEdgeEngine`.
+    client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. exact: whether to score every
+    document instead of searching Qdrant's HNSW graph. Raises ValueError if the collection exists with other
+    vectors or another metric, or if path= is given; use `QdrantEdgeEngine` for a folder.
     """
 
     def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
@@ -63,10 +63,10 @@ class QdrantEngine(Engine):
 
 
 class QdrantEdgeEngine(Engine):
-    """Documents in a folder, by Qdrant's own engine in this process, which alone may have it open.
+    """Documents in a folder that only this process may have open, searched by Qdrant's embedded engine.
 
-    exact: score every document; otherwise Qdrant searches the HNSW graph that `approximate` makes. Raises
-    ValueError if the folder has other vectors, another metric or files of something else, or is open already.
+    exact: whether to score every document instead of searching the HNSW graph that `approximate` makes.
+    Raises ValueError if the folder has other vectors, another metric or unrelated files, or is already open.
     """
 
     def __init__(self, path: str | Path, dim: int, *, single: bool = False, exact: bool = False) -> None:
@@ -109,12 +109,12 @@ class QdrantEdgeEngine(Engine):
         return [(point.payload["id"], point.score) for point in self.shard.query(request)]
 
     def approximate(self) -> None:
-        """Let Qdrant merge its segments, and build the HNSW graph of those beyond its threshold."""
+        """Let Qdrant merge its segments and build the HNSW graph of each segment above its threshold."""
         with naming(self.place):
             self.shard.optimize()
 
     def close(self) -> None:
-        """Write what is pending and release the folder."""
+        """Write pending changes and release the folder."""
         self.shard.close()
 
 
@@ -125,7 +125,7 @@ def _points(
     point: Any,
     key: Callable[[uuid.UUID], Any],
 ) -> Iterator[list[Any]]:
-    """Yield documents as Qdrant's points, of at most REQUEST numbers at a time."""
+    """Yield documents as Qdrant points, in lists of at most REQUEST numbers."""
     points: list[Any] = []
     held = 0
     for id, d in zip(ids, documents, strict=True):
@@ -139,12 +139,12 @@ def _points(
 
 
 def _uuid(id: str) -> uuid.UUID:
-    """Convert an id to a UUID, as Qdrant's ids are numbers or UUIDs."""
+    """Convert an id to a UUID, because Qdrant's ids are numbers or UUIDs."""
     return uuid.uuid5(uuid.NAMESPACE_URL, id)
 
 
 def _plain(params: Any) -> dict[str, Any]:
-    """The client's parameters of vectors, as JSON has them."""
+    """Convert the client's vector parameters to plain JSON values."""
     if isinstance(params, dict):
         return {name: _plain(part) for name, part in params.items()}
     made: dict[str, Any] = json.loads(params.model_dump_json()) if params is not None else {}
@@ -152,7 +152,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError, with both in words, if a collection's vectors are not those expected."""
+    """Raise ValueError, describing both, if a collection's vectors differ from the expected ones."""
     if _vectors(stored) != _vectors(expected):
         raise ValueError(
             f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"

@@ -1,13 +1,13 @@
 """score(d, q) = Σ_s w_s · part_s(d, q) over several retrievers, each of which may lack some documents.
 
 - rrf: part_s = 1 / (60 + rank of d in run s) (Cormack et al., "Reciprocal Rank Fusion Outperforms Condorcet
-  and Individual Rank Learning Methods", SIGIR 2009): scores of any scale;
+  and Individual Rank Learning Methods", SIGIR 2009), which suits scores of any scale;
 - sum: part_s = (score − min) / (max − min) over the run's documents for q;
-- raw: part_s = the score itself, such as rel or BM25's sum of weights: a dense + λ · sparse hybrid (Luan et
-  al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1).
+- raw: part_s = the score itself, such as rel or BM25's sum of weights, which gives a dense + λ · sparse
+  hybrid (Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1).
 
-With rrf and sum, part_s is 0 if run s lacks d. With raw, each retriever scores every document that any of
-them retrieves.
+With rrf and sum, part_s is 0 if run s lacks d. With raw, each retriever scores every document that any
+retriever finds.
 
     hybrid = Fused([index, BM25(corpus)], weights=(1.0, 0.5), method="raw")
     hybrid.search({"q": "a query"}, 10)
@@ -31,7 +31,7 @@ RANK = 60  # of Cormack et al.
 class Fused:
     """One ranking from several retrievers of the same documents.
 
-    weights, method: as in `fuse`. depth: how many documents of each retriever are fused, at least k.
+    weights, method: see `fuse`. depth: number of documents to take from each retriever, at least k.
     """
 
     retrievers: Sequence[Retriever]
@@ -56,7 +56,7 @@ class Fused:
         return [part for retriever in self.retrievers for part in retriever.explain(query, document, others)]
 
     def runs(self, queries: Mapping[str, str], k: int = 1, *, progress: bool = False) -> list[Run]:
-        """One run for each retriever: the input of `fuse`, and of `evaluate.tuning`."""
+        """Search with each retriever; return one run per retriever, for `fuse` and `evaluate.tuning`."""
         depth = max(k, self.depth) if k > 0 else k
         runs = [retriever.search(queries, depth, progress=progress) for retriever in self.retrievers]
         if self.method != "raw":
@@ -68,11 +68,11 @@ class Fused:
 def fuse(
     runs: Sequence[Run], weights: Sequence[float] = (), method: str = "rrf", k: int | None = None
 ) -> Run:
-    """Rank each query's documents by the weighted sum, equal sums by id: the first k documents, or all.
+    """Rank each query's documents by weighted sum, breaking ties by id; return the first k, or all.
 
-    weights: one for each run, finite and at least 0; by default all 1. A run with weight 0 adds 0, whatever
-    its scores. Raises ValueError for other weights or methods, for a sum that is NaN, and, with raw scores,
-    if a run lacks a document.
+    weights: one finite weight ≥ 0 per run; all are 1 by default. A run with weight 0 adds 0, whatever its
+    scores. Raises ValueError if a weight or the method is invalid, if a sum is NaN, or if a run lacks a
+    document and scores are raw.
 
     >>> fuse([{"q": {"x": 9.0, "y": 7.0}}, {"q": {"y": 0.2, "z": 0.1}}], method="sum")
     {'q': {'x': 1.0, 'y': 1.0, 'z': 0.0}}
@@ -112,7 +112,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def union(*runs: Run) -> Run:
-    """query → all documents that any run has for it, with score 0: candidates to rerank."""
+    """Map each query to the documents in any of its runs, with score 0, as candidates to rerank."""
     queries = dict.fromkeys(query for run in runs for query in run)
     return {
         query: dict.fromkeys((document for run in runs for document in run.get(query, {})), 0.0)
@@ -125,7 +125,7 @@ def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _scaled(scores: Mapping[str, float]) -> dict[str, float]:
-    """Scale scores to [0, 1], equal ones to 1; −inf, the score of a document without tokens, becomes 0."""
+    """Scale scores to [0, 1], or to 1 if all are equal; −inf (a document without tokens) becomes 0."""
     finite = [score for score in scores.values() if isfinite(score)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = high - low

@@ -29,9 +29,9 @@ QUERIES = 64  # encoded at once
 class Indexed:
     """Search and rerank by rel over an index (`paradigms.find`).
 
-    model: made the index, perhaps under another alignment. corpus: the documents' texts, for `explain`. keep:
-    β^q, the share of each query's tokens, the most salient ones, used for searching. precision: for encoding
-    queries, as in `encoder.precision`.
+    model: the model that made the index; its alignment may differ. corpus: the documents' texts, for
+    `explain`. keep: β^q, the share of each query's tokens to search with, most salient first. precision:
+    precision for encoding queries; see `encoder.precision`.
     """
 
     index: Index | Indexes
@@ -54,8 +54,8 @@ class Indexed:
         """Encode texts into an index.
 
         texts: a corpus, or document id → text. folder: where to store the index; None keeps it in memory.
-        kind: such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: for encoding
-        documents and queries. settings: arguments of `Store.build`, such as progress.
+        kind: a kind such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: precision for
+        encoding documents and queries. settings: arguments of `Store.build`, such as progress.
         """
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
@@ -66,7 +66,7 @@ class Indexed:
     def open(cls, folder: Folders, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
         """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
 
-        Raises ValueError if another model made one of them, or two of them hold the same document.
+        Raises ValueError if an index was made by another model or if two indexes hold the same document.
         """
         index = open_indexes(folder)
         index.store.check(model)
@@ -97,7 +97,7 @@ class Indexed:
     def rankings(
         self, queries: Mapping[str, str], run: Run, recipes: Sequence[Recipe], *, progress: bool = False
     ) -> list[Run]:
-        """Rerank with each of several recipes; queries are encoded once."""
+        """Rerank with each of several recipes, encoding the queries only once."""
         self.index.store.check(self.model)
         check_queries(run, queries)
         for candidates in run.values():
@@ -114,7 +114,7 @@ class Indexed:
         return [{query: new.get(query, {}) for query in run} for new in runs]
 
     def _encoded(self, queries: Mapping[str, str], keep: float = 1.0) -> Iterator[tuple[list[str], Tokens]]:
-        """Yield ids and Q of at most QUERIES queries of similar length. keep: see `Indexed`."""
+        """Yield the ids and Q of at most QUERIES queries of similar length. keep: see `Indexed`."""
         names = list(queries)
         for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
             some = [names[n] for n in places]
@@ -129,7 +129,7 @@ class Indexed:
         return [self.model.explain(query, text, pool)]
 
     def part(self, n: int, count: int) -> Indexed | None:
-        """The n-th of `count` parts of the documents; None if parts cannot be searched separately."""
+        """Return the n-th of `count` parts of the documents; None if parts cannot be searched separately."""
         if self.model.recipe.search != "gather":
             return None
         if isinstance(self.index, Indexes):

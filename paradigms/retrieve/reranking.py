@@ -34,7 +34,7 @@ def retriever_of(
 
     A paradigm encodes the texts with `Indexed.build`, which takes folder, progress and settings. A generative
     model ranks the corpus that it was built for, under the caller's autocast. A cross-attention model reranks
-    the documents that `first` retrieves, and cannot search without it. precision: as in `encoder.precision`.
+    the documents that `first` retrieves, and cannot search without it. precision: see `encoder.precision`.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model)
@@ -48,7 +48,7 @@ def retriever_of(
 class Reranking:
     """Rerank with a model of any kind, which encodes only the candidates and stores nothing.
 
-    first: retrieves the candidates of `search`, k for each query. precision: as in `retriever_of`.
+    first: retriever of the candidates for `search`, k per query. precision: see `retriever_of`.
     """
 
     model: Model
@@ -60,7 +60,7 @@ class Reranking:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rerank the k best documents of `first`. Raises ValueError if it is None."""
+        """Rerank the k best documents of `first`. Raises ValueError if `first` is None."""
         if self.first is None:
             raise ValueError(f"{self.model.name} only reranks: give `first`, which retrieves its candidates")
         return self.rerank(queries, self.first.search(queries, k, progress=progress), progress=progress)
@@ -88,7 +88,7 @@ class TextPairs:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Raise ValueError: every document would have to be read with every query."""
+        """Raise ValueError, since a search would have to read every document with every query."""
         raise ValueError(f"{self.model.name} cannot search, it only scores pairs: rerank a run with it")
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:

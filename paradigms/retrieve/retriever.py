@@ -15,7 +15,7 @@ class Retriever(Protocol):
     """
 
     def size_in_bytes(self) -> int:
-        """Bytes kept to answer queries."""
+        """The number of bytes kept to answer queries."""
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Rank the k best documents for each query, or fewer if fewer match."""
@@ -27,7 +27,8 @@ class Retriever(Protocol):
         """
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Explain a document's score by its tokens, once for each model that takes part and has an A.
+        """Explain a document's score by its tokens; return one explanation per model that has an A.
 
-        query: a text. document: an id. others: ids of the query's other candidates, which XTR's A reads.
+        query: the query's text. document: the document's id. others: ids of the other candidates, which XTR's
+        A reads.
         """

@@ -1,4 +1,4 @@
-"""Alignment strategies, among which few-shot alignment adaptation chooses.
+"""The alignment strategies that few-shot alignment adaptation chooses from.
 
 Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a task by choosing the number of
 document tokens that each query token aligns with, k or a share p of the document's length.
@@ -33,6 +33,6 @@ def rerank_strategies(
     *,
     progress: bool = False,
 ) -> dict[str, Run]:
-    """Rerank a run with each strategy: strategy → run. Queries are encoded once."""
+    """Rerank a run with each strategy; return strategy → run. Queries are encoded once."""
     recipes = [indexed.model.with_alignment(align).recipe for align in strategies.values()]
     return dict(zip(strategies, indexed.rankings(queries, run, recipes, progress=progress), strict=True))

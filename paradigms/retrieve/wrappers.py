@@ -1,4 +1,4 @@
-"""Retrievers around another one: passages as documents, queries that are documents, several processes."""
+"""Wrappers around a retriever, for passages, queries that are also documents, and several processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Passages(Wrapper):
     """Rank documents by their passages: score(d) = sum of the `best` largest scores of d's passages.
 
     best = 1 is MaxP (Dai and Callan, "Deeper Text Understanding for IR with Contextual Neural Language
-    Modeling", SIGIR 2019). retriever: searches `pieces.corpus`.
+    Modeling", SIGIR 2019). retriever: a retriever over `pieces.corpus`.
     """
 
     pieces: Pieces
@@ -48,7 +48,7 @@ class Passages(Wrapper):
             raise ValueError(f"best must be at least 1 passage, got {self.best}")
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rank the k best documents; with best > 1, those among the 2k with the best single passages."""
+        """Rank the k best documents; if best > 1, consider only the 2k with the best single passages."""
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
         wanted = 2 * k if summed else k
@@ -104,10 +104,10 @@ class AllProcesses(Wrapper):
     """Divide each search among the processes of a launch; results equal those of a single process.
 
     Every process calls the methods with the same arguments and receives all results. If the retriever can be
-    divided (`Indexed.part`), each process searches its part of the documents, and the best are merged.
-    Otherwise, and for reranking, the queries are divided.
+    divided (`Indexed.part`), each process searches one part of the documents, and the best results are
+    merged. Otherwise, and for reranking, the queries are divided.
 
-    launch: such as accelerate's `Accelerator` or `PartialState`.
+    launch: the processes, such as accelerate's `Accelerator` or `PartialState`.
     """
 
     launch: Launch

@@ -1,8 +1,8 @@
 """Checkpoints of other libraries, read as paradigms with equal scores and written if the format allows.
 
-Each format recognises a folder by its files and reads all of its parts; a part that no paradigm supports is
-an error that names it. Pickled weights are read only on request, by `torch.load` with weights_only, which
-runs no code.
+Each format recognises a folder by its files and reads all of the folder's parts. A part that no paradigm
+supports causes an error that names the part. Pickled weights are read only on request, by `torch.load` with
+weights_only, which runs no code.
 """
 
 from collections.abc import Callable
@@ -50,8 +50,8 @@ def read_checkpoint(
 ) -> Paradigm | CrossAttention:
     """Read a paradigm or reranker from a folder in any of `FORMATS`.
 
-    layout: a key of `FORMATS`; by default it is recognised. Raises ValueError if files are missing, not
-    supported or ambiguous.
+    layout: a key of `FORMATS`; None recognises the layout by its files. Raises ValueError if files are
+    missing, not supported or ambiguous.
     """
     if layout is not None and layout not in FORMATS:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")

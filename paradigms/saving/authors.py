@@ -81,9 +81,9 @@ def is_coil(folder: Path) -> bool:
 def read_coil(folder: Path) -> Paradigm:
     """Read COIL-full without layer normalisation: an encoder, and two projections in model.pt.
 
-    Gao et al. 2021. The settings are in a pickle of objects (args.pt), which is not read: the model is
-    assumed to be COIL-full as its authors published it, without [SEP] and with the lengths of MS MARCO.
-    Raises ValueError for other projections.
+    Gao et al. 2021. The settings are in a pickle of objects (args.pt), which is not read. The model is
+    assumed to be COIL-full as the authors published it, without [SEP] and with the lengths of MS MARCO.
+    Raises ValueError if the projections differ.
     """
     with naming(folder / HEADS):
         weights = {name: t.float() for name, t in load_file(folder / HEADS).items()}
@@ -105,7 +105,7 @@ def is_stanford(folder: Path) -> bool:
 
 
 def read_stanford(folder: Path) -> Paradigm:
-    """Read Stanford ColBERT: one state dict of BERT and a linear layer; settings in artifact.metadata.
+    """Read Stanford ColBERT: a state dict of BERT and a linear layer, with settings in artifact.metadata.
 
     Khattab & Zaharia 2020; Santhanam et al. 2022. Settings missing from the metadata follow the authors'
     code: markers [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of maxima.
@@ -135,12 +135,12 @@ def read_stanford(folder: Path) -> Paradigm:
 
 
 def is_xtr(folder: Path) -> bool:
-    """Whether the folder holds a T5 and 2_Dense but no modules.json, which identifies XTR."""
+    """Return whether the folder is an XTR: it has a T5 and 2_Dense but no modules.json."""
     return _t5_with_dense(folder) and not (folder / MODULES).is_file()
 
 
 def may_be_xtr(folder: Path) -> bool:
-    """Whether modules.json names no model type, beside a T5 and a linear layer such as XTR's.
+    """Return whether a folder of unknown type may be an XTR: it has modules.json, a T5 and a linear layer.
 
     Such a folder does not record whether the model has token vectors: a model with one vector per text may
     look the same.
@@ -162,8 +162,8 @@ def _t5_with_dense(folder: Path) -> bool:
 def read_xtr(folder: Path) -> Paradigm:
     """Read XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer.
 
-    XTR was trained with punctuation, which is kept, and with k_train of up to 320 tokens. Raises ValueError
-    if the linear layer is missing.
+    Punctuation is kept, because XTR was trained with it and with k_train of up to 320 tokens. Raises
+    ValueError if the linear layer is missing.
     """
     head = dense(folder / DENSE)
     own: dict[str, Any] = {"skip": "", "k_train": 320} | head.settings()

@@ -1,4 +1,4 @@
-"""README.md of a checkpoint: the model, its training data and settings, and its measures."""
+"""The README.md of a checkpoint: the model, its training data and settings, and its measures."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ def model_card(
 ) -> str:
     """Write the text of a model's card.
 
-    results: results folder of the training script, with config.json and table.md. layout: the layout in which
-    the model is saved. Raises FileNotFoundError if the results have no config.json.
+    results: the training script's results folder, with config.json and table.md. layout: the layout of the
+    saved model. Raises FileNotFoundError if the results have no config.json.
     """
     settings, environment, measured = {}, {}, "None recorded.\n"
     if results is not None:
@@ -73,7 +73,7 @@ def _table(title: str, values: dict[str, Any]) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """Replace characters that would end the line or the table cell."""
+    """Replace characters that would end a line or a table cell."""
     return "".join(c if c.isprintable() else " " for c in text).replace("|", BAR)
 
 

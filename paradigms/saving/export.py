@@ -33,9 +33,9 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 
 
 def write_sentence_transformers(model: Any, folder: Path) -> None:
-    """Write a model into an empty folder; one of the layouts in `saving.SAVE_LAYOUTS`.
+    """Write a model into an empty folder; this is one of the `saving.SAVE_LAYOUTS`.
 
-    Raises ValueError for a setting or a kind of model for which sentence-transformers has no module.
+    Raises ValueError if sentence-transformers has no module for the kind of model or a setting.
     """
     if not isinstance(model, Paradigm):
         raise ValueError(f"{model.name} is not an encoder of single texts, which sentence-transformers needs")
@@ -79,7 +79,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
 
 
 def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
-    """Raise ValueError if the model needs something that no module of sentence-transformers does."""
+    """Raise ValueError if the model needs something that no sentence-transformers module supports."""
     s: Any = model.encoder.settings
     recipe = model.recipe
     if sparse:
@@ -128,7 +128,7 @@ def dense_config(encoder: TextEncoder) -> dict[str, Any]:
 
 
 def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any]:
-    """Configuration of the Transformer module: lengths and query augmentation."""
+    """Make the Transformer module's configuration: lengths and query augmentation."""
     augmented: dict[str, Any] = {"query_length": settings.query_length}
     if settings.query_augmentation:
         strategy = {"strategy": "fixed", "attend": settings.attend_augmentation, "token": None}
@@ -144,7 +144,7 @@ def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any
 
 
 def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
-    """Configuration of the model: prompts, from the markers, and the similarity."""
+    """Make the model's configuration: the similarity, and prompts made from the markers."""
     s = model.encoder.settings
     single = "cosine" if s.normalize else "dot"
     if isinstance(s, SpladeSettings):

@@ -43,7 +43,7 @@ class Head:
         return Head(other.weight @ self.weight, bias, other.activation)
 
     def settings(self) -> dict[str, Any]:
-        """Fields of `EncoderSettings` for this projection."""
+        """The fields of `EncoderSettings` for this projection."""
         return {
             "dim": len(self.weight),
             "projection_bias": self.bias is not None,
@@ -87,12 +87,12 @@ def dense(folder: Path) -> Head:
 
 
 def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:
-    """ColBERT over the encoder: the sum, or mean, over query tokens of the best similarities."""
+    """Make a ColBERT from the encoder: rel is the sum or mean of each query token's best similarity."""
     normalise, temperature = ("query_tokens", 0.02) if mean else ("one", 1.0)
     return Paradigm(Recipe("colbert", QueryToDocument(), normalise, temperature=temperature), encoder)
 
 
 def one_vector(encoder: TextEncoder) -> Paradigm:
-    """DPR over the encoder: the cosine or inner product of two vectors."""
+    """Make a DPR from the encoder: rel is the cosine or inner product of two vectors."""
     temperature = 0.05 if encoder.settings.normalize else 1.0
     return Paradigm(Recipe("dpr", AllPairs(), "one", temperature=temperature), encoder)

@@ -1,4 +1,4 @@
-"""Save models: the layouts of their folders, and the hub."""
+"""Functions that save models to folders, in several layouts, or to the hub."""
 
 import tempfile
 from collections.abc import Callable, Collection
@@ -46,9 +46,9 @@ SAVE_LAYOUTS: dict[str, SaveLayout] = {
 def save_pretrained(
     model: Trainable, folder: str | Path, layout: str = "paradigms", card: str | None = None
 ) -> None:
-    """Write the whole model, adapters merged; the folder appears complete or not at all.
+    """Write the whole model, with merged adapters; the folder appears complete or not at all.
 
-    layout: a key of `SAVE_LAYOUTS`. card: text of README.md, by default the layout's card. Raises
+    layout: a key of `SAVE_LAYOUTS`. card: text of README.md; the default is the layout's card. Raises
     FileExistsError if anything but a model in this layout would be replaced, and ValueError if the layout
     cannot hold the model.
     """
@@ -65,10 +65,10 @@ def save_pretrained(
 def push_to_hub(
     model: Trainable, name: str, layout: str = "paradigms", card: str | None = None, *, private: bool = True
 ) -> None:
-    """Upload a model, as `save_pretrained` writes it, to the repository `name`, created if missing.
+    """Upload a model, as `save_pretrained` writes it, to the repository `name`, creating it if missing.
 
-    Earlier settings and weights are removed from the repository, but stay in its history. Raises the hub's
-    errors.
+    Earlier settings and weights are removed from the repository but stay in the history. The hub's errors are
+    passed on.
     """
     from huggingface_hub import HfApi
 

@@ -1,4 +1,4 @@
-"""Read folders of transformers, by the head that `architectures` in config.json names.
+"""Readers for folders of transformers, chosen by the head that `architectures` in config.json names.
 
 A sequence classifier with one output is read as a reranker and a masked language model as SPLADE. An encoder
 without a head, or the encoder of a T5, is read as a model that compares mean vectors by their cosine, as most
@@ -27,7 +27,7 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """Read an encoder with mean pooling. Raises ValueError for missing files or if it is not an encoder."""
+    """Read an encoder with mean pooling. Raises ValueError if files are missing or it is not an encoder."""
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
@@ -37,12 +37,12 @@ def read_plain(folder: Path) -> Paradigm:
 
 
 def longest(folder: Path) -> int:
-    """Number of positions of the encoder; `LENGTH` if it is unlimited."""
+    """Return the encoder's number of positions, or `LENGTH` if this is unlimited."""
     return int(positions(folder) or LENGTH)
 
 
 def check_encoder(folder: Path) -> None:
-    """Raise ValueError for a generative model, or one whose head was trained for another task."""
+    """Raise ValueError if the model is generative or has a head trained for another task."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_MASKED_LM_MAPPING,
@@ -65,7 +65,7 @@ def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
 
 
 def read_masked(folder: Path) -> Paradigm:
-    """Read SPLADE; layout "plain" drops its head. Raises ValueError if weights are missing."""
+    """Read SPLADE with its head, which layout "plain" drops. Raises ValueError if weights are missing."""
     length = min(LENGTH, longest(folder))
     logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
     return splade(folder, query_length=length, document_length=length)

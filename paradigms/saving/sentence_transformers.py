@@ -1,8 +1,8 @@
-"""Read folders of sentence-transformers (one vector, many, or sparse) and PyLate: a chain of modules.
+"""Readers for folders of sentence-transformers (one vector, many, or sparse) and PyLate.
 
-Supported modules are Transformer, Pooling, Dense, Normalize, Dropout, MultiVectorMask and SpladePooling.
-Prompts and PyLate's prefixes become markers. Up to version 3, PyLate wrote only Transformer and Dense, and
-normalised without a module for it.
+A folder holds a chain of modules. Supported modules are Transformer, Pooling, Dense, Normalize, Dropout,
+MultiVectorMask and SpladePooling. Prompts and PyLate's prefixes become markers. Up to version 3, PyLate wrote
+only Transformer and Dense, and normalised without a module for it.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def is_sentence_transformers(folder: Path) -> bool:
 
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
-    """Read a folder. Raises ValueError for a module, or a module's setting, that no paradigm supports."""
+    """Read a folder. Raises ValueError if no paradigm supports a module or a module's setting."""
     config = json_or_empty(folder / MODEL)
     parts = chain(folder)
     # PyLate 1.6 over version 5.3 writes no model_type.
@@ -72,7 +72,7 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
 
 
 def read_sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
-    """Read SPLADE. Raises ValueError for other modules or a similarity other than the inner product."""
+    """Read SPLADE. Raises ValueError if modules differ or the similarity is not the inner product."""
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")
@@ -111,7 +111,7 @@ def chain(folder: Path) -> Chain:
 
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:
-    """Longest text in tokens: the smallest limit of the module, the tokenizer and the encoder."""
+    """Return the most tokens of a text: the smallest limit of module, tokenizer and encoder."""
     limit = longest(backbone)
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     limits = [settings.get("max_seq_length"), of_tokenizer]
@@ -147,7 +147,7 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
 
 
 def skipped(mask: dict[str, Any]) -> dict[str, Any]:
-    """Encoder settings of the document skip list. Raises ValueError if it is not supported."""
+    """Return encoder settings for the document skip list. Raises ValueError if it is not supported."""
     words = mask.get("skiplist_words") or []
     characters = {word: word if len(word) == 1 else bare(word) for word in words}
     longer = next((word for word, character in characters.items() if len(character) != 1), None)

@@ -1,4 +1,4 @@
-"""Files of another library's checkpoint: JSON, and weights, read as or converted to safetensors."""
+"""Readers for other libraries' JSON and weights; pickled weights are converted to safetensors."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def described(folder: Path) -> str:
 
 
 def read_weights(folder: Path, *names: str) -> dict[str, Tensor]:
-    """Read tensors by name from a folder's safetensors files, in float32; absent ones are left out."""
+    """Read tensors by name, in float32, from those safetensors files that exist in a folder."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with naming(file):
@@ -46,7 +46,7 @@ def pickles(
     """Map each missing safetensors file to the pickled files found instead of it.
 
     A file stored in parts is not missing. Only the folder itself, its backbones and its
-    modules, such as 2_Dense, are considered; other subfolders, such as those of training steps, are not.
+    modules, such as 2_Dense, are considered. Other subfolders, such as training steps, are ignored.
     """
     unsafe: dict[PurePath, list[PurePath]] = {}
     for file in sorted(there):
@@ -61,7 +61,7 @@ def pickles(
 
 
 def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoReturn:
-    """Raise ValueError unless the caller allows reading `pickles`."""
+    """Raise ValueError, since the caller does not allow reading the pickles `unsafe`."""
     raise ValueError(
         f"{name} holds pickled weights, {next(iter(unsafe.values()))[0]}: convert them to safetensors, or, "
         "if you trust their author, allow them with pickled=True (at the terminal --pickled)"
@@ -70,7 +70,7 @@ def refuse_pickles(name: str, unsafe: dict[PurePath, list[PurePath]]) -> NoRetur
 
 @contextmanager
 def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
-    """The folder, or a temporary copy in which pickled weights are converted to safetensors.
+    """Yield the folder, or a temporary copy whose pickled weights are converted to safetensors.
 
     Raises ValueError if weights are pickled and `pickled` is false.
     """
@@ -99,7 +99,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of a pickled state dict, without shared memory."""
+    """Load the tensors of a pickled state dict; no two tensors share memory."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -137,7 +137,7 @@ def download(name: str, pickled: bool) -> Path:
 
 
 def listed(name: str) -> list[PurePosixPath]:
-    """List the files of a repository; none if the hub does not answer, which the download then reports."""
+    """List a repository's files; empty if the hub does not answer, which the download then reports."""
     from huggingface_hub import HfApi
 
     with suppress(Exception):  # the class depends on the hub's HTTP library

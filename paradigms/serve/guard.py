@@ -2,7 +2,7 @@
 
 Another site's page in a browser could send requests to 127.0.0.1 (cross-site request forgery), or make its
 own host name resolve to that address (DNS rebinding). Browsers send a request's source (`Origin`,
-`Sec-Fetch-Site`) and the name it was sent to (`Host`). A program that sends no origin is not a browser.
+`Sec-Fetch-Site`) and its target's name (`Host`). A program that sends no origin is not a browser.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ASSETS = (
 class Guard:
     """Answer permitted requests, with `HEADERS`, and refuse all others with one sentence.
 
-    names: hosts that a request may name besides addresses of this machine. token: "" requires no token, but
-    then only loopback addresses are answered.
+    names: hosts that a request may name besides addresses of this machine. token: the token to require; with
+    "", no token is required, but only loopback addresses are answered.
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str = "") -> None:
@@ -57,7 +57,7 @@ class Guard:
         await app(scope, receive, send_guarded)
 
     def refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        """The status and the sentence of a refusal. The sentence is "" if the request is permitted."""
+        """Return a refusal's status and sentence; the sentence is "" if the request is permitted."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(host):
             return 403, f"this service has another name than {host!r:.100}: open the address that it printed"

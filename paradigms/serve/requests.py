@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Viewed(Request):
-    """The systems to show, and A, Z and salience to use in place of the systems' settings."""
+    """The systems to show, and the A, Z and salience that replace the systems' settings."""
 
     systems: list[str] | None = None
     align: str | None = None
@@ -67,8 +67,8 @@ class Viewed(Request):
 @dataclass(frozen=True, kw_only=True)
 class Search(Viewed):
     """Find the k best documents for each query. queries: {id: text}. If the request sets A, Z or salience,
-    each system reranks the first 100 documents that it finds. characters: number of characters of each
-    document to return after its title."""
+    each system reranks the first 100 documents that it finds. characters: number of characters to return
+    from each document after the title."""
 
     queries: dict[str, str]
     k: Annotated[int, Range(1, 1000)] = 10
@@ -127,7 +127,7 @@ def check_texts(name: str, texts: Iterable[Any]) -> None:
 
 
 def schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a field's type.
+    """Return the JSON schema of a field's type.
 
     >>> schema(list[str])
     {'type': 'array', 'items': {'type': 'string'}}
@@ -148,7 +148,7 @@ def schema(kind: Any) -> dict[str, Any]:
 
 
 def schema_of(kind: type[Request]) -> dict[str, Any]:
-    """The JSON schema of a request."""
+    """Return the JSON schema of a request."""
     hints = get_type_hints(kind, include_extras=True)
     properties = {}
     for field in fields(kind):

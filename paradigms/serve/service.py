@@ -2,8 +2,8 @@
 
     serve({"colbert": index, "bm25": BM25(corpus)}, corpus)   # on http://127.0.0.1:8765, until interrupted
 
-POST /search, /rerank, /explain, /save, /encode and /differences; GET /systems, /documents/ID, /queries, and
-/openapi.json, which describes them all. A failure is {"error": one sentence}.
+POST requests go to /search, /rerank, /explain, /save, /encode and /differences, and GET requests to /systems,
+/documents/ID, /queries and /openapi.json, which describes all paths. A failure is {"error": one sentence}.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Service:
         return {"systems": await self._of_each(asked.systems, ask)}
 
     async def save(self, asked: requests.Explain) -> dict[str, Any]:
-        """The cards of `explain` as a self-contained page, which works without the service."""
+        """Return the cards of `explain` as a self-contained page, which works without the service."""
         answers = (await self.explain(asked))["systems"].values()
         cards = [card for answer in answers for card in answer.get("cards", ())]
         text = self.corpus[self.corpus.position(asked.document)] if asked.text is None else asked.text
@@ -160,7 +160,7 @@ class Service:
         return {"measure": MEASURE, "queries": self._differences[key]}
 
     async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
-        """nDCG@10 of each judged query. Other requests' searches can run after every `TEXTS` queries."""
+        """Return nDCG@10 of each judged query, letting other requests' searches run every `TEXTS` queries."""
         run: Run = {}
         ids = list(judged.queries)
         for start in range(0, len(ids), TEXTS):
@@ -171,7 +171,7 @@ class Service:
         return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
 
     async def _batched(self, compute: Batch, texts: Iterable[str], *settings: Any) -> tuple[list[Any], float]:
-        """Each text's answer, computed with those of other requests, and the seconds of these batches."""
+        """Compute each text's answer, in batches shared with other requests; also return their seconds."""
         answers = await gather(*(self.together.each(compute, text, *settings) for text in texts))
         return [answer for answer, _ in answers], sum({seconds for _, seconds in answers})
 
@@ -188,7 +188,7 @@ class Service:
     async def _of_each(
         self, names: list[str] | None, ask: Callable[[ServedSystem], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """The answer of each system, or an error sentence if it cannot answer."""
+        """Ask each system; return its answer, or an error sentence if it cannot answer."""
         answers: dict[str, Any] = {}
         for system in self._chosen(names):
             try:
@@ -212,7 +212,7 @@ PATHS: dict[str, tuple[str, type[requests.Request] | None, str]] = {
 
 
 def openapi() -> dict[str, Any]:
-    """The OpenAPI description of the service."""
+    """Return the OpenAPI description of the service."""
     paths: dict[str, Any] = {}
     for path, (_, kind, what) in PATHS.items():
         answers = {"200": {"description": what}, "400": {"description": "One sentence says what is wrong"}}
@@ -229,7 +229,7 @@ def openapi() -> dict[str, Any]:
 
 
 def application(service: Service, *, names: frozenset[str] = frozenset(), token: str = "") -> Starlette:
-    """Make an ASGI application of the service and its page. names, token: as in `Guard`."""
+    """Make an ASGI application of the service and its page. names, token: see `Guard`."""
 
     def answering(name: str, kind: type[requests.Request] | None) -> Callable[[Http], Awaitable[Response]]:
         async def answer(http: Http) -> Response:
@@ -271,7 +271,7 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
 
 
 class Name(StringConvertor):
-    """Any id in a path, with slashes and line breaks."""
+    """An id in a path, which may contain slashes and line breaks."""
 
     regex = r"[\s\S]*"
 
@@ -299,7 +299,7 @@ def finite(value: Any) -> Any:
 
 
 async def body_of(http: Http) -> bytes:
-    """The body of a request. Raises HTTPException if it is too long or not declared as JSON."""
+    """Read a request's body. Raises HTTPException if it is too long or not declared as JSON."""
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the request must have the header Content-Type: application/json")
     body = bytearray()
@@ -311,7 +311,7 @@ async def body_of(http: Http) -> bytes:
 
 
 def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
-    """[(document, score), …], best first: a JSON object would lose the order of ids that are numbers."""
+    """List (document, score) pairs, best first; a JSON object would reorder ids that are numbers."""
     return list(scores.items())[:k]
 
 
@@ -322,7 +322,7 @@ def check_not_blank(queries: Mapping[str, str]) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message; for a KeyError, without the quotes that str() puts around it."""
+    """Return the error's message, without the quotes that str() adds to a KeyError's."""
     return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
@@ -355,7 +355,8 @@ def serve(
 ) -> None:
     """Serve retrievers of a corpus, and the page that shows them, until interrupted.
 
-    port: 0 selects a free port. ready: called with the page's address once requests are accepted. Raises
+    port: port to listen on; 0 selects a free one. ready: function called with the page's address once
+    requests are accepted. Raises
     ValueError if other machines can reach the host and no token is set, and OSError if the port is in use.
     """
     check_host(host, token)

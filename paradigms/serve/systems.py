@@ -1,4 +1,4 @@
-"""Served systems: named retrievers, with their rankings and links under another A, Z or salience."""
+"""Served systems: named retrievers that can also rank and explain under another A, Z or salience."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ServedSystem:
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
-        """Name, kind and size; with a `model`, its A and Z, and the alignments that its tokens allow."""
+        """Describe name, kind and size and, for a `model`, A, Z and the alignments that its tokens allow."""
         described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:
@@ -75,12 +75,12 @@ class ServedSystem:
         return self.model is not None or isinstance(self.inner, BM25)
 
     def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
-        """The k best documents of each query."""
+        """Find the k best documents for each query."""
         run = self.retriever.search({str(n): query for n, query in enumerate(queries)}, k)
         return [run[str(n)] for n in range(len(queries))]
 
     def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
-        """Tokens, vectors and salience of each text. Only for a system with a `model`."""
+        """Return the tokens, vectors and salience of each text. The system must have a `model`."""
         assert self.model is not None
         encoded, labels = self.model.tokens(texts, side), self.model.encoder.labels
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
@@ -95,7 +95,7 @@ class ServedSystem:
         return made
 
     def _ranked(self, query: str, view: View) -> dict[str, float]:
-        """The `CANDIDATES` of a query, best first, with their scores under a view."""
+        """Rank the `CANDIDATES` best documents of a query by their scores under a view."""
         known = self.candidates(query)
         if view.plain or self.model is None:
             return known
@@ -113,7 +113,7 @@ class ServedSystem:
     def explain(
         self, query: str, document: str, text: str | None, view: View
     ) -> tuple[list[Explanation], int | None]:
-        """Explain a document's score, and give its rank among the candidates of the query.
+        """Explain a document's score, and return its rank among the query's candidates.
 
         text: an edited text that replaces the document's. The rank is None if the system has no `model` and
         the document is not a candidate. Raises ValueError for an edited text unless the system is `editable`.
@@ -163,7 +163,7 @@ class ServedSystem:
         return _seen(self.encoded(query, "query"), view)
 
     def _scored(self, query: str, ids: list[str], view: View) -> dict[str, float]:
-        """Scores of documents under a view, best first, from the stored tokens."""
+        """Score documents under a view from their stored tokens, best first."""
         recipe, queries = self._recipe(view), self._query(query, view)
         names = [piece for id in ids for piece in self.pieces.of(id)]
         indexed = self.inner if isinstance(self.inner, Indexed) else self._indexed(tuple(sorted(names)))
@@ -199,7 +199,7 @@ class ServedSystem:
 
 
 def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
-    """The fields of an alignment: type, bounds and default of each."""
+    """List the fields of an alignment, with the type, bounds and default of each field."""
     hints, knobs = get_type_hints(kind, include_extras=True), {}
     for field in fields(kind):  # type: ignore[arg-type]  # a subclass of Alignment is a dataclass
         hint: Any = hints[field.name]
@@ -217,7 +217,7 @@ def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
 
 
 def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:
-    """A system for each retriever of the corpus, by name."""
+    """Make a system for each retriever of the corpus, by name."""
     return {name: ServedSystem(name, retriever, corpus) for name, retriever in retrievers.items()}
 
 

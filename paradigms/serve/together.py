@@ -1,4 +1,4 @@
-"""One thread for all computation, which merges waiting texts of the same computation into one batch."""
+"""A single thread for all computation, which batches texts that wait for the same computation."""
 
 import asyncio
 import time
@@ -19,11 +19,11 @@ class Busy(Exception):
 
 
 class Together:
-    """The thread in which everything is computed, and the texts that wait for it.
+    """The thread that computes everything, and the texts that wait for the thread.
 
-    A batch begins as soon as the thread is free, with all texts that wait for the same function and
-    settings. No text waits for others to arrive, yet with many clients the queries of a search are encoded
-    together.
+    As soon as the thread is free, it takes all texts that wait for the same function and settings as one
+    batch. No text waits for other texts to arrive, yet with many clients the queries of a search are
+    encoded together.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Together:
             return await self._run(compute)
 
     async def each(self, compute: Batch, text: str, *settings: Any) -> tuple[Any, float]:
-        """A text's answer from `compute(texts, *settings)`, and the seconds of the batch that it shared."""
+        """Return a text's answer from `compute(texts, *settings)`, and the seconds that its batch took."""
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
             self._texts.setdefault((compute, *settings), []).append((text, future))

@@ -1,9 +1,9 @@
-"""A between tokens, as HTML: the script and style that the report, the live page and notebooks share.
+"""HTML views of A between tokens, for the report, the live page and notebooks.
 
     Path("pair.html").write_text(page([card_data(colbert.explain(query, document))], query, document))
 
-cards.js draws a card for each explanation from `card_data`: its numbers, its matrix, shaded tokens and the
-links between them. Texts enter a page as JSON and are shown as text nodes, never as HTML.
+cards.js draws a card from the `card_data` of each explanation, with numbers, a matrix, shaded tokens and the
+links between tokens. Texts enter a page as JSON and are shown as text nodes, never as HTML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEIGHT = 30  # of a notebook's frame, in rem
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Load templates from some folders and from this one, with every value escaped."""
+    """Make a template environment over the given folders and this one, with every value escaped."""
     import jinja2
 
     made = jinja2.Environment(
@@ -74,12 +74,12 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
 
 
 def page(cards: Sequence[dict[str, Any]], query: str = "", document: str = "") -> str:
-    """A self-contained HTML page for a pair of texts. cards: each made by `card_data`."""
+    """Make a self-contained HTML page for a pair of texts. cards: results of `card_data`."""
     return environment().get_template("cards.html.j2").render(cards=cards, query=query, document=document)
 
 
 def framed(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
-    """`page` for a notebook's output: in a frame whose script cannot access the notebook."""
+    """Put a `page` into a frame for a notebook's output; its script cannot access the notebook."""
     html = page([card_data(one) for one in explanations], query, document)
     return (
         f'<iframe sandbox="allow-scripts" title="A between tokens" srcdoc="{escape(html)}" '
