@@ -243,7 +243,7 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
 
 
 def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
-    """Return the token ids of both sides. Raises ValueError if a side has none."""
+    """Return the token ids of both sides. Raises ValueError if a side has no ids."""
     if documents.ids is None or queries.ids is None:
         raise ValueError("an alignment of equal ids needs token ids on both sides; Tokens.ids is None")
     return documents.ids, queries.ids

@@ -81,7 +81,7 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
 def check_on_hub(name: str) -> None:
     """Check that a checkpoint is in the local cache or on the hub, with one request.
 
-    Raises FileNotFoundError, with a one-line message, if it is in neither or if the hub does not answer.
+    Raises FileNotFoundError, with a one-line message, if it is not found or if the hub does not answer.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -99,7 +99,7 @@ def check_on_hub(name: str) -> None:
 
 @contextmanager
 def for_search() -> Iterator[None]:
-    """Context for models that only encode texts, where plain BERTs load without importing transformers."""
+    """Context for models that only encode texts: plain BERTs load without importing transformers."""
     token = _for_search.set(True)
     try:
         yield
@@ -129,7 +129,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
     optional: prefix of the weights that may be missing. Raises ValueError if other weights are missing, if
-    weights are pickled, or if the config refers to code or gives larger sizes than the weights have. Also
+    weights are pickled, or if the config refers to code or specifies larger sizes than the weights have. Also
     raises ValueError for peft adapters, because saving would write only the adapter.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
@@ -229,8 +229,8 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
     A text is cut before a space between two letters or digits. A tokenizer that splits texts at spaces first
-    gives the same tokens before the cut, whatever follows. A text without such a space is not cut. No text is
-    cut if the tokenizer works differently.
+    gives the same tokens before the cut, regardless of the text after it. A text without
+    such a space is not cut. No text is cut if the tokenizer works differently.
     """
     cut, wanted = list(texts), CHARACTERS * length
     long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
@@ -248,7 +248,7 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
 
 
 def _divides_words(tokenizer: Any) -> bool:
-    """Return whether a tokenizer truncates on the right and has no token across a space between two words."""
+    """Return whether a tokenizer truncates on the right and never merges two words into one token."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right":
         return False
     backend, words = tokenizer.backend_tokenizer, "ab cd"
@@ -326,7 +326,7 @@ def _matched(backbone: Any, targets: str) -> list[str]:
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
     """Return a module's weights, with the same names and order as in a module without adapters.
 
-    merged: return W plus the adapter's product instead of W. Each layer is merged in a copy on the
+    merged: add the adapter's product to W; otherwise, return W alone. Each layer is merged in a copy on the
     CPU, so the module does not change and the same adapters always give the same bits.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer

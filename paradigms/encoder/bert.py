@@ -96,7 +96,7 @@ class Forward:
     """The forward pass in one precision: "no" (the weights' dtype) or "bf16".
 
     weights: tensors by the names in `weight_names`. With float64 weights, everything is computed in float64,
-    whatever the precision.
+    regardless of the precision.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any, precision: str) -> None:
@@ -289,7 +289,7 @@ _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     """Return a backbone's cached `Forward` in one precision; rebuild it if a weight has changed.
 
-    Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU, in eval mode and
+    Returns None unless the backbone is a `Light`, or is transformers' BertModel on a CPU, in eval mode and
     without gradients.
     """
     light = isinstance(backbone, Light)

@@ -15,7 +15,7 @@ CHARACTERS = 1_000_000  # tokenised characters per document; longer documents ar
 
 
 class Cut(NamedTuple):
-    """Counts of how far documents are truncated."""
+    """The extent of truncation in the counted documents."""
 
     cut: int  # documents that are cut
     share: float  # of the tokens that are cut off

@@ -1,7 +1,7 @@
-"""hidden = upper(lower(text)): frozen layers run once per text, and their output is stored.
+"""hidden = upper(lower(text)): frozen lower layers run once per text, and their output is stored.
 
-`SplitBackbone` cuts a backbone in two; `LowerStates` stores the output of its lower part on disk, in float16.
-Encoders read these states, so this module is part of the encoder; `train.fit` decides where to store them.
+`SplitBackbone` cuts a backbone in two; `LowerStates` stores the lower part's output on disk, in float16.
+Encoders read these states, so this module belongs to encoders; `train.fit` decides what to store and where.
 """
 
 import hashlib
@@ -286,7 +286,7 @@ class _Reached(Exception):
 
 
 def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stop the backbone before the first upper layer, and pass on this layer's input."""
+    """Stop the backbone before the first upper layer, and report the layer's input."""
     raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 

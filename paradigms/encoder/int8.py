@@ -2,8 +2,8 @@
 
     x ≈ s · q, s = max |x| / 127 per token;  W ≈ t · p, t = max |W| / 127 per output;  x Wᵀ ≈ s tᵀ ∘ (q pᵀ)
 
-Values are rounded to the nearest of 255 steps, and halves are rounded up. Outliers are not
-clipped, and there is no calibration: the quantisation depends only on the weights and on the token itself.
+Values are rounded to the nearest of 255 steps, and halves are rounded up. Outliers are not clipped.
+There is no calibration: the quantisation depends only on the weights and on the token itself. The product
 q pᵀ is exact. oneDNN computes the product with weights that are packed once; torch._int_mm packs them in
 every call, which takes longer than the product.
 """

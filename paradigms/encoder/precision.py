@@ -53,7 +53,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def choose_precision(precision: str) -> None:
-    """Set what "auto" means in this process and the processes it starts; "auto" changes nothing."""
+    """Set the meaning of "auto" in this process and its child processes; "auto" itself changes nothing."""
     if precision != AUTO:
         os.environ[VARIABLE] = precision
 
@@ -87,7 +87,7 @@ def _computing(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def product_precision(device: torch.device) -> str:
-    """Return the precision in effect at this point; torch's own autocast is taken into account."""
+    """Return the precision that is currently in effect, including torch's own autocast."""
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
         return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")

@@ -1,6 +1,6 @@
 """Settings that a pretrained encoder's folder publishes: pooling, prompts and length.
 
-sentence-transformers and PyLate store them in modules.json, the modules' configurations and
+sentence-transformers and PyLate store these settings in modules.json, the modules' configurations and
 config_sentence_transformers.json.
 """
 
@@ -71,7 +71,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 def pooling(folder: Path) -> str:
     """Read the pooling mode from a module's configuration, in its older or newer form.
 
-    Raises ValueError if there are several modes, none, or an unknown one.
+    Raises ValueError unless the module has exactly one mode, which must be known.
     """
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):

@@ -94,7 +94,7 @@ class TokenSettings(EncoderSettings):
 
 
 class InputFormat(NamedTuple):
-    """Length and marker of a side's tokenised texts."""
+    """The length and marker of tokenised texts on one side."""
 
     length: int
     prefix: str  # marker as a text before the text, or

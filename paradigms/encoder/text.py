@@ -90,7 +90,7 @@ class TextEncoder(nn.Module):
         return next(self.parameters()).device
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Tokenise, pad and cut texts to the side's length; texts without tokens get an all-False mask.
+        """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.
 
         Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if a text
         contains a lone surrogate.
@@ -254,7 +254,7 @@ class TextEncoder(nn.Module):
     def _join_pooled(self, pooled: Float[Tensor, "x n 1 w"], tokens: Tokens) -> Tokens:
         """⟨cls_q, cls_d⟩ + Σ token matches as one rel: COIL-full (Gao et al. 2021, Eq. 5).
 
-        The pooled vector of width c·h is cut into c tokens with ids −1 … −c. As only equal ids align, the
+        The pooled vector of width c·h is cut into c tokens with ids −1 … −c. Since only equal ids align, the
         matches of these tokens add up to the inner product of the two pooled vectors.
         """
         assert self.pooled_projection is not None

@@ -25,7 +25,7 @@ def token_rows(
     """Tokenise texts: return ids, attention mask and mask of special tokens (including padding).
 
     Texts are cut to `length` tokens and padded to the longest text. whole: pad to `length` instead. The
-    result is the same as from transformers' tokenizer.
+    result equals the output of transformers' tokenizer.
     """
     if not tokenizer.is_fast:
         rows = tokenizer(

@@ -1,4 +1,4 @@
-"""rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ, fast. `core.rel` is the readable law; each module equals a law:
+"""rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ, computed fast; each module equals a readable reference:
 
 | module     | computes                                                       | equals                |
 |------------|----------------------------------------------------------------|-----------------------|
@@ -8,10 +8,10 @@
 | stored     | stored tokens, by compiled kernels or from tensors             | core.rel, imputed_rel |
 | kernels    | the kernels: one alignment, or several from one S; imputed     | core.rel, imputed_rel |
 
-`impute.imputed_rel` is the law for scores that impute similarities which a token search did not retrieve.
+`impute.imputed_rel` is the reference for scores that impute similarities missed by a token search.
 If A is not formed in full, `in_batch.rel_of` (in torch) or `kernels._finish` (in numba) applies salience and
 Z. `tiles` computes the kernels' products; `threads` divides their work.
-`tests/scoring/test_equals_rel.py` compares every path with its law.
+`tests/scoring/test_equals_rel.py` compares every path with its reference.
 """
 
 VECTOR = 16  # numbers that the kernels read at once; rows with a multiple of these need no copy

@@ -39,7 +39,7 @@ helper = njit(**INTERNAL)  # type: ignore[call-overload]
 
 
 class Stored(NamedTuple):
-    """Tokens as float16 (16 bits per number), or as codes of at most 8 bits:
+    """Tokens as float16 (16 bits per number) or as codes of at most 8 bits:
 
     xᵢ ≈ C[centroids[i]] + levels[scales[i]] · spread · (code − (2^bits − 1) / 2).
     """
@@ -175,7 +175,7 @@ def _clear(best, row):
 @no_type_check
 @helper
 def replace_least(heap, value):
-    """Replace the least value of a heap, its first, by a larger value."""
+    """Replace the smallest value of a heap (the first) with a larger value."""
     place = 0
     while 2 * place + 1 < heap.shape[0]:
         child = 2 * place + 1
@@ -352,7 +352,7 @@ def largest(tokens, query, documents, width, tops, normalisers, out):
 
 
 class Matches(NamedTuple):
-    """Query tokens by id: order[begins[n] : begins[n + 1]] have the id low + n."""
+    """Query tokens by id: the tokens order[begins[n] : begins[n + 1]] have the id low + n."""
 
     ids: np.ndarray  # of stored tokens
     low: int
@@ -481,7 +481,7 @@ def products(vectors, query, out):
 @no_type_check
 @cached_njit(nogil=True)
 def probe(tokens, query, documents, width, chosen, best):
-    """Compute best[n, j], the largest similarity of query token j to tokens of document n in chosen lists.
+    """Compute best[n, j], the largest similarity of query token j in chosen lists of document n.
 
     chosen[c]: whether the tokens of centroid c count. best[n, j] is −∞ if no token of document n counts.
     """

@@ -52,7 +52,7 @@ def compiled(recipe: Recipe) -> bool:
 
 
 def slices(queries: Tokens) -> list[Tokens]:
-    """Divide queries [b, 1, j, h] into slices that stay in the cache."""
+    """Split queries [b, 1, j, h] into slices that stay in the cache."""
     ends = np.cumsum(queries.mask.sum((1, 2)).numpy()) * queries.vectors.shape[-1] * 4 // PACKED
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(ends)]
     return [queries[low:high] for low, high in pairwise(cuts)]
@@ -255,5 +255,5 @@ def filled(
 
 
 def _by_query(spans: np.ndarray, best: Tensor, missing: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Divide maxima [n, j] and mⱼ [j] by query."""
+    """Split maxima [n, j] and mⱼ [j] by query."""
     return ((best[:, low:high], missing[low:high]) for low, high in pairwise(spans.tolist()))

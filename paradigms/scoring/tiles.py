@@ -1,4 +1,4 @@
-"""Products of document and query tokens, in tiles that fit the processor's registers: LLVM instructions.
+"""Products of document and query tokens in LLVM: tiles fit the processor's registers.
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
@@ -31,7 +31,7 @@ class Registers(NamedTuple):
 def registers(architecture: str, features: str, name: str | None = None) -> Registers:
     """Return the vector registers available to code compiled for these features.
 
-    features: in LLVM's notation, "+avx2,-avx512f,…"; if empty, `name` decides.
+    features: features in LLVM's notation, "+avx2,-avx512f,…"; if empty, `name` decides.
     """
     if architecture.startswith(("aarch64", "arm64")):
         return Registers(32, 4, True)
