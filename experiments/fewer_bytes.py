@@ -43,6 +43,7 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
     rows: Rows = []
 
     def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
-        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS)
+        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS, perf_counter)
         shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(runs, wanted, strict=True)]
         values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
         rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)

@@ -250,12 +250,12 @@ def clock(settings: Settings) -> Callable[[], float]:
 
 
 def timed(
-    find: Callable[[int], dict[str, float]], queries: int, settings: Settings
+    find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
 ) -> tuple[np.ndarray, Answers]:
     """Milliseconds of `find` for each query, the fastest of `rounds` after a warm-up, and its results."""
-    answers, now = [find(n) for n in range(queries)], clock(settings)
+    answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
-    for _ in range(settings.rounds):
+    for _ in range(rounds):
         for n in range(queries):
             began = now()
             find(n)
@@ -281,7 +281,11 @@ def measure_index(
     def find(n: int) -> dict[str, float]:
         return index.search_tokens(recipe, queries[n : n + 1], settings.k)[0]
 
-    return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings)
+    return (
+        folder_bytes(work / "index"),
+        seconds,
+        *timed(find, len(queries.mask), settings.rounds, clock(settings)),
+    )
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -327,7 +331,9 @@ def measure_engine(
             engine.approximate()
         seconds = now() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        timings = timed(lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings)
+        timings = timed(
+            lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds, clock(settings)
+        )
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:

@@ -116,7 +116,7 @@ def test_arrays_hold_the_vectors_that_count(tiny_bert, name, side):
         assert array.dtype == np.float32
         assert_within_rounding(array, alone.vectors[alone.mask], torch.float32, 1)
     assert paradigm.encode([], side) == []
-    with pytest.raises(TypeError, match="texts are one string"):
+    with pytest.raises(TypeError, match="texts must be a list of strings, got the string"):
         paradigm.encode("a text", side)
 
 

@@ -72,7 +72,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
     "serving_costs": [
-        ({"paradigms": '["bm25"]'}, "--paradigms: 'bm25' is none of dpr"),
+        ({"paradigms": '["bm26"]'}, "--paradigms: 'bm26'"),
         ({"bits": "[3]"}, "bits"),
     ],
     "theory_checks": [

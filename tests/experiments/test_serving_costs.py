@@ -22,7 +22,7 @@ def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path,
     serving_costs.main(settings)
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
     found = {(row["paradigm"], row["engine"]): row for row in rows}
-    for name in settings.paradigms:
+    for name in ("dpr", "coil", "xtr"):
         for index in ("exact", "FAISS", "compressed, 8 bits", "compressed, 1 bit"):
             row = found.pop((name, index))
             assert row["build s"] > 0
@@ -64,11 +64,9 @@ def test_all_documents_are_measured_with_quality_and_once(
     assert json.loads((tmp_path / "out" / "costs.json").read_text()) == rows
 
 
-def test_the_fastest_round_of_each_query_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_round_of_each_query_counts() -> None:
     moments = iter([0.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0, 7.0])  # two rounds of two queries: 3, 1; 1, 2 seconds
-    monkeypatch.setattr(serving_costs.time, "perf_counter", lambda: next(moments))
-    settings = serving_costs.Settings(rounds=2)
-    milliseconds, answers = serving_costs.timed(lambda n: {str(n): 1.0}, 2, settings)
+    milliseconds, answers = serving_costs.timed(lambda n: {str(n): 1.0}, 2, 2, lambda: next(moments))
     assert milliseconds.tolist() == [1000, 1000]
     assert answers == [{"0": 1.0}, {"1": 1.0}]
 

@@ -87,7 +87,7 @@ def test_lost_documents_are_those_of_pairs_and_of_explicit_maps():
     [
         ((1, 0.5, 0.2, 0.1), "k = 1"),
         ((8, 0.2, 0.5, 0.1), "better does not exceed worse"),
-        ((8, 0.9, -0.9, 0.9), "no three vectors"),
+        ((8, 0.9, -0.9, 0.9), "not the cosines of three vectors"),
         ((8, 1.1, 0.5, 0.1), "better"),
     ],
 )

@@ -170,8 +170,9 @@ def measure(
         gold_tokens = max(1, lengths[relevant[retrieved.query]].sum())
         tokens["gold recall"].append(len(np.unique(retrieved.rows[:, :TOP][from_gold])) / gold_tokens)
         # f_ColBERT of a document is the mean, over query tokens, of its best token's cosine (Figure 2).
-        others = _mean(retrieved.scores.numpy()[:, :TOP][~from_gold])
-        tokens["gold − others"].append(_mean(retrieved.whole[relevant[retrieved.query]]) - others)
+        others = retrieved.scores.numpy()[:, :TOP][~from_gold]
+        best = _mean(retrieved.whole[relevant[retrieved.query]])
+        tokens["gold − others"].append(best - _mean(others) if others.size else 0.0)
         for k in search_tokens:
             runs["gather", k][retrieved.query] = best_documents(index, *gathered(retrieved, k))
             runs["impute", k][retrieved.query] = best_documents(index, *imputed(retrieved, index, k))
