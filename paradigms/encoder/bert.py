@@ -208,7 +208,7 @@ class Forward8(Forward):
         count, heads, length, width = qkv.shape[1:]
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool().view(count, heads, 1, length)
-            found = nn.functional.scaled_dot_product_attention(*qkv, attn_mask=mask)
+            found = nn.functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
             return found.transpose(1, 2).reshape(count * length, -1)
         q, k, v = (part.reshape(-1, length, width).bfloat16() for part in qkv)
         S = torch.bmm(q, k.transpose(1, 2))
