@@ -1,13 +1,13 @@
 """Is the index the limit, or the query encoder? Which queries could any query vectors answer?
 
-Documents' vectors and a set R of relevant documents are given. The query is answerable under A if some Q
+Given are the document vectors and a set R of relevant documents. The query is answerable under A if some Q
 scores every document of R strictly above all others, whether or not an encoder produces that Q.
 
 - One vector: iff the convex hulls of R and of the others are disjoint, a linear programme (Mangasarian 1965).
   Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, which scores the same on
   both sides for any q.
 - Maximum over a document's tokens, one query token (ME-BERT): iff for some choice of a token of each document
-  in R, the chosen tokens are separable from all tokens of the others: finitely many linear programmes.
+  in R, the chosen tokens are separable from all tokens of the others (finitely many linear programmes).
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), σ the support function of the
   hull K of its tokens. A lower bound is a Q that answers, found by optimisation; one token is a case of it.
   An upper bound: no Q of any number of tokens ranks document a first if K_a lies in Σ_c β_c K_c, the mean of
@@ -38,11 +38,11 @@ Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """Whether some query vectors answer; None if undecided.
+    """Whether some query vectors answer the query, or None if this is undecided.
 
-    query [N, h]: vectors that answer. relevant, rivals: rows of the vectors in a certificate that no vectors
-    answer, with weights (α, β); residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
-    A document that is dominated has no weights, and the residual of its tokens' equations, the largest.
+    query [N, h]: vectors that answer. relevant, rivals: rows in a certificate that no query vectors answer,
+    with weights (α, β). residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
+    For a dominated document there are no weights, and the residual is the largest residual of its tokens.
     """
 
     answerable: bool | None
@@ -54,10 +54,10 @@ class Answer(NamedTuple):
 
 
 def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
-    """Whether some q scores the documents in `relevant` [r] above all others. documents [n, h].
+    """Decide whether some q scores the documents in `relevant` [r] above all others. documents [n, h].
 
-    Exact up to rounding: a returned query separates in float64, and a certificate has a residual of
-    at most 2e-7 of the largest number. `verified` checks both in rational arithmetic.
+    The answer is exact up to rounding: a returned query separates in float64, and a certificate has a
+    residual of at most 2e-7 of the largest number. `verified` checks both in rational arithmetic.
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     rows = _rows(relevant, len(D))
@@ -67,7 +67,7 @@ def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
 def max_over_tokens(
     tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike, *, programmes: int = 200
 ) -> Answer:
-    """Whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
+    """Decide whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
 
     tokens [t, h], owners [t]: the document 0 … n−1 of each token. Choices of tokens are tried depth first,
     those nearest to a solution first; a choice that fails for some documents also fails if more are added.
@@ -118,15 +118,16 @@ def sum_of_maxima(
     kinds: ArrayLike | None = None,
     asked: ArrayLike | None = None,
 ) -> Answer:
-    """Whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
+    """Decide whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
 
-    kinds [t], asked [N]: query token j sees the tokens of kind asked[j] only, of which every document has one
-    or more; tokens of other kinds may not occur. By default, all tokens are of one kind.
+    kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
+    one token of each asked kind, and no tokens of other kinds may occur. By default, all tokens are of one
+    kind.
 
-    True with such a Q, found by optimisation from `start` [N, h], from one token and from random starts.
-    False if a relevant document is dominated (module docstring), which rules out a Q of any number of tokens.
-    This is tested against the rivals that score highest for the first start, as many as give the programme at
-    most `variables` variables. None if neither bound decides. Other arguments as in `max_over_tokens`.
+    The answer is True with such a Q, found by optimisation from `start` [N, h], one token and random starts.
+    It is False if a relevant document is dominated (module docstring), which rules out every Q. Domination is
+    tested against the rivals that score highest for the first start; the programme has at most `variables`
+    variables. The answer is None if neither bound decides. Other arguments are as in `max_over_tokens`.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     if kinds is None or asked is None:
@@ -184,11 +185,11 @@ def maxima(
 
 
 def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = None) -> bool:
-    """Whether an answer of `one_vector` or `max_over_tokens` holds in rational arithmetic, without rounding.
+    """Check whether an answer of `one_vector` or `max_over_tokens` holds in exact rational arithmetic.
 
     A query holds if each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens,
     pass one row of each relevant document, and the rivals' rows). A certificate holds if the linear system
-    for the weights in its support has an exact nonnegative solution. False if the answer has neither.
+    for the weights in its support has an exact nonnegative solution. Returns False if the answer has neither.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     if answer.answerable and answer.query is not None and relevant is not None:
@@ -225,12 +226,12 @@ class _Rivals:
         self.scale = float(np.abs(X).max()) or 1.0
 
     def hardest(self, scores: Array, count: int) -> Indices:
-        """Places of the `count` largest scores."""
+        """Return the positions of the `count` largest scores."""
         return np.argpartition(-scores, count - 1)[:count] if count < len(scores) else np.arange(len(scores))
 
 
 def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
-    """max γ: ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on the rivals, |q| ≤ 1; violated rows enter in steps."""
+    """Maximise γ: ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1; add violated rows in steps."""
     R, scale, h = rivals.own, rivals.scale, rivals.own.shape[1]
     if not len(R):
         return Answer(True, query=np.zeros((1, h)))
@@ -261,7 +262,7 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
 
 
 def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer | None:
-    """An answer by the kinds of which every document has a single token: joined, they are one vector."""
+    """Answer from the kinds with a single token in every document; joined, these tokens are one vector."""
     count = owner[-1] + 1
     first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
     alone = [j for j in first if (kind == wanted[j]).sum() == count]
@@ -279,7 +280,7 @@ def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indi
 def _optimised(
     T: Array, owner: Indices, rows: Indices, Q: Array, kind: Indices, wanted: Indices
 ) -> Array | None:
-    """Subgradient ascent on the least score in `rows` minus the largest score elsewhere; None if it fails."""
+    """Run subgradient ascent on the least score in `rows` minus the largest other score; None if it fails."""
     pool, best = np.arange(owner.max() + 1), -np.inf
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
@@ -315,7 +316,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     count = len(rivals)
 
     def hulls(token: int) -> sparse.sparray:
-        """The rivals' tokens of one kind, and the document of each."""
+        """Return the rivals' tokens of one kind, and the document that owns each token."""
         same = others[kind[others] == kind[token]]
         places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
         sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
@@ -334,7 +335,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
 
 
 def _solved(system: Array, right: Array) -> list[Fraction] | None:
-    """The unique rational solution of a linear system of floats, or None."""
+    """Return the unique rational solution of a linear system of floats, or None."""
     rows = [
         [*map(Fraction, row), Fraction(b)] for row, b in zip(system.tolist(), right.tolist(), strict=True)
     ]

@@ -8,8 +8,8 @@ plane separates two vectors with probability θ/π (Goemans & Williamson 1995), 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
 The joint law of several tokens also depends on the angles between them. Here it is exact for one token and
-for two (`pair_shares`). `expected_shares` approximates it with independent distances, and gives the mean and
-variance of one repetition; the central limit theorem then gives the recall of many (`expected_recall`).
+for two (`pair_shares`). `expected_shares` approximates the law with independent distances, and gives the mean
+and variance of one repetition; the central limit theorem then gives the recall of many (`expected_recall`).
 """
 
 from typing import Any

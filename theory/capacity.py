@@ -33,8 +33,8 @@ from theory.projections import required_dimension
 def moment_vectors(documents: int, k: int = 2) -> Array:
     """d_i = (cos t_i, sin t_i, …, cos k t_i, sin k t_i)/√k, t_i = 2πi/n: [n, 2k], unit vectors on one curve.
 
-    The trigonometric moment curve, whose convex hull is a cyclic polytope (Gale 1963): with `moment_queries`
-    all sets of at most k documents are answered. Raises ValueError for n < 1 or k < 1.
+    The curve is the trigonometric moment curve, whose hull is a cyclic polytope (Gale 1963). `moment_queries`
+    answer all sets of at most k documents. Raises ValueError if n < 1 or k < 1.
     """
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
     angles = 2 * np.pi / n * np.arange(n)[:, None] * np.arange(1, most + 1)
@@ -44,7 +44,7 @@ def moment_vectors(documents: int, k: int = 2) -> Array:
 def moment_queries(documents: int, relevant: ArrayLike) -> Array:
     """q_S with ⟨q_S, d(t)⟩ = c − a ∏_{s∈S} (1 − cos(t − t_s)), a > 0: unit queries for `moment_vectors`.
 
-    The product is a trigonometric polynomial of degree k, 0 on S and positive elsewhere: so S scores strictly
+    The product is a trigonometric polynomial of degree k, 0 on S and positive elsewhere, so S scores strictly
     above every other document. relevant [..., k]: indices of documents, distinct in each row. Returns
     [..., 2k].
     """
@@ -76,7 +76,7 @@ def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array
 def moment_gap(documents: ArrayLike) -> float | Array:
     """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of a pair under `moment_queries`, n ≥ 6.
 
-    Attained by two documents with one document between them; for large n it tends to (2π)⁴/√136 · n⁻⁴.
+    Two documents with one document between them attain it. For large n it tends to (2π)⁴/√136 · n⁻⁴.
     """
     θ = 2 * np.pi / checks.whole(documents, "documents", least=6)
     return checks.plain((2 * np.sin(θ / 2) ** 2) ** 2 / np.sqrt(8 * np.cos(θ) ** 2 + 0.5))
@@ -85,11 +85,11 @@ def moment_gap(documents: ArrayLike) -> float | Array:
 def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
     """A set of at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
 
-    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into those with c > 0 and
-    those with c < 0, whose convex hulls meet. At a common point a linear function is a mean over each part,
-    so neither part scores strictly above the other. The smaller part is returned. With h = 2k − 1 it has at
-    most k points: if n ≥ 3k, adding points outside the h + 2 makes a set of k that no query answers. So sets
-    of k need 2k dimensions. points [h + 2, h].
+    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into points with c > 0 and
+    points with c < 0. The convex hulls of both parts meet. At a common point a linear function is a mean over
+    each part, so neither part scores strictly above the other. The smaller part is returned. With h = 2k − 1
+    it has at most k points: if n ≥ 3k, adding points outside the h + 2 makes a set of k that no query
+    answers. So sets of k need 2k dimensions. points [h + 2, h].
     """
     X = checks.vector(points, "points", axes=2, nonzero=False)
     if len(X) != X.shape[1] + 2:
@@ -119,7 +119,7 @@ def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> flo
     γ is the least cosine gap of all sets of k < n documents. First bound, packing (of the form of
     Theorem 1 in the ICLR 2026 version of Weller et al.): for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S.
     ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ apart; balls of
-    radius γ/2 around them are disjoint and fit into one of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
+    radius γ/2 around them are disjoint and fit into a ball of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
     Second bound, for every h: γ is at most the distance of the means of S and of its complement, and averages
     over S (Wang et al. 2026, arXiv:2601.20844); the regular simplex attains it from h = n − 1 on. All
     arguments broadcast.
@@ -152,7 +152,7 @@ def pattern_bits(
 
 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
-    """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair with one document between.
+    """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair around one document.
 
     Documents and queries are rounded; scores are computed in float64. Raises ValueError if no n ≤ `most`
     loses a pair.
@@ -205,7 +205,7 @@ def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
 
 
 def _some_of(k: ArrayLike, most: Array) -> Array:
-    """k, checked to lie between 1 and `most`, the largest size of a set."""
+    """Return k, checked to lie between 1 and `most`, the largest size of a set."""
     sizes = checks.whole(k, "k")
     if not np.all(sizes <= most):
         raise ValueError(f"k = {np.max(sizes):g}; allowed: at most {np.min(most):g} of the documents")
@@ -213,7 +213,7 @@ def _some_of(k: ArrayLike, most: Array) -> Array:
 
 
 def _sets(relevant: ArrayLike, documents: int) -> NDArray[np.int64]:
-    """Indices [..., k] of documents, distinct in each row."""
+    """Check and return indices [..., k] of documents, which are distinct in each row."""
     rows = checks.whole(relevant, "relevant", least=0, most=documents - 1).astype(np.int64)
     if rows.ndim == 0 or rows.shape[-1] == 0:
         raise ValueError(f"relevant has shape {rows.shape}; allowed: [..., k] with k of at least 1")

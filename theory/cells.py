@@ -4,8 +4,8 @@ n documents have M vectors of h numbers each; m queries have N fixed vectors eac
 relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
 score each set strictly above its complement. Scores are piecewise linear in the P numbers of the documents,
 so an order changes only across hyperplanes of R^P, and the number of their cells bounds the number of
-patterns that any documents answer. P = nMh, less h where adding one vector to all document vectors changes no
-order (the first three rows).
+patterns that any documents answer. P is nMh, minus h where adding one vector to all document vectors changes
+no order (the first three rows).
 
 | A | which token counts is decided by | then the order by |
 |---|---|---|
@@ -24,7 +24,7 @@ vectors and saliences; multiplied out, their differences have degree 3, and `war
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
 for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. A count of cells
-bounds the VC dimension: Goldberg and Jerrum 1995. Where queries' vectors are free too, 2k numbers answer
+bounds the VC dimension: Goldberg and Jerrum 1995. If the query vectors are free too, 2k numbers answer
 everything (`theory.capacity`).
 """
 
@@ -42,7 +42,8 @@ Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool", "salience
 def log_cells(hyperplanes: float, dimension: float) -> float:
     """ln of 2·Σ_{i<P} C(H − 1, i): the most cells of H hyperplanes through the origin of R^P.
 
-    Hyperplanes in general position attain it. Without hyperplanes it is ln 1 = 0. H and P are whole numbers.
+    Hyperplanes in general position attain this number. Without hyperplanes the result is ln 1 = 0. H and P
+    are whole numbers.
     """
     H = float(checks.whole(hyperplanes, "hyperplanes", least=0))
     P = float(checks.whole(dimension, "dimension"))
@@ -58,7 +59,7 @@ def log_cells(hyperplanes: float, dimension: float) -> float:
 def warren(polynomials: float, degree: float, dimension: float) -> float:
     """ln of (8eDH/P)^P: the most strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
 
-    Warren 1968 with the constant of Goldberg and Jerrum 1995; H·ln 2 where that is smaller.
+    Warren 1968 with the constant of Goldberg and Jerrum 1995. The result is H·ln 2 where H·ln 2 is smaller.
     """
     H, D, P = (
         float(checks.whole(x, name))
@@ -140,10 +141,10 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The number m of judged queries whose answered share predicts that of new queries within `error`.
+    """The number m of judged queries that predict the answered share of new queries within `error`.
 
-    Whatever the documents' vectors, the share of m random queries that they answer differs from the
-    probability that they answer a new one by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
+    For any document vectors, the answered share of m random queries differs from the probability of
+    answering a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
     probability `failure` (Vapnik and Chervonenkis 1971, with the growth function Π of `log_patterns`). This m
     is an upper bound on the number needed.
     """
@@ -173,8 +174,8 @@ def table(
 ) -> list[dict[str, Any]]:
     """Make a row for each A: least h, numbers per document, VC bound and judged queries.
 
-    Least h and numbers per document are what all patterns with distinct sets need. vectors, tokens: M and N
-    where A has several. numbers: h in the last two columns.
+    Least h and numbers per document are needed for all patterns with distinct sets. vectors, tokens: M and N
+    if A uses several. numbers: h in the last two columns.
     """
     rows = []
     for name, aligned, M, N in (

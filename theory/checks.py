@@ -82,7 +82,7 @@ def finite(**matrices: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A Python float for an array without axes, otherwise the array itself."""
+    """Return a Python float for an array without axes, and otherwise the array."""
     return float(value) if np.ndim(value) == 0 else value
 
 

@@ -1,10 +1,10 @@
 """Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
-numbers keeps it if d1 is still among the first r. Two maps: Gaussian random projections, by the exact law of
-`theory.recall` (of cosines, by `cosine_lost`), and the truncated singular value decomposition. Failure is a
-mean over queries, so k depends on the sample of queries and has a 95% interval over it. Below 50 queries the
-interval is too narrow, and the k of the whole population mostly lies above it.
+numbers keeps it if d1 is still among the first r. Two maps are compared: Gaussian random projections, by the
+exact law of `theory.recall` (of cosines, by `cosine_lost`), and the truncated singular value decomposition.
+Failure is a mean over queries, so k depends on the sample of queries and has a 95% interval over it. Below 50
+queries the interval is too narrow, and the k of the whole population mostly lies above it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -75,19 +75,19 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """Documents in single precision: six digits suffice, as sampling leaves only two or three."""
+        """Return the documents in single precision, whose six digits exceed the precision of sampling."""
         return self.documents.astype(np.float32)
 
     @cached_property
     def squares(self) -> Array:
-        """Squared norms of the documents, [n]."""
+        """Return the squared norms of the documents, [n]."""
         return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """(best document, documents below it, score differences) in a group; no documents if nothing matches.
+        """Return (best document, documents below it, score differences) in a group.
 
-        Documents that tie with the best have no positive margin and are left out: no statement here covers
-        them.
+        Nothing is below the best if no document matches. Documents that tie with the best have no positive
+        margin and are left out.
         """
         rows = self.groups[group]
         scores = self.scores[rows, query]
@@ -97,7 +97,7 @@ class Problem:
         return int(rows[best]), rows[below], gains[below]
 
     def margins(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """(best document, documents below it, their margins) in a group for a query."""
+        """Return (best document, documents below it, their margins) in a group for a query."""
         best, below, gains = self.competitors(group, query)
         products = self.documents @ self.documents[[best]].toarray().ravel()
         both = self.squares[best] + self.squares[below]
@@ -116,8 +116,8 @@ class Problem:
     def scores_projected(self, query: int, draw: Draw) -> tuple[Array, NDArray[np.float32]]:
         """(a [n], b [n, samples]): under a Gaussian projection to k numbers the scores are χ_k a + b.
 
-        Up to one positive factor for all documents; a = ⟨q̄, d⟩, b = ⟨z, d⟩ with z = g − ⟨g, q̄⟩q̄
-        (`theory.recall`).
+        The scores are exact up to one positive factor for all documents. a = ⟨q̄, d⟩, b = ⟨z, d⟩ with z = g −
+        ⟨g, q̄⟩q̄ (`theory.recall`).
         """
         vector = self.queries[[query]]
         norm = np.sqrt(vector.power(2).sum())
@@ -135,8 +135,8 @@ def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
 def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed: int) -> Array:
     """Thresholds of the exact law (`theory.recall.rank_thresholds`): [ranks, groups, m, samples].
 
-    NaN where a group has fewer than max(ranks) competitors for a query. All queries and groups share the
-    Gaussian vectors.
+    Entries are NaN where a group has fewer than max(ranks) competitors for a query. All queries and groups
+    share the Gaussian vectors.
     """
     queries = problem.queries.shape[0]
     thresholds = np.full((len(ranks), len(problem.groups), queries, samples), np.nan)
@@ -152,11 +152,11 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
 
 
 def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """k of a random projection with mean failure β over the queries, from thresholds [queries, samples].
+    """Return the k of a random projection with mean failure β, from thresholds [queries, samples].
 
     Queries with NaN are left out; the result is NaN if none remains. The interval resamples the queries and
-    the Gaussian vectors, which all queries share. Failure is monotone in k, so each draw's k lies where its
-    mean failure on a grid of k crosses β.
+    the Gaussian vectors, which all queries share. Failure is monotone in k, so the k of a draw lies where the
+    draw's mean failure on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -213,9 +213,9 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """The k from which on at most a share β of the queries is lost.
 
-    ks [K]; lost [m, K], or [m, K, samples] for random maps that all queries share: 1 where a query is lost.
-    The interval resamples the queries and the maps. inf if the last k is not enough, NaN if there are no
-    queries. Measured failure is not monotone in k; its last crossing of β counts.
+    ks [K]; lost [m, K], or [m, K, samples] for random maps that all queries share; lost is 1 where a query is
+    lost. The interval resamples the queries and the maps. The result is inf if the last k is not enough, and
+    NaN if there are no queries. Measured failure is not monotone in k; its last crossing of β counts.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:
@@ -235,8 +235,8 @@ def cosine_lost(
     """Whether Gaussian maps push a query's best document by cosine out of the first r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
-    ks [K], which is renormalised (`theory.cosine`). `samples` maps are drawn, which all queries share; a
-    map's first k rows are the map to k numbers. Documents that tie with the best are left out.
+    ks [K], which is renormalised (`theory.cosine`). All queries share the `samples` maps; the first k rows
+    of a map project to k numbers. Documents that tie with the best are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -272,17 +272,17 @@ def reached_by(thresholds: Array, lost: float) -> float:
 
 
 def _resampled(count: int, rng: np.random.Generator) -> Array:
-    """Weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
+    """Return weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
     return rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
 
 
 def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
-    """Mean of each failure [m, samples] in each resample of both, [RESAMPLES, K]."""
+    """Return the mean of each failure [m, samples] in each resample of both, [RESAMPLES, K]."""
     return np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
 
 
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
-    """95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
+    """Return a 95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
     points = means.shape[1]
     last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, if any
     never, always = ~(means > beta).any(1), means[:, -1] > beta

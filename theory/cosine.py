@@ -2,11 +2,11 @@
 
 Users renormalise after a projection, so what counts is cos(Aq, Ad), not ⟨Aq, Ad⟩ (`theory.projections`). For
 Gaussian A the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends on the cosines ρ₁ = cos(q, d1) > ρ₂ = cos(q, d2),
-ρ₁₂ = cos(d1, d2) and on k alone. The three projected vectors are k independent draws from a normal law in R³,
-so their cosines are sample correlations about a known mean, with a variable in common: the event concerns a
-3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the variance V below; for
-projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional integral is derived
-here.
+ρ₁₂ = cos(d1, d2) and on k, and on nothing else. The three projected vectors are k independent draws from a
+normal law in R³, so their cosines are sample correlations about a known mean, with a variable in common. The
+event concerns a 3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the
+variance V below; for projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional
+integral is derived here.
 
 Derivation. Let G be the ratio of the lengths of Ad2 and Ad1 outside Aq, each over its expected scale
 √(1−ρᵢ²). Given G, the order is that of the inner products of q with G·d1/√(1−ρ₁²) and d2/√(1−ρ₂²), whose
@@ -117,8 +117,8 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
 def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
     """Φ(−√k (ρ₁−ρ₂)/√V), V = (1−ρ₁²)² + (1−ρ₂²)² − 2c: the limit for small ρ₁ − ρ₂ and large k.
 
-    c = ½(2ρ₁₂ − ρ₁ρ₂)(1 − ρ₁² − ρ₂² − ρ₁₂²) + ρ₁₂³ (Pearson and Filon 1898). Inaccurate in the deep
-    tail, where it ignores large deviations.
+    c = ½(2ρ₁₂ − ρ₁ρ₂)(1 − ρ₁² − ρ₂² − ρ₁₂²) + ρ₁₂³ (Pearson and Filon 1898). The law is inaccurate in
+    the deep tail, where it ignores large deviations.
     """
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
     with np.errstate(divide="ignore"):

@@ -51,7 +51,7 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
     """λ = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1, exactly, in O(m log m).
 
     Sort s descending; a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget when the first n are capped,
-    and n1 is the least n with s_(n+1) + a(n) ≤ 0. Exact counterpart of Qian et al. 2022, Eq. 5.
+    and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et al. 2022, Eq. 5.
 
     scores [..., m], k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, k < 0
     or not finite, ε ≤ 0 or not finite (`hard_top_k` is the limit ε → 0), or a mask of another shape.
@@ -140,10 +140,10 @@ def iterate(
 ) -> Iterates:
     """Eq. 5, T times from a = b = 0: a ← ε ln k − ε LSE((s+b)/ε), b ← min(−s−a, 0), λ = exp((s+b+a)/ε).
 
-    This is coordinate ascent on the dual (the paper says descent); every iterate is returned. a grows towards
-    the exact shift, so a truncated run undershoots: Σλ_T ≤ k. In terms of w = exp(−a/ε), one iteration is
-    w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is right and never
-    slower (`contraction`).
+    The iteration is coordinate ascent on the dual (the paper says descent), and all iterates are returned. a
+    grows towards the exact shift, so a truncated run undershoots: Σλ_T ≤ k. In terms of w = exp(−a/ε), one
+    iteration is w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is
+    right, and is never slower (`contraction`).
 
     Eq. 5 is followed to the letter for k ≥ m too, where λ_T only tends to 1 and `solve` gives 1 at once.
     Arguments and errors as in `solve`, and iterations ≥ 1.
@@ -168,7 +168,7 @@ def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: 
     """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
     Derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at its fixed
-    point. Requires 0 < k < m; arguments and further errors as in `solve`.
+    point. Raises ValueError unless 0 < k < m; other arguments and errors are as in `solve`.
     """
     s, budget, _ = _arguments(scores, k, epsilon, mask)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
@@ -181,9 +181,9 @@ def contraction(
 ) -> Array:
     """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
 
-    Returns [iterations − 1, ...]. By concavity the rate is at most n1/k at every step, and finally equals it.
-    It is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and errors as in
-    `convergence_rate`, and iterations ≥ 2.
+    Returns [iterations − 1, ...]. By concavity the rate is at most n1/k at every step, and after enough
+    steps it equals n1/k. It is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and
+    errors as in `convergence_rate`, and iterations ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
     convergence_rate(scores, k, epsilon, mask)
@@ -238,7 +238,7 @@ def dual(
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε of the last term, which follows from substituting λ. At the
-    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor: replaces that ε; other
+    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor replaces this ε; other
     arguments and errors as in `solve`.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
@@ -254,7 +254,8 @@ def dual_as_printed(
 ) -> Array:
     """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the ε.
 
-    Its maximiser over a has Σλ = εk instead of k: not the dual of Eq. 4, and not what Eq. 5 ascends.
+    Its maximiser over a has Σλ = εk instead of k, so it is not the dual of Eq. 4, and Eq. 5 does not ascend
+    it.
     """
     return dual(scores, k, epsilon, shift, caps, mask, factor=1.0)
 

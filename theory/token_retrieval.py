@@ -1,11 +1,12 @@
 """Scoring a document from its retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
 
-Lee et al. 2023 (XTR). P_ij = q_iᵀd_j are similarities of n query tokens to every token of a pool, all
-documents one after another; Â_ij = 1 where j is among the k largest of row i over the whole pool; the score
-of a document uses only its own columns.
+Lee et al. 2023 (XTR). P_ij = q_iᵀd_j are similarities of n query tokens to every token of a pool, the
+tokens of all documents in order; Â_ij = 1 where j is among the k largest of row i over the whole pool; the
+score of a document uses only its own columns.
 
 Everywhere below: `similarities` P is [n, t], finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one. This is the readable version; fast paths are tested against it.
+column, and every document owns at least one column. This is the readable version; fast paths are tested
+against it.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
     """Â [n, t]: exactly the min(k, t) largest similarities of each row, ties to the earlier column.
 
     Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
-    Raises ValueError for k < 1 or not whole, or similarities that are not a finite matrix.
+    Raises ValueError if k < 1 or k is not whole, or if the similarities are not a finite matrix.
     """
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
     count = int(checks.whole(k, "k"))
@@ -70,8 +71,8 @@ def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
 def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i when row i retrieved nothing), [C].
 
-    Lee et al. 2023, Eq. 4, with m_i of either sign as in `imputed_similarities`. Defined for every document;
-    retrieval ranks only the `candidates`. Errors as in `retrieved`.
+    Lee et al. 2023, Eq. 4, with m_i of either sign as in `imputed_similarities`. The score is defined for
+    every document, but retrieval ranks only the `candidates`. Errors as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
@@ -97,9 +98,9 @@ def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np
 def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' − f_ColBERT = (1/n) Σ_{i missing} (m_i − max_j P_ij) ≥ 0, [C].
 
-    Derived here from Eq. 1 and 4 of Lee et al. 2023. Assumes exact search: then a missing row's maximum is
-    at most m_i, and a present row's maximum is itself retrieved. 0 when every row retrieved a token of the
-    document.
+    Derived here from Eq. 1 and 4 of Lee et al. 2023. Search is assumed to be exact: a missing row's maximum
+    is then at most m_i, and a present row's maximum is retrieved. The gap is 0 when every row retrieved a
+    token of the document.
     """
     P, owner = _pool(similarities, owners)
     _, seen = _retrieved_maxima(P, owner, k)
@@ -108,9 +109,9 @@ def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 
 
 def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
-    """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT. Assumes exact search.
+    """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT, if search is exact.
 
-    A candidate whose f_ColBERT reaches this bound is outscored by retrieved documents only.
+    Only retrieved documents can outscore a candidate whose f_ColBERT reaches this bound.
     """
     return float(imputed_similarities(similarities, k).mean())
 
@@ -142,10 +143,10 @@ def xtr_gradient(
 ) -> Array:
     """∂L_CE/∂P [n, t] under f_XTR.
 
-    −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive, +P⁻/(Z⁻τ) on those of a negative; Lee et al. 2023,
-    appendix A (τ = 1), with the set of retrieved tokens, and hence Z, locally constant. A document
-    without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors as in
-    `cross_entropy`.
+    −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive, +P⁻/(Z⁻τ) on the retrieved maxima of a
+    negative; Lee et al. 2023, appendix A (τ = 1), with the set of retrieved tokens, and hence Z, locally
+    constant. A document without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors
+    as in `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
@@ -257,12 +258,12 @@ def _pool(similarities: ArrayLike, owners: ArrayLike) -> tuple[Array, NDArray[np
 
 
 def _row_maxima(values: NDArray, owner: NDArray[np.int64]) -> NDArray:
-    """Maximum of each row over each document's columns, [n, C]."""
+    """Return each row's maximum over each document's columns, [n, C]."""
     return np.stack([values[:, owner == document].max(1) for document in range(owner.max() + 1)], axis=1)
 
 
 def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Maximum of each row over each document's retrieved columns (−inf if none), and whether there is one."""
+    """Return row maxima over each document's retrieved columns (−inf if none), and which maxima exist."""
     P, owner = _pool(similarities, owners)
     best = _row_maxima(np.where(retrieved(P, k), P, -np.inf), owner)
     return best, np.isfinite(best)
@@ -280,7 +281,7 @@ def _gradient(
     positive: int,
     temperature: float,
 ) -> Array:
-    """Chain rule through the scores: ∂L/∂f spread evenly over each document's usable row maxima."""
+    """Apply the chain rule: spread ∂L/∂f evenly over each document's usable row maxima."""
     slope = softmax(_scaled(scores, positive, temperature))
     slope[positive] -= 1
     gradient = np.zeros_like(P)

@@ -2,10 +2,10 @@
 
 A theorem is a statement with a function that looks for violations of it. A paper's theorem has a `claim`:
 what the paper asserts, in our words, with the words at issue in quotation marks; the verdict is about the
-claim. A theorem without a claim is our own law, or a law of the authors that its source names. If a claim is
+claim. A theorem without a claim is our own law, or a law by the authors named in its source. If a claim is
 wrong, `correction` states what holds instead; the check then tests the correction as our statement, and
-measures by how much the printed form differs from it. Each theorem is one function in the other files of this
-folder, which this one imports; `experiments/theory_checks.py` runs them.
+measures how far the printed form differs from it. Each theorem is one function in another file of this
+folder; this file imports them all, and `experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -102,10 +102,10 @@ DEVIATIONS = 4.5
 
 
 def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
-    """Largest two-sided deviation of an observed share from its probability, in standard errors.
+    """Return the largest two-sided deviation of an observed share from its probability, in standard errors.
 
-    share: fraction of `draws` with the event. The tail probability is the exact binomial one, which also
-    holds for rare events; it is converted to the normal quantile with the same tail.
+    share: fraction of `draws` with the event. The tail probability is exact (binomial), so it
+    also holds for rare events. It is converted to the normal quantile with the same tail.
     """
     count = np.rint(np.asarray(share) * draws)
     tail = np.minimum(
@@ -115,7 +115,7 @@ def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
 
 
 def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
-    """Largest deviation of a share above a bound on its probability, as in `deviations`; at least 0."""
+    """Return the largest excess of a share over a probability bound, as in `deviations`; at least 0."""
     tail = stats.binom.sf(np.rint(np.asarray(share) * draws) - 1, draws, np.minimum(bound, 1))
     return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))
 

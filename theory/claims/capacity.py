@@ -196,9 +196,10 @@ def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray
 def drawn_shares(
     rng: np.random.Generator, unit: np.ndarray, planes: int, draws: int, fill: bool
 ) -> np.ndarray:
-    """The share of draws of explicit planes in which each document token is drawn from the query's bucket.
+    """Return how often each document token is drawn from the query's bucket, over draws of explicit planes.
 
-    One token is drawn from those in the bucket: token i with probability E[Aᵢ], so that counts are binomial.
+    One token is drawn from the tokens in the bucket: token i with probability E[Aᵢ], so that counts are
+    binomial.
     """
     sides = np.einsum("th,dph->dtp", unit, rng.standard_normal((draws, planes, unit.shape[1]))) > 0
     distances = (sides[:, 1:] != sides[:, :1]).sum(-1)

@@ -72,12 +72,12 @@ def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def every_row(v: int) -> np.ndarray:
-    """The 2^v equally likely rows of a Rademacher matrix, up to scale."""
+    """Return the 2^v equally likely rows of a Rademacher matrix, up to scale."""
     return 2 * (np.arange(2**v)[:, None] >> np.arange(v) & 1) - 1
 
 
 def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
-    """P(⟨Aq, Aδ⟩ ≤ 0) for a Rademacher A, exactly: the k-fold convolution of one row's contribution."""
+    """P(⟨Aq, Aδ⟩ ≤ 0) for a Rademacher A: the exact k-fold convolution of one row's contribution."""
     rows = every_row(len(q))
     products = (rows @ q) * (rows @ delta)
     row = np.bincount(products - products.min()) / len(products)
@@ -88,7 +88,7 @@ def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
 
 
 def whole_number_errors(rng: np.random.Generator, pairs: int) -> Iterator[tuple[int, float, float]]:
-    """Draw vectors of small whole numbers; yields (k, ε, exact Rademacher error with ties) of each pair."""
+    """Draw vectors of small whole numbers; yield (k, ε, exact Rademacher error with ties) of each pair."""
     for _ in range(pairs):
         q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
         delta = delta if q @ delta >= 0 else -delta
@@ -172,7 +172,7 @@ def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
 
 
 def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarray) -> float:
-    """Excess over β of a two-sparse pair's error at the next whole k, ties counted as errors."""
+    """Return the excess over β of a two-sparse pair's error at the next whole k, ties counted as errors."""
     return excess(projections.rademacher_error_two_sparse(np.ceil(k), margin), beta)
 
 

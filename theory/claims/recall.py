@@ -56,7 +56,7 @@ def markov_union(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Evidence:
-    """Compare a bound on P(R ≥ r) with the exact law by quadrature.
+    """Compare a bound on P(R ≥ r) with the exact law, which is computed by quadrature.
 
     Tightness is measured where the exact law lies in 10⁻⁴ … ½.
     """
