@@ -81,7 +81,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """Join values as stage → system → one group per part. Raises ValueError if a part lacks any."""
+    """Join values as stage → system → one group per part. Raises ValueError if a part lacks a value."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

@@ -62,7 +62,7 @@ def main(settings: Settings) -> None:
 
 
 def quoted() -> list[str]:
-    """The pages whose tables the paper takes."""
+    """Return the pages whose tables the paper takes."""
     return sorted({"README.md", *re.findall(r'page: "([^"]+)"', TEXT.read_text(encoding="utf-8"))})
 
 
@@ -84,12 +84,12 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 
 def findings(page: str) -> list[str]:
-    """The points of README's findings, without their links."""
+    """Return the points of README's findings, without their links."""
     part = page.partition("## Findings")[2].partition("\n## ")[0]
     points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
     return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
 
 
 def plain(text: str) -> str:
-    """Text without Markdown's links and marks."""
+    """Return text without Markdown's links and marks."""
     return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).replace("\\|", "|").strip()

@@ -1,8 +1,8 @@
 """Build the pages, the live examples and the functions' pages as one static site with search.
 
-`make site` writes build/site/index.html, which any static host can serve. The pages are those of the
-repository; a link or an anchor that leads nowhere ends the build. The live examples are drawn by the default
-encoder, untrained. The functions' pages are included if `make api` has written them.
+`make site` writes build/site/index.html, which any static host can serve. The site has all pages of
+the repository; a link or an anchor that leads nowhere ends the build. The live examples are drawn by the
+default encoder, untrained. The functions' pages are included if `make api` has written them.
 """
 
 from dataclasses import dataclass

@@ -45,7 +45,7 @@ class Settings(OneCollection, Results):
     vectors: int = 8
     """m, the number of vectors per document of ME-BERT"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """training seeds; passages, queries and candidates are the same for all"""
+    """training seeds; passages, queries and candidates are the same for all seeds"""
     train_queries: int = 3000
     dev_queries: int = 200
     """dev queries on which a hybrid's weight is tuned"""

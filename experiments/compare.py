@@ -1,7 +1,7 @@
 """Train, retrieve, rerank, measure, test and explain the paradigms side by side on one collection.
 
-The main job: BM25 and every chosen paradigm from the same encoder, data and number of steps. Everything goes
-to one results folder; an interrupted run resumes, a finished one only renews its report.
+The main job compares BM25 and every chosen paradigm, trained from the same encoder, data and number of steps.
+Everything goes to one results folder; an interrupted run resumes, a finished one only renews its report.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
-    """The settings and the collection of finished results. Raises SystemExit if the folder holds none."""
+    """Return settings and collection of finished results. Raises SystemExit if the folder holds none."""
     file = folder / "config.json"
     if not file.is_file():
         raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")

@@ -53,8 +53,8 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
-    """systems, by their names in the tables; BM25 is always included, as are those of the second backbone if
-    it differs"""
+    """systems, by their names in the tables; BM25 is always included, and so are the systems of the second
+    backbone if it differs"""
     queries: int = 400
     """test queries to measure, drawn at random; 0: all"""
     beams: int = 20
@@ -180,7 +180,7 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
     """The first system that says nothing of its paradigm; "" if there is none.
 
-    Its R@10 is less than `LEARNED` times BM25's, or not above that of its own control without a model.
+    Its R@10 is less than `LEARNED` times BM25's, or not above the R@10 of its control without a model.
     """
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
     for system in systems:
@@ -195,8 +195,8 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[str, list[Claim]]:
     """The paper's claims about the measured systems, by table; each table is a family of tests.
 
-    They are about training: none is judged of a model that training did not move on dev queries, except in
-    the controls, which ask just that.
+    The claims are about training. A model that training did not move on dev queries is judged only in the
+    controls, which test exactly this.
     """
     tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 

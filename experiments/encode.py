@@ -10,7 +10,7 @@ environment.json; compare.py takes it with --indexes, rerank.py with --index.
 
 --parts 4 writes four indexes, each of a quarter of the documents, which are searched as one. Machines that
 share no disk each encode one of them, with --part 0, 1, …; their folders index-N-of-4 are then put or linked
-into one folder, with one of the config.json.
+into one folder, with one of the config.json files.
 """
 
 import json
@@ -44,7 +44,7 @@ class Settings(OneCollection):
     parts: int = 0
     """indexes among which the documents are divided; 0: one index"""
     part: int = -1
-    """encode only this part, from 0; -1: all of them"""
+    """encode only this part, from 0; -1: all parts"""
     keep: float = 1.0
     """share of each document's tokens to store, the most salient ones"""
     batch_size: int = 64
@@ -134,7 +134,7 @@ def encode(
 
 
 def index_places(folder: Path, parts: int) -> list[Path]:
-    """The folders of the parts of an index, or of the whole one."""
+    """Return the folders of the parts of an index, or the folder of a whole index."""
     return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
 
 

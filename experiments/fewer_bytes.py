@@ -24,7 +24,7 @@ class Settings:
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
     documents: int = 600
-    """documents per collection: those relevant to the queries, and others drawn at random; 0: all"""
+    """documents per collection: the relevant ones, and others drawn at random; 0: all"""
     queries: int = 60
     """test queries per collection, drawn at random"""
     model: str = ""

@@ -20,17 +20,17 @@ class Settings:
     indexes: list[str]
     """folders of indexes, of different documents and one model"""
     checkpoint: str
-    """the model that made them: a folder or a name"""
+    """model that made the indexes: a folder or a name"""
     engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres"]
     """qdrant: a server or cluster; qdrant_edge: a folder, by one process"""
     place: str
-    """its address or folder: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
+    """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
     options: dict[str, Any] = field(default_factory=dict)
     """more arguments of the engine's class"""
     approximate: bool = False
     """have the engine index its vectors at the end"""
     piece: int = 1024
-    """documents that a process hands over at a time; an interruption repeats those of one piece"""
+    """documents that a process hands over at a time; after an interruption, one piece is repeated"""
     precision: Precision = "no"
     output: str
     """folder that keeps what is done"""
@@ -88,13 +88,13 @@ def index_all(engine: Any) -> None:
 
 
 def folder_of(folder: str) -> Path:
-    """The index itself: the folder, or the one in it that `python -m paradigms index` made."""
+    """Return the folder of the index: this one, or the one in it that `python -m paradigms index` made."""
     inner = Path(folder) / INDEX
     return inner if inner.is_dir() else Path(folder)
 
 
 def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, launch: Accelerator) -> int:
-    """Hand over what is not done yet, each process its share; return the number of documents with vectors."""
+    """Hand over the remaining documents, split among processes; return the number with vectors."""
     folder = Path(settings.output)
     done = {tuple(piece) for file in folder.glob("done-*.json") for piece in json_or_empty(file)["pieces"]}
     mine = folder / f"done-{launch.process_index}.json"
@@ -113,7 +113,7 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
-    """The engine at its place."""
+    """Open the engine at its address or folder."""
     encoder, options = paradigm.encoder.settings, dict(settings.options)
     options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
     dim = paradigm.encoder.dim

@@ -27,9 +27,9 @@ class Settings(OneCollection, Results):
     normalize: bool = False
     """compare by cosine instead of the paper's inner product"""
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
-    """rounds of training after the first, each starting from its result: mined, with the model's own hard
-    negatives; again, with BM25's as before, which separates the effect of more steps from that of other
-    negatives"""
+    """rounds of training after the first, each starting from the first round's result: mined, with the
+    model's own hard negatives; again, with BM25's as before, which separates the effect of more steps from
+    the effect of other negatives"""
     steps: int = 200
     """steps per round"""
     batch_size: int = 32
@@ -48,8 +48,8 @@ class Settings(OneCollection, Results):
     dev_queries: int = 200
     """dev queries for choices, drawn at random; 0: all"""
     depth: int = 100
-    """documents that each system retrieves; those of a dense and a sparse system are the candidates of their
-    hybrid"""
+    """documents that each system retrieves; a hybrid's candidates are the documents of its dense
+    and its sparse system"""
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
     """numbers of first documents that cross-attention reranks"""
 
@@ -148,7 +148,7 @@ def trained(
 
 
 def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
-    """The model before a round: new, or the result of the first round."""
+    """Return the model before a round: new, or the result of the first round."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
     same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}

@@ -5,7 +5,7 @@ Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval
 - paradigms: "Who likes WORD?" over documents that list what a person likes; each word has a different set of
   k documents. compare.py measures all systems, untrained and after training on queries for other words.
 - free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
-  critical n is the largest number of documents all of whose sets are answered.
+  critical n is the largest number of documents for which all sets are answered.
 """
 
 import re

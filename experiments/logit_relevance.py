@@ -124,7 +124,8 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
 def claims(values: Values, paradigm: str, unlearned: str = "") -> list[Claim]:
     """Claims of appendix A, for the first and for the last trained state.
 
-    C sums over an alphabet of thousands in the paper. DSI's has about twelve digits: there they are controls.
+    C sums over an alphabet of thousands in the paper. DSI's alphabet has about twelve digits, so the claims
+    are controls there.
     """
     place = "" if paradigm == "dsi" else PAPER
     logit, p = values["logit"], values["p"]
