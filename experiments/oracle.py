@@ -194,6 +194,7 @@ def draw(rows: Rows) -> Figure:
                     capsize=2,
                 )
             panel.set(title=f"{name}, {collection}", xscale="log", ylim=(-0.03, 1.03))
+            panel.xaxis.set_minor_formatter("")  # labels between the powers of ten overlap
             panel.grid(alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("bytes per document")
