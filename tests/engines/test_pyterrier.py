@@ -88,11 +88,12 @@ def test_every_paradigm_in_an_experiment(tiny_bert, tmp_path, candidates, name):
 
 
 @pytest.mark.parametrize("name", GENERATIVE)
-def test_every_generative_model_in_an_experiment(seq2seq, candidates, name):
+def test_every_generative_model_in_an_experiment(seq2seq, tiny_bert, candidates, name):
     """The corpus is in the model, which is its index, and which has learned nothing."""
     torch.manual_seed(0)
     # Before it has learned, no n-gram is likelier by SEAL's own keys than in a corpus of so few tokens.
-    model = GENERATIVE[name](seq2seq["t5"], CORPUS)
+    own = {"embedder": tiny_bert, "codes": 2} if name == "ripor" else {}
+    model = GENERATIVE[name](seq2seq["t5"], CORPUS, **own)
     retriever = Retriever(GenerativeRetriever(model))
     reranker = texts() >> Reranker(model)
     found = retriever(TOPICS)

@@ -98,7 +98,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is neither a run, nor a m"),
         ({"filter_share": 0.9}, "apply to scores: set --filter"),
         ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi does not use hard negatives"),
-        ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, not colbert"),
+        ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, not colbert"),
         ({"paradigm": "genre", "generated": "absent.jsonl"}, "absent.jsonl"),
         (
             {"paradigm": "genre", "options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
