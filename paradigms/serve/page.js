@@ -343,6 +343,7 @@ async function restore() {
   if (state.document) await choose(state.document, state.text);
   else open();
   await searched;
+  drawCards(); // what was answered last may still be waiting to be drawn
   requestAnimationFrame(() => cards.holdKey(side, key.join(" ")));
 }
 
