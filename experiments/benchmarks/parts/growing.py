@@ -14,11 +14,13 @@ The answer is JSON in the last line.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -69,13 +71,12 @@ class Peak:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes that the files of a folder take on the disk."""
+    """Return the bytes that the files of a folder take on the disk, while others move and delete them."""
     size = 0
-    for file in folder.rglob("*"):
-        try:
-            size += 512 * file.stat().st_blocks
-        except FileNotFoundError:
-            continue  # moved into place meanwhile
+    for place, _, names in os.walk(folder):  # which ignores a folder that is gone; Path.rglob raises
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += 512 * os.stat(os.path.join(place, name)).st_blocks
     return size
 
 
