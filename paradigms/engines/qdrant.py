@@ -3,11 +3,13 @@
 import json
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from paradigms.engines.base import Engine, Vectors
 from paradigms.io.checks import naming
+from paradigms.io.files import locked
 
 COLLECTION = "documents"
 REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32
@@ -66,7 +68,8 @@ class QdrantEdgeEngine(Engine):
     """Documents in a folder that only this process may have open, searched by Qdrant's embedded engine.
 
     exact: whether to score every document instead of searching the HNSW graph that `approximate` makes.
-    Raises ValueError if the folder has other vectors, another metric or unrelated files, or is already open.
+    Raises ValueError if the folder has other vectors, another metric or unrelated files, and BlockingIOError
+    if it is already open.
     """
 
     def __init__(self, path: str | Path, dim: int, *, single: bool = False, exact: bool = False) -> None:
@@ -77,7 +80,9 @@ class QdrantEdgeEngine(Engine):
         folder, comparator = Path(path), qdrant_edge.MultiVectorComparator.MaxSim
         many = None if single else qdrant_edge.MultiVectorConfig(comparator)
         vectors = qdrant_edge.EdgeVectorParams(dim, qdrant_edge.Distance.Dot, multivector_config=many)
-        with naming(self.place):
+        with naming(self.place), ExitStack() as lock:
+            # Qdrant's own lock does not cover loading: two processes that load a folder may both succeed.
+            lock.enter_context(locked(folder, make=True))
             if (folder / CONFIG).is_file():
                 stored = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["vectors"]
                 multi = None if single else {"comparator": "max_sim"}
@@ -87,8 +92,8 @@ class QdrantEdgeEngine(Engine):
             else:
                 if folder.is_dir() and any(folder.iterdir()):
                     raise ValueError(f"the folder holds other files and no {CONFIG}: use another one")
-                folder.mkdir(parents=True, exist_ok=True)
                 self.shard = qdrant_edge.EdgeShard.create(self.place, qdrant_edge.EdgeConfig(vectors))
+            self._lock = lock.pop_all()
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         for points in _points(ids, documents, self.single, self.edge.Point, lambda id: id):
@@ -115,7 +120,8 @@ class QdrantEdgeEngine(Engine):
 
     def close(self) -> None:
         """Write pending changes and release the folder."""
-        self.shard.close()
+        with self._lock:
+            self.shard.close()
 
 
 def _points(
