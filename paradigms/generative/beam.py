@@ -1,9 +1,9 @@
 """argmax over valid sequences (d₁, …, d_m) of Σᵢ log p(dᵢ | d₁ … dᵢ₋₁, q): beam search over prefixes.
 
-Another scorer's contributions may take the place of log p (`outputs.ScoreName`). Probabilities are those over
-the whole vocabulary, neither renormalised over valid tokens nor divided by the length (De Cao et al. 2021,
+Other scorers (`outputs.ScoreName`) can replace log p. Probabilities are taken over the whole vocabulary: they
+are not renormalised over valid tokens, and scores are not divided by the length (De Cao et al. 2021,
 arXiv:2010.00904, §3.2; Bevilacqua et al. 2022, arXiv:2204.10628, §3). A search that drops no prefix is exact;
-a narrower one may miss some of the best sequences.
+a narrower search may miss some of the best sequences.
 """
 
 from dataclasses import dataclass, fields
@@ -55,14 +55,16 @@ def beam_search(
     keep: bool = False,
     scorer: ScoreName = "log_probability",
 ) -> Hypotheses:
-    """Find at most `beams` sequences per query, of at most `length` tokens, by the scorer's sum.
+    """Return up to `beams` sequences per query, of up to `length` tokens, with the highest scores.
 
-    A sequence is finished when no token may follow it or at `length`; without a constraint, after the end
-    token. The search ends when no unfinished sequence is left. Finished and unfinished sequences compete for
-    the beams, except by scorers other than log p, whose sums may rise with every token. When every unfinished
-    sequence has one completion, none can displace another: one pass of the decoder completes them. keep:
-    return the 2·`beams` best continuations of every step, finished or not (SEAL's keys); finished sequences
-    then take no beam either.
+    A sequence is finished when it has `length` tokens or when no token may follow it. Without a constraint,
+    the end token also finishes it. The search ends when no unfinished sequence is left. With log p, finished
+    and unfinished sequences compete for the beams. With other scorers, whose sums may rise with every token,
+    only unfinished sequences take up beams. When every unfinished sequence has exactly one completion, one
+    pass of the decoder completes them all, because none can displace another.
+
+    keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
+    sequences then take up no beams either.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
@@ -70,7 +72,7 @@ def beam_search(
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
     prefixes = Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
     table = None if constraint is None else _branches(model, constraint, start)
-    entry = np.zeros(count, dtype=np.int64)  # the row of each unfinished prefix in the table
+    entry = np.zeros(count, dtype=np.int64)  # each unfinished prefix's row in the table
     finished, steps = prefixes[:0], [prefixes[:0]]
     with model.evaluating(), torch.inference_mode():
         memories, apart = model.memories(sources, scorer), keep or scorer != "log_probability"
@@ -111,7 +113,7 @@ def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray,
 
 
 def _rests(constraint: NGramIndex, prefixes: Hypotheses) -> list[np.ndarray]:
-    """The only completion of each prefix; [] if one has several."""
+    """Return each prefix's only completion, or [] if any prefix has several completions."""
     rests = []
     for state in prefixes.states:
         if (rest := constraint.rest(state)) is None:
@@ -128,7 +130,7 @@ def _completed(
     scorer: ScoreName,
     count: int,
 ) -> Hypotheses:
-    """Append its rest to each prefix, up to the search's length."""
+    """Append each prefix's completion, cut at the search's length."""
     written, slots = prefixes.tokens.copy(), _slots(prefixes)
     step = int((written[0] != NOTHING).sum())
     for row, rest in zip(written, rests, strict=True):
@@ -152,7 +154,7 @@ def _completed(
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
-    """Position of each prefix on the decoder's axis n: its rank among the prefixes of its query."""
+    """Each prefix's position on the decoder's axis n: its rank among the prefixes of the same query."""
     return np.arange(len(prefixes)) - np.searchsorted(prefixes.queries, prefixes.queries)
 
 
@@ -194,7 +196,7 @@ def _continue(
     entry: Int[np.ndarray, " x"],
     k: int,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
-    """Find the k best valid one-token continuations per query, and the row of the prefix each extends."""
+    """Find each query's k best valid one-token continuations, and the rows of the prefixes they extend."""
     if table is None:
         rows, tokens = _largest(added, k)
     else:
@@ -215,7 +217,7 @@ def _continue(
 def _largest_of_each(
     queries: Int[np.ndarray, " c"], scores: Float[np.ndarray, " c"], k: int
 ) -> Int[np.ndarray, " y"]:
-    """Indices of each query's k largest scores, including all ties of the k-th; `queries` ascend."""
+    """Indices of each query's k largest scores, including ties with the k-th. `queries` must ascend."""
     different, first, counts = np.unique(queries, return_index=True, return_counts=True)
     padded = torch.full((len(different), int(counts.max(initial=0))), -torch.inf, dtype=torch.float64)
     rows = np.repeat(np.arange(len(different)), counts)
@@ -226,7 +228,7 @@ def _largest_of_each(
 
 
 def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"], Int[np.ndarray, " y"]]:
-    """Rows and columns of each row's k largest finite scores, including all ties of the k-th."""
+    """Rows and columns of each row's k largest finite scores, including ties with the k-th."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width))
     if width > k and bool(((values[:, k - 1] == values[:, k]) & (values[:, k] > -torch.inf)).any()):

@@ -1,4 +1,4 @@
-"""Compiled loops of SEAL's score and index. Import this module where it is used: importing numba is slow."""
+"""Compiled loops for SEAL's score and index. Import this module inside functions: numba loads slowly."""
 
 from typing import no_type_check
 
@@ -12,7 +12,7 @@ from paradigms.io.compiled import cached_njit
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
     """SEAL's score W of each document.
 
-    Document d has the occurrences [key, position] in occurrences[bounds[d]:bounds[d + 1]] and the tokens
+    occurrences[bounds[d]:bounds[d + 1]] holds document d's occurrences as [key, position]. Its tokens are
     text[starts[d]:ends[d]], all below `size`.
     """
     scores = np.zeros(len(starts))

@@ -22,7 +22,7 @@ Drop = Callable[[Tensor], Tensor]
 
 
 def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
-    """Decoder of T5 v1.1 with random weights, for encoder states of the given width."""
+    """Return a T5 v1.1 decoder with random weights, for encoder states of the given width."""
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Stack
 
@@ -34,7 +34,7 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
 
 
 class Attention(NamedTuple):
-    """Weights of one attention, under the same names for T5 and BART."""
+    """Weights of an attention module, with the same names for T5 and BART."""
 
     q: nn.Linear
     k: nn.Linear
@@ -117,7 +117,7 @@ class Memory:
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
-    """Build the memory of queries from their encoder states: every cross-attention's keys and values."""
+    """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
     crossing = [layer.cross_attention for layer in layers_of(decoder)]
     return Memory(mask, [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing], [])
 
@@ -125,7 +125,7 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
 def decode(
     decoder: Any, inputs: Float[Tensor, "b n m h"], memory: Memory, trace: Trace | None = None
 ) -> Float[Tensor, "b n m h"]:
-    """Compute the decoder states of positions t … t + m − 1; `memory` holds the t positions before.
+    """Compute the decoder states of positions t … t + m − 1; `memory` holds the first t positions.
 
     The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
     values there; the states are the same.
@@ -205,7 +205,7 @@ def _cross_attention(
 def _attended(
     rows: list[Tensor], mask: Tensor, scale: float, dropout: float, trace: Trace | None
 ) -> tuple[Float[Tensor, "b heads i k"], Tensor]:
-    """softmax(s·qᵀk + mask) v for q, k, v of `rows`, and, for a trace, these weights, held fixed."""
+    """Return softmax(s·qᵀk + mask) v for q, k, v = `rows`; a trace also gets the softmax, held fixed."""
     q, k, v = rows
     if trace is None:
         how: Any = {"attn_mask": mask, "dropout_p": dropout, "scale": scale}
@@ -231,7 +231,7 @@ def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tens
 
 
 def _activated(act: nn.Module, x: Tensor) -> Tensor:
-    """act(x); the library computes T5's gelu in eight operations, torch in one."""
+    """act(x), with T5's gelu as one torch operation; transformers uses eight."""
     one = type(act).__name__ == "NewGELUActivation"
     return nn.functional.gelu(x, approximate="tanh") if one else act(x)
 

@@ -1,7 +1,7 @@
 """rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder generates the path of clusters that leads to d.
 
 DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index"), with the hierarchical
-semantic identifiers of its §3.2, or one token per document ("atomic"). A reads the decoder's state. With
+semantic identifiers of §3.2, or one token per document ("atomic"). A reads the decoder's state. With
 `softmax="place"` or `pawa_rank`, each position has its own digits; both together are NCI's decoder (Wang et
 al. 2022).
 """
@@ -38,7 +38,7 @@ def dsi(
     seed: int = 0,
     **settings: Any,
 ) -> Generative:
-    """DSI over `backbone`; settings are fields of `GenerativeSettings`.
+    """Build DSI over `backbone`. settings: fields of `GenerativeSettings`.
 
     embedder: the encoder whose mean-pooled document vectors are clustered, with `branching` clusters per
     level.
@@ -54,7 +54,7 @@ def dsi(
 
 
 def document_vectors(corpus: Corpus, embedder: str | Path, length: int) -> Float[np.ndarray, "n h"]:
-    """The normalised mean of each document's token vectors."""
+    """Return the normalised mean of each document's token vectors."""
     paradigm = dpr(embedder, pooling="mean", document_length=length)
     paradigm.to("cuda" if torch.cuda.is_available() else "cpu")
     vectors = np.empty((len(corpus), paradigm.encoder.dim), dtype=np.float32)
@@ -77,10 +77,10 @@ def semantic(
     """x_d ↦ (c₁, …, c_L): d's clusters in hierarchical k-means, then d's position in the last cluster.
 
     DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, repeated within every cluster of more
-    than k documents. Digit c is token c + 2 of k + 2; with `position_specific`, at position i, token
-    i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and none is a prefix of
-    another. Equal vectors are divided by their order and counted in `problems`. vectors: [documents,
-    features]. Raises ValueError, with a document's id, if a vector is not finite in float32.
+    than k documents. Digit c is token c + 2 of k + 2. With `position_specific`, digit c at position i is
+    token i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and no identifier
+    is a prefix of another. Equal vectors are split by order and counted in `problems`. vectors: [documents,
+    features]. Raises ValueError, naming a document, if a vector is not finite in float32.
     """
     if branching < 2:
         raise ValueError(f"branching must be at least 2, got {branching}")
@@ -122,7 +122,7 @@ def semantic(
 
 
 def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
-    """argmin over labels of Σₙ ‖xₙ − mean of its cluster‖², a local minimum; ≤ k clusters, none empty."""
+    """argmin over labels of Σₙ ‖xₙ − cluster mean‖² (a local minimum), with at most k non-empty clusters."""
     centred = X - X.mean(
         0, dtype=np.float64
     )  # deep in the hierarchy, vectors are close together and far from 0

@@ -15,7 +15,10 @@ from paradigms.generative.settings import GenerativeSettings
 
 
 def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **settings: Any) -> Generative:
-    """GENRE; settings are fields of `GenerativeSettings`. title_length: in tokens, with the end token."""
+    """Build GENRE over `backbone`. settings: fields of `GenerativeSettings`.
+
+    title_length: maximum number of tokens in a title, including the end token.
+    """
     named = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
     return Generative.build(chosen, backbone, named, corpus)

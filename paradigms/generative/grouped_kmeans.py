@@ -1,4 +1,4 @@
-"""k-means within each of many groups: the vectors of each surface token, for NP-decoding."""
+"""k-means within each of many groups, as NP-decoding needs for the vectors of each surface token."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -7,9 +7,7 @@ from paradigms.io.progress import progress_bar
 
 ROUNDS = 20  # iterations of Lloyd's algorithm
 ALIKE = 1e-4  # vectors with a smaller relative distance count as equal up to rounding
-SAMPLE = (
-    1 << 15
-)  # a larger group's centroids are fitted to this many evenly spaced vectors, which also are a part
+SAMPLE = 1 << 15  # larger groups: vectors per chunk; centroids are fitted to this many evenly spaced vectors
 
 
 def grouped_kmeans(
@@ -22,10 +20,10 @@ def grouped_kmeans(
 ) -> tuple[Float[np.ndarray, "g k h"], Int[np.ndarray, " t"]]:
     """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², a local minimum, with c(t) < wanted[g(t)].
 
-    Lloyd's algorithm (FAISS), started from the means of the labels `warm`. Empty clusters start from vectors
-    drawn as in k-means++ (Arthur & Vassilvitskii, SODA 2007); a cluster for which no distinct vector is left
-    gets the group's mean and no member. vectors: group g has the rows offsets[g] to offsets[g + 1], which are
-    read twice, for example from a memory map. A group's draws depend only on the seed and the group's number.
+    Lloyd's algorithm (FAISS) starts from the means of the labels `warm`. Empty clusters start from vectors
+    drawn as in k-means++ (Arthur & Vassilvitskii, SODA 2007). If no distinct vector is left, a cluster gets
+    the group's mean and no members. vectors: vectors[offsets[g]:offsets[g + 1]] is group g; the array is read
+    twice and may be a memory map. A group's draws depend only on the seed and the group's number.
     """
     centroids = np.zeros((len(wanted), int(wanted.max()), vectors.shape[1]), np.float32)
     labels = np.empty(len(vectors), np.int64)
@@ -57,7 +55,7 @@ def grouped_kmeans(
 def _fit(
     X: Float[np.ndarray, "n h"], warm: Int[np.ndarray, " n"] | None, k: int, random: np.random.Generator
 ) -> tuple[Float[np.ndarray, "c h"], Int[np.ndarray, " c"]]:
-    """Cluster vectors of mean 0; return at most k centroids and their numbers, which are below k."""
+    """Cluster vectors of mean 0; return at most k centroids and their numbers in [0, k)."""
     seeds = {} if warm is None else {int(c): X[warm == c].mean(0) for c in np.unique(warm)}
     distance, norms = np.full(len(X), np.inf), np.square(X).sum(1)
 

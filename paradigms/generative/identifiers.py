@@ -98,13 +98,13 @@ class Identifiers:
         return {id: n for n, id in enumerate(self.documents)}
 
     def numbers_of(self, document: int) -> range:
-        """Numbers of the identifiers of the document at this position."""
+        """Numbers of the identifiers that name the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 
     def windows(self, n: int, span: int) -> list[slice]:
-        """Slices of `tokens`, each `span` long, that cover identifier n and begin at `starts`.
+        """Slices of `tokens` within identifier n, each `span` long and beginning at one of `starts`.
 
-        They may overlap or leave gaps, depending on `starts`. An identifier of at most `span` tokens is one
+        They may overlap or leave gaps, depending on `starts`. An identifier of at most `span` tokens has one
         window.
         """
         first, last = self.offsets[n : n + 2].tolist()
@@ -142,7 +142,10 @@ class Identifiers:
         return digest.hexdigest()
 
     def joined(self, others: "Identifiers") -> "Identifiers":
-        """These identifiers and then `others`, whose problems are kept. Raises ValueError if kinds differ."""
+        """Return these identifiers followed by `others`, with the problems of `others`.
+
+        Raises ValueError if the kinds differ.
+        """
         if (self.kind, self.vocabulary, self.end) != (others.kind, others.vocabulary, others.end):
             raise ValueError(f"identifiers of two kinds cannot be joined: {self.kind} and {others.kind}")
         size, count = len(self.tokens), len(self.documents)
@@ -188,11 +191,11 @@ class Identifiers:
 
 
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
-    """d ↦ the tokens of its title, at most `length` with the end token (GENRE).
+    """d ↦ the tokens of d's title, at most `length` including the end token (GENRE).
 
-    A document without a title, or with one of unknown tokens only, is named by the first words of its text,
-    or else by its id. Long titles are truncated; documents with equal titles share their identifier.
-    tokenizer: a fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
+    If a title is missing or has only unknown tokens, the document is named by the first words of its text, or
+    else by its id. Long titles are truncated; documents with equal titles share their identifier. tokenizer:
+    a fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
     """
     if tokenizer.eos_token is None:
         raise ValueError("titles need a tokenizer with an eos_token, such as T5's; this tokenizer has none")
@@ -237,13 +240,13 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
 
 
 def atomic(documents: Sequence[str]) -> Identifiers:
-    """d ↦ one token, its position + 2 (DSI's unstructured atomic identifiers)."""
+    """d ↦ one token, d's position + 2 (DSI's unstructured atomic identifiers)."""
     rows = [[FIRST + i] for i in range(len(documents))]
     return make("atomic", documents, rows, FIRST + len(rows), END, Problems())
 
 
 def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifiers:
-    """d ↦ the first `length` tokens of its text, every substring of which names d (SEAL).
+    """d ↦ the first `length` tokens of d's text; every substring names d (SEAL).
 
     tokenizer: a fast Hugging Face tokenizer. A document without tokens cannot be retrieved.
     """
@@ -287,7 +290,7 @@ class Tokenized(NamedTuple):
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """Yield the first `length` tokens of each text; drop padding and end tokens that the text spells out."""
+    """Yield the first `length` tokens of each text, without padding and end tokens spelled out there."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
     # verbose=False: no warning about texts longer than the model's input.
@@ -318,7 +321,7 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """Words of a text in which at least one token ends, and the first token of each."""
+    """Words of a text in which at least one token ends, and each word's first token."""
 
     def __init__(self, tokenized: Tokenized) -> None:
         self.text, self.tokens, ends, _ = tokenized
@@ -331,7 +334,7 @@ class Words:
         self.bounds = [*(bounds[n] for n in filled), len(self.tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
-        """Words at which a span of `words` words may start; stop words only if there are no others."""
+        """Positions where a span of `words` words may start; stop words count only if no other word can."""
         every = range(max(0, len(self.words) - words) + 1) if self.words else range(0)
         return [n for n in every if _content(self.words[n])] or list(every)
 
@@ -365,7 +368,7 @@ class Targets:
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> "Targets":
-        """Pad token sequences rows[b][n]; every query must have the same number. See `Generative.targets`."""
+        """Pad token sequences rows[b][n], with equally many per query. See `Generative.targets`."""
         length = max(len(tokens) for sequences in rows for tokens in sequences)
         ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
         mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]

@@ -38,8 +38,9 @@ def decompose(
 
     Document tokens are ordered (layer, head, position); rel is the sum of the model's scores over positions.
     The exact form computes the rest from the prefix; in the other forms, and for BART (biases and positions),
-    the rest is the difference. For log probabilities the rest includes −Σᵢ log Σ_v exp logit_iv, for
-    pointwise mutual information also −log p(d | ""). The score query_part always has the form "printed".
+    the rest is the difference. For log probabilities, the rest includes −Σᵢ log Σ_v exp logit_iv. For
+    pointwise mutual information, it also includes −log p(d | ""). The score query_part always has the form
+    "printed".
     """
     if scorer == "query_part":
         form = "printed"
@@ -80,7 +81,7 @@ def decompose(
 def _residual_path(model: Generative, gradient: Tensor, trace: Trace, normed: bool) -> list[Tensor]:
     """∂rel/∂c^{lh}_i through the residual stream only: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i.
 
-    normed: with the last norm's g / rms_i.
+    normed: whether to include the last norm's factor g / rms_i.
     """
     stream = gradient
     if normed:

@@ -44,7 +44,7 @@ Readings = list[Float[Tensor, "b n m h"]]  # the states that a scorer reads; see
 
 
 class Generative(Trainable):
-    """log p(identifier | query) by a T5, a BART, or an encoder with a small decoder."""
+    """log p(identifier | query) from T5, BART, or an encoder with a small decoder."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class Generative(Trainable):
     ) -> "Generative":
         """Build a model to train. For NP-decoding, the backbone's encoder reads the corpus first."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
-        if plain and not base.has_decoder(backbone):  # a new decoder has written nothing yet
+        if plain and not base.has_decoder(backbone):  # a new decoder knows no vocabulary
             settings = replace(settings, softmax="identifiers")
-        if settings.refresh and settings.frozen:  # older models that have both are still loaded
+        if settings.refresh and settings.frozen:  # older saved models with both still load
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         clusters = None
         if settings.tokens == "clusters":
@@ -122,11 +122,11 @@ class Generative(Trainable):
         return cls(settings, backbone, identifiers, clusters)
 
     def add(self, corpus: Corpus, *, title_length: int = 24) -> "Generative":
-        """This model with further documents, named by title or text: their identifiers join the trie.
+        """Return this model with more documents, named by title or text, whose identifiers join the trie.
 
         The weights are shared and nothing is trained. A softmax over identifiers' tokens then also counts the
-        new tokens. `identifiers.problems` of the result are those of the new names. Raises ValueError if
-        identifiers are neither titles nor texts, if tokens are clusters, or for a document that exists.
+        new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if the
+        identifiers are neither titles nor texts, if tokens are clusters, or if a document already exists.
         """
         kind = self.identifiers.kind
         if kind not in ("title", "text") or self.clusters is not None:
@@ -145,7 +145,7 @@ class Generative(Trainable):
         return model
 
     def refresh(self, corpus: Corpus) -> None:
-        """Cluster the identifiers' tokens again with the current encoder, without global random state."""
+        """Cluster the identifiers' tokens again with the current encoder, using no global random state."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         encoder, old, ids = self.encoder, self.clusters, self.identifiers
@@ -158,7 +158,7 @@ class Generative(Trainable):
         return self.settings.name
 
     def description(self) -> dict[str, Any]:
-        """Settings, and digests of the identifiers and of the clusters' surface tokens."""
+        """Return the settings, with digests of the identifiers and the clusters' surface tokens."""
         surface = None if self.clusters is None else self.clusters.surface.astype("<i8").tobytes()
         clusters = None if surface is None else hashlib.sha256(surface).hexdigest()
         return asdict(self.settings) | {"identifiers": self.identifiers.digest, "clusters_of": clusters}
@@ -197,7 +197,7 @@ class Generative(Trainable):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The encoder's layers; `decode` calls the parts of the decoder's layers itself."""
+        """The encoder's layers only: `decode` calls the parts of the decoder's layers directly."""
         decoding = {id(module) for module in self.decoder.modules()}
         return [layer for layer in super().layers if id(layer) not in decoding]
 
@@ -208,7 +208,7 @@ class Generative(Trainable):
         return self
 
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
-        """Q, the queries' encoder states, and the memory for decoding."""
+        """Return Q, the queries' encoder states, and the memory for decoding."""
         if self.states is not None:
             states = self.states.find(sources, lambda missing: self.encode(missing).half())
         else:
@@ -216,14 +216,14 @@ class Generative(Trainable):
         return states, remember(self.decoder, states, sources.attention_mask.bool())
 
     def encode(self, sources: Batch) -> Float[Tensor, "b j h"]:
-        """Q, the queries' encoder states; without gradients if the encoder is frozen."""
+        """Return Q, the queries' encoder states, without gradients if the encoder is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.frozen):
             return self.encoder(**sources.to(self.device).inputs()).last_hidden_state
 
     def keep_states(self, folder: Path) -> LowerStates:
         """Cache a frozen encoder's states in float16 in `folder`; models with equal encoders share them.
 
-        Raises ValueError if the encoder is trained.
+        Raises ValueError if the encoder is not frozen.
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder, so its states change")
@@ -261,7 +261,7 @@ class Generative(Trainable):
 
     @property
     def _scale(self) -> float:
-        """s of logit_v = s · hᵀ w_v: T5 v1.0 divides by √h where v1.1 and mT5 do not."""
+        """s in logit_v = s · hᵀ w_v: 1/√h for T5 v1.0 and for new vectors, 1 for T5 v1.1, mT5 and BART."""
         config, settings = self.backbone.config, self.settings
         new_vectors = settings.tokens != "backbone" or settings.pawa_rank
         tied = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
@@ -271,13 +271,13 @@ class Generative(Trainable):
     def forward(
         self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n m"]:
-        """log p(d_i | d_<i, q) of every target token, or its contribution by another scorer; 0 at padding."""
+        """log p(d_i | d_<i, q) of every target token, or another scorer's contribution; 0 at padding."""
         memories = self.memories(sources, scorer)
         states = self.decode(memories, targets.inputs)
         return self.token_parts(self.readings(states, memories, scorer), targets, scorer)
 
     def memories(self, sources: Batch, *scorers: ScoreName) -> list[Memory]:
-        """The queries' memory and, if a scorer subtracts log p(d | ""), one of as many empty queries."""
+        """The queries' memory and, if a scorer subtracts log p(d | ""), a memory of as many empty queries."""
         memories = [self.begin(sources)[1]]
         if PMI in scorers:
             memories.append(self.begin(self.tokenize([""] * len(sources.input_ids)))[1])
@@ -286,7 +286,7 @@ class Generative(Trainable):
     def decode(
         self, memories: Sequence[Memory], inputs: Int[Tensor, "b n t"]
     ) -> list[Float[Tensor, "b n m h"]]:
-        """Decoder states of those inputs that the memories do not hold yet, for each memory."""
+        """Compute, for each memory, the decoder states of the inputs that it does not hold yet."""
         past = memories[0].past
         new = self.embed(inputs[..., past[0][0].shape[2] if past else 0 :])
         return [decode(self.decoder, new, memory) for memory in memories]
@@ -294,7 +294,7 @@ class Generative(Trainable):
     def readings(
         self, states: Sequence[Float[Tensor, "b n m h"]], memories: Sequence[Memory], scorer: ScoreName
     ) -> Readings:
-        """What a scorer reads of `decode`: h_i; c_i for query_part; for a difference, two states.
+        """Select the states that a scorer reads: h_i, c_i for query_part, or two states for a difference.
 
         c_i = Σ_h O_h V_h Q α_hi is what the last layer's cross-attention adds to its input.
         """
@@ -356,7 +356,7 @@ class Generative(Trainable):
         return full.index_copy(-1, alphabet, scores)
 
     def _softmax_tokens(self) -> list[Tensor] | None:
-        """Tokens in the softmax: one set per position, or one for all; None: the whole vocabulary."""
+        """Tokens in the softmax, one set per position or one for all; None means the whole vocabulary."""
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"
@@ -366,7 +366,7 @@ class Generative(Trainable):
         return [torch.from_numpy(tokens) for tokens in places]
 
     def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
-        """Tokens in the softmax at a position; None: the whole vocabulary."""
+        """Tokens in the softmax at a position; None means the whole vocabulary."""
         if self._places is None:
             return None
         if self._places[0].device != self.device:  # move once, not for every batch
@@ -381,8 +381,8 @@ class Generative(Trainable):
     def written(self, document: int, target: Sequence[int]) -> list[int]:
         """Convert a target of `pairs` that names this document to the decoder's vocabulary.
 
-        With clusters, the first occurrence of the target in the document's identifiers decides. Raises
-        ValueError if the target does not occur there.
+        With clusters, the target's first occurrence in the document's identifiers determines the clusters.
+        Raises ValueError if the target does not occur there.
         """
         if self.clusters is None:
             return list(target)
@@ -398,7 +398,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} does not occur in the identifiers of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """Non-empty token sequences that reranking scores: identifiers, or windows of `span` tokens.
+        """The document's non-empty sequences that reranking scores: identifiers, or windows of `span` tokens.
 
         whole: use identifiers even if they are whole texts.
         """
@@ -445,6 +445,6 @@ class Generative(Trainable):
 
 
 def _difference(scores: list[Tensor]) -> Tensor:
-    """The first scores, less the second if there are two; −∞ stays −∞."""
+    """Subtract the second scores, if there are two, from the first; −∞ stays −∞."""
     first, *rest = scores
     return (first - rest[0]).where(first > -torch.inf, -torch.inf) if rest else first

@@ -1,11 +1,11 @@
-"""{v : p·v is valid} for a prefix p: the tokens that a beam search may generate next, in time ∝ their number.
+"""{v : p·v is valid} for a prefix p: the tokens a beam search may generate next, in time ∝ their number.
 
 The valid n-grams are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua
-et al. 2022, arXiv:2204.10628, §3), or only those that begin a document: a trie of identifiers (De Cao et al.
-2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An n-gram
-of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al.
-2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by n-gram, so that a set
-of successors is a slice.
+et al. 2022, arXiv:2204.10628, §3), or only the n-grams that begin a document: a trie of identifiers (De Cao
+et al. 2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An
+n-gram of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda
+et al. 2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by n-gram, so that
+a set of successors is a slice.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,15 +21,18 @@ SEPARATOR = -1  # closes every document; no n-gram contains it, so n-grams stay 
 
 
 class Branches(NamedTuple):
-    """{(v, state of p·v) : v may follow p} for each of x prefixes p, as CSR; sets may be empty."""
+    """Tokens that may follow each of x prefixes, and the prefixes' states after each token.
+
+    Prefix p has the entries offsets[p] … offsets[p + 1] − 1 (CSR); there may be none.
+    """
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
     tokens: Int[np.ndarray, " t"]  # ascending within a prefix
-    states: Int[np.ndarray, "t 3"]  # state of the prefix with that token
+    states: Int[np.ndarray, "t 3"]  # state of the prefix followed by that token
 
 
 class Occurrences(NamedTuple):
-    """Occurrences of each of x n-grams, as CSR, ascending by document and position."""
+    """Occurrences of each of x n-grams as CSR, sorted by document and position."""
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1]
     documents: Int[np.ndarray, " t"]
@@ -39,7 +42,7 @@ class Occurrences(NamedTuple):
 def ranges(
     first: Int[np.ndarray, " x"], last: Int[np.ndarray, " x"]
 ) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
-    """The integers of every range [first, last), concatenated, as CSR: offsets [x + 1] and values."""
+    """Concatenate the integers of every range [first, last), as CSR: offsets [x + 1] and values."""
     offsets = np.zeros(len(first) + 1, dtype=np.int64)
     np.cumsum(last - first, out=offsets[1:])
     return offsets, np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], last - first)
@@ -47,11 +50,11 @@ def ranges(
 
 @dataclass(frozen=True)
 class NGramIndex:
-    """The valid n-grams of a corpus; an n-gram's state is [lo, hi, depth].
+    """Index of a corpus's valid n-grams; an n-gram's state is [lo, hi, depth].
 
     The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi if it is absent. A
-    node is an n-gram with several successors, or with one successor that some occurrences lack. The index
-    takes about 26 bytes per token.
+    node is an n-gram with several successors, or with one successor that does not follow every occurrence.
+    The index takes about 26 bytes per token.
     """
 
     text: Int[np.ndarray, " l"]  # the documents, each closed by SEPARATOR
@@ -60,7 +63,7 @@ class NGramIndex:
     nodes: Int[np.ndarray, " v"]  # lo · stride + depth of every node, ascending
     first: Int[np.ndarray, " v1"]  # node v has the successors first[v] … first[v + 1] − 1
     tokens: Int[np.ndarray, " e"]  # the successors' tokens, ascending within a node
-    lows: Int[np.ndarray, " e"]  # lo of the n-gram with that successor; its hi is the next one's lo
+    lows: Int[np.ndarray, " e"]  # lo of the n-gram followed by that successor; hi is the next entry's lo
 
     @classmethod
     def build(
@@ -107,7 +110,7 @@ class NGramIndex:
         return np.array([[0, len(self.rows), 0]])
 
     def branches(self, states: Int[np.ndarray, "x 3"]) -> Branches:
-        """Successors of the prefixes with the given states."""
+        """Return the tokens that may follow the prefixes with the given states."""
         lo, hi, depth = states.T
         key = np.where(lo < hi, lo * self._stride + depth, -1)
         node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
@@ -128,7 +131,7 @@ class NGramIndex:
         return Branches(offsets, tokens, successors)
 
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """The tokens after an n-gram up to the document's end; None if its occurrences differ there."""
+        """The tokens from an n-gram to its document's end; None if they differ between occurrences."""
         lo, hi, depth = state.tolist()
         first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted
@@ -142,7 +145,7 @@ class NGramIndex:
         return states[:, 1] - states[:, 0]
 
     def locate(self, states: Int[np.ndarray, "x 3"]) -> Occurrences:
-        """Find all occurrences of each n-gram, one entry each; memory grows with `counts`."""
+        """Find all occurrences of each n-gram. Memory grows with `counts`."""
         offsets, places = ranges(states[:, 0], states[:, 1])
         grams = np.repeat(np.arange(len(states)), np.diff(offsets))
         begins = self.rows[places].astype(np.int64)
@@ -151,7 +154,7 @@ class NGramIndex:
         return Occurrences(offsets, documents, begins - self.starts[documents])
 
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
-        """Look up the states of n-grams; lo = hi for an absent n-gram."""
+        """Look up the states of n-grams; lo = hi if an n-gram is absent."""
 
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:

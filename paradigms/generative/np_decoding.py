@@ -34,7 +34,7 @@ SORTED = 32  # batches whose windows are sorted by length together, to reduce pa
 class Clusters(nn.Module):
     """Centroids C ∈ R^{C×h}, each cluster's surface token, and the cluster of every identifier token.
 
-    surface and labels stay on the CPU, where batches are built; all three are in the state dict.
+    `surface` and `labels` stay on the CPU, where batches are built. The state dict holds all three.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Clusters(nn.Module):
 
     @classmethod
     def load(cls, file: Path, prefix: str) -> "Clusters":
-        """Read clusters from a safetensors file with a module's state dict, under the given prefix."""
+        """Read the clusters stored under `prefix` in a safetensors file with a module's state dict."""
         with naming(file), safe_open(file, "pt") as stored:
             vectors = stored.get_tensor(f"{prefix}vectors")
             state = stored.get_tensor(f"{prefix}_extra_state").numpy()
         return cls(vectors, *np.split(state, [len(vectors)]))
 
     def expand(self, tokens: Int[np.ndarray, " x"]) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
-        """Clusters of each surface token, as CSR; END is its own cluster.
+        """Return each surface token's clusters as CSR; END is a cluster by itself.
 
-        Raises ValueError for a token without a cluster.
+        Raises ValueError if a token has no cluster.
         """
         first, last = (np.searchsorted(self.surface, tokens, side) for side in ("left", "right"))
         if (lost := np.flatnonzero(first == last)).size:
@@ -87,15 +87,16 @@ def cluster_tokens(
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖²: a local minimum, with at most k clusters per surface token.
 
-    encoder: computes x. embeddings: the decoder's input vectors; with `old`, the old centroids. k
-    is `settings.clusters`. The encoder reads `document_length` tokens at a time, including special tokens: a
-    title followed by its document's text, or a text in windows.
+    encoder: the model that computes x. embeddings: the decoder's input vectors; with `old`, the old
+    centroids. k is `settings.clusters`. The encoder reads `document_length` tokens at a time, including
+    special tokens: a title followed by its document's text, or a text in windows.
 
     Without `old` (BASE), k-means++ seeds Lloyd's algorithm, and a surface token with at most k distinct
-    vectors keeps all of them. C is scaled to the root mean square of the embeddings, about 100 times that of
-    x: without scaling, the softmax stays uniform for many steps. START keeps its embedding; END gets the mean
-    vector of </s>. With `old` (ASYNC), the numbers of clusters, the root mean square of C and START's vector
-    are kept, and Lloyd's algorithm starts from the means of the old clusters' new vectors.
+    vectors keeps all of them. C is scaled to the root mean square of the embeddings, which is about 100 times
+    larger than the root mean square of x: without scaling, the softmax stays uniform for many steps. START
+    keeps its embedding; END gets the mean vector of </s>. With `old` (ASYNC), the numbers of clusters, the
+    root mean square of C and START's vector are kept, and Lloyd's algorithm starts from the means of the new
+    vectors in each old cluster.
 
     The result does not depend on the number of threads, except for rounding in the encoder. Vectors are
     written to a temporary file of 4·h bytes per token. Raises ValueError if the identifiers are not text or
@@ -147,18 +148,18 @@ class _Window(NamedTuple):
     """One input of the encoder."""
 
     ids: list[int]
-    tokens: slice  # the identifiers' tokens at its beginning; what follows is context
+    tokens: slice  # the identifier tokens at the start of `ids`; the rest of `ids` is context
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Special tokens before and after a text: T5 has </s> after, BERT [CLS] before and [SEP] after."""
+    """Special tokens before and after a text: nothing and </s> for T5, [CLS] and [SEP] for BERT."""
     bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     before = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
     return whole[:before], whole[before + len(bare) :]
 
 
 def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int) -> Iterator[_Window]:
-    """Yield every identifier's tokens in windows of `step`; a title is followed by its document's text."""
+    """Yield identifiers in windows of `step` tokens; the document's text follows a title as context."""
     context: Iterator[list[int]] = repeat([])
     if identifiers.kind == "title":
         texts = (corpus[owner] for owner in identifiers.owners.tolist())

@@ -1,4 +1,4 @@
-"""logit_v = s · h_iᵀ w_v: output vectors of a decoder, their probabilities, and the vectors that form D."""
+"""logit_v = s · h_iᵀ w_v: a decoder's output vectors, token probabilities, and the vectors that form D."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ PLACES = 512  # positions that the adaptor distinguishes
 
 
 class Pawa(nn.Module):
-    """E ∈ R^{V×h×r} and the adaptor of a_i ∈ R^r: logit_v = s · h_iᵀ E_v a_i, prefix-aware output vectors.
+    """logit_v = s · h_iᵀ E_v a_i: prefix-aware output vectors with E ∈ R^{V×h×r} and an adaptor of a_i ∈ R^r.
 
     Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, without the vector that NCI
     adds to E_v a_i. A small transformer with one learned memory vector computes a_i from the tokens before
@@ -60,10 +60,10 @@ class Outputs:
         return replace(self, states=self.states[:, :, places], adapted=adapted)
 
     def logits(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """s·h_iᵀw_v of the candidates (None: of the whole vocabulary).
+        """s·h_iᵀw_v of the candidates (None: the whole vocabulary).
 
-        PAWA computes (h_iᵀ E_v) a_i if there are fewer candidates than h, else one product over h ⊗ a:
-        whichever needs less memory.
+        PAWA computes (h_iᵀ E_v) a_i if there are fewer candidates than h, and otherwise one product over h ⊗
+        a, to save memory.
         """
         table = self._rows(candidates)
         if self.adapted is None:
@@ -76,14 +76,14 @@ class Outputs:
         return outer.flatten(-2) @ table.flatten(1).mT
 
     def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """log softmax over the candidates (None: over the vocabulary), in float32 or wider."""
+        """log softmax over the candidates (None: the whole vocabulary), in float32 or wider."""
         logits = self.logits(candidates)
         return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
     def scores(
         self, scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m c"]:
-        """`score` of every candidate (None: of the whole vocabulary) at every position."""
+        """Compute `score` for every candidate (None: the whole vocabulary) at every position."""
         if scorer in LINEAR:
             return self.logits(candidates)
         if scorer == "centred_logit":
@@ -94,13 +94,13 @@ class Outputs:
     def score(
         self, ids: Int[Tensor, "b n m"], scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
     ) -> Float[Tensor, "b n m"]:
-        """Each target token's contribution to rel.
+        """Return each target token's contribution to rel.
 
-        logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11). Adding one vector to every w_v changes it, but not the
-        loss. log_probability: the trained score and the default; −∞ for a token outside the candidates.
+        logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11). Adding one vector to every w_v changes the logit but not
+        the loss. log_probability: the trained score and the default; −∞ for a token outside the candidates.
         centred_logit: the logit minus its mean over the candidates. query_part: s·c_iᵀw_v, the logit of the
-        states c_i of `Generative.readout`. pointwise_mutual_information: log p(v | q) − log p(v | ""); a
-        model subtracts the second term, and here it is the log-probability.
+        states c_i (`Generative.readings`). pointwise_mutual_information: log p(v | q) − log p(v | ""); the
+        model subtracts the second term, and this method returns the log-probability.
         """
         if scorer in LINEAR:
             return (self.states * self.vectors(ids)).sum(-1)
@@ -115,15 +115,15 @@ class Outputs:
         return chosen.masked_fill(candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
-        """Output vector w of each token, from which D is computed."""
+        """Return each token's output vector w, from which D is computed."""
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: the whole table); the gradient of plain indexing is several times slower."""
+        """table[ids] (None: the whole table), with a gradient several times faster than plain indexing's."""
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])
 
     def _adapt(self, rows: Tensor) -> Float[Tensor, "*x h"]:
-        """w_v of the table's rows, through PAWA's adaptor if there is one."""
+        """Return w_v for rows of the table, multiplied by PAWA's a_i if there is one."""
         return rows if self.adapted is None else torch.einsum("...hr,...r->...h", rows, self.adapted)

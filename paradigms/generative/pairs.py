@@ -23,12 +23,12 @@ from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
 from paradigms.io.gzipped import numbered_lines
 
-GRAM = 3  # words in the n-grams by which queries and passages are compared
+GRAM = 3  # words in the n-grams that compare queries with passages
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The encoder's input and the decoder's target, which includes the end token if there is one."""
+    """The encoder's input and the decoder's target, which ends with the end token if there is one."""
 
     source: str
     document: int  # position of the target's document
@@ -38,7 +38,7 @@ class Pair:
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
     """query ↦ each identifier of each relevant document.
 
-    Raises KeyError, with the id, if a relevant document has no identifier.
+    Raises KeyError, with the document's id, if a relevant document has no identifier.
     """
     position, pairs = identifiers.positions, []
     for query, grades in split.judgements.items():
@@ -59,7 +59,7 @@ def indexing_pairs(
     passages: int = 1,
     seed: int = 0,
 ) -> list[Pair]:
-    """passage ↦ each identifier of its document, for at most `passages` random passages of `words` words."""
+    """passage ↦ each identifier of its document, for up to `passages` random passages of `words` words."""
     if corpus.ids != identifiers.documents:
         raise ValueError("the identifiers belong to another corpus")
     pairs = []
@@ -127,10 +127,11 @@ def span_pairs(
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
-    """query ↦ `spans` spans of each relevant document, starts i drawn with P(i) ∝ exp(wᵢ) (`span_weights`).
+    """query ↦ `spans` spans of each relevant document; starts i have P(i) ∝ exp(wᵢ) (`span_weights`).
 
-    A span has `words` words, or all words of a shorter document, and does not start at a stop word if another
-    start exists. tokenizer, length: as for `identifiers.text`; every target is a slice of its tokens.
+    A span has `words` words, or all words of a shorter document. It starts at a stop word only if no other
+    start exists. tokenizer, length: as for `identifiers.text`. Every target is a slice of the text
+    identifier's tokens.
     """
     queries: dict[int, list[str]] = {}
     for query, grades in split.judgements.items():
@@ -162,7 +163,7 @@ def document_span_pairs(
 ) -> list[Pair]:
     """span ↦ span of the same document, `spans` pairs each: SEAL's training on a corpus without queries.
 
-    Both spans are drawn uniformly from the possible starts of `span_pairs`, and differ if there are two.
+    Both spans are drawn uniformly from the starts that `span_pairs` allows, and differ if there are two.
     """
     pairs = []
     for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
@@ -178,7 +179,8 @@ def document_span_pairs(
 def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
     """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: its overlap with the words from i on.
 
-    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case, indel the fewest insertions and deletions.
+    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case; indel counts the fewest insertions and
+    deletions.
     """
     grams = _grams(query.split())
     return cdist(grams, _grams(words), scorer=ratio, dtype=np.float64).sum(0) / 100

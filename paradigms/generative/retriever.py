@@ -19,7 +19,7 @@ from paradigms.io.progress import progress_bar
 
 HYPOTHESES = {"cpu": 640}  # decoded at once, over all queries; each takes logits of the whole vocabulary
 MANY_HYPOTHESES = 1 << 13
-QUERIES = 64  # most queries per batch
+QUERIES = 64  # maximum number of queries per batch
 
 
 class GenerativeRetriever:
@@ -39,7 +39,7 @@ class GenerativeRetriever:
         return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
 
     def size_in_bytes(self) -> int:
-        """Bytes of the weights (without a frozen encoder), the identifiers and `valid`."""
+        """Size of the weights (without a frozen encoder), the identifiers and `valid`, in bytes."""
         model = self.model
         parts: list[Any] = [*model.parameters(), *model.buffers()]
         if model.settings.frozen:
@@ -85,9 +85,9 @@ class GenerativeRetriever:
         whole: bool = False,
         progress: bool = False,
     ) -> list[Run]:
-        """`rerank` by each scorer, decoding each name only once.
+        """Rerank by each scorer, decoding each name only once.
 
-        whole: score a document by its identifiers even if they are whole texts, instead of by windows.
+        whole: score a document by its identifiers, not by windows, even if they are whole texts.
         """
         model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)
@@ -117,7 +117,7 @@ class GenerativeRetriever:
         return [{query: ranked[query] for query in run} for ranked in runs]
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Decompose the score of the document's best name, one row per token; [] without a name.
+        """Decompose the score of the document's best name, one row per token; return [] if it has no name.
 
         The L·H document tokens of one position share a row: A is their mean attention, S·A the sum of their
         products.
@@ -152,7 +152,7 @@ class GenerativeRetriever:
         return [explanation]
 
     def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
-        """Yield (number of an identifier, score) pairs for each query."""
+        """Yield (identifier number, score) pairs for each query."""
         model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
         sources, by_grams = model.tokenize(texts), identifiers.end is None
         length = settings.span if by_grams else identifiers.longest
@@ -165,7 +165,7 @@ class GenerativeRetriever:
                 offsets, numbers, _ = self.valid.locate(part.states)
                 yield zip(numbers.tolist(), np.repeat(part.scores, np.diff(offsets)).tolist(), strict=True)
             return
-        # SEAL's keys: all that a step of the search kept, the query's own n-grams, and single tokens.
+        # SEAL's keys: n-grams kept in any step of the search, n-grams of the query, and single tokens.
         query_keys, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
         for part, (states, log_p), first in zip(parts, query_keys, unigrams, strict=True):
             keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])

@@ -1,10 +1,11 @@
-"""rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ}: the decoder generates the codes of d's vector under residual quantisation.
+"""rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ}: the decoder generates the residual-quantisation codes of d's vector.
 
-RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): place i has `codes` tokens of its own, whose output
-vectors begin as the centroids of what the places before leave of the documents' vectors. Documents are scored
-by the logit. If all states were one vector s(q), rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval
-(DPR) with residual-quantised document vectors. RIPOR trains margins of prefixes; here, as for the other
-generative paradigms, log p is maximised.
+RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): every place i has a separate set of `codes` tokens.
+Their output vectors are initialised with k-means centroids of the residuals that the earlier places leave of
+the document vectors. Documents are scored by logits. If the decoder state were one vector s(q) at every
+place, rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document vectors.
+RIPOR trains margins between prefixes; this implementation maximises log p, as the other generative paradigms
+do.
 """
 
 from collections.abc import Sequence
@@ -33,16 +34,16 @@ def ripor(
     seed: int = 0,
     **settings: Any,
 ) -> Generative:
-    """RIPOR's identifiers over `backbone`; settings are fields of `GenerativeSettings`.
+    """Build RIPOR over `backbone`. settings: fields of `GenerativeSettings`.
 
     embedder: the encoder whose mean-pooled document vectors are quantised, with `codes` centroids at each of
-    `levels` places. Raises ValueError if its width is not the backbone's, or for PAWA, which has no output
-    table.
+    `levels` places. Raises ValueError if the embedder and the backbone differ in width, or if PAWA, which has
+    no output table, is on.
     """
     options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
     chosen = GenerativeSettings(**options | settings)
     if chosen.pawa_rank:
-        raise ValueError("PAWA replaces the output vectors, which begin as centroids here: set pawa_rank=0")
+        raise ValueError("PAWA replaces the output vectors, which start as centroids here: set pawa_rank=0")
     vectors = document_vectors(corpus, embedder, chosen.document_length)
     ids, centroids = residual(vectors, corpus.ids, levels=levels, codes=codes, seed=seed)
     model = Generative.build(chosen, backbone, ids, corpus)
@@ -50,7 +51,7 @@ def ripor(
     assert model.embedding is not None
     if centroids.shape[1] != model.width:
         raise ValueError(
-            f"{embedder} has vectors of {centroids.shape[1]} numbers, and {backbone} of {model.width}: "
+            f"{embedder} has vectors of width {centroids.shape[1]}, but {backbone} has width {model.width}: "
             "choose an embedder of the backbone's width"
         )
     with torch.no_grad():
@@ -71,9 +72,9 @@ def residual(
 ) -> tuple[Identifiers, Float[np.ndarray, "c h"]]:
     """x_d ↦ (c₁, …, c_L) with c_i the centroid nearest to x_d − Σ_{l<i} E_{l,c_l}, and E [levels · codes, h].
 
-    Centroids are those of k-means on all residuals of a level. Code c at place i is token i·codes + c + 2. A
-    level with fewer distinct residuals than codes leaves tokens unused. Equal identifiers name all of their
-    documents and are counted in `problems`. vectors: [documents, features].
+    vectors: [documents, features]. The centroids of a level come from k-means on all residuals at that level.
+    Code c at place i is token i·codes + c + 2. A level with fewer distinct residuals than codes leaves tokens
+    unused. Documents with equal codes share an identifier and are counted in `problems`.
     """
     left = np.array(vectors, dtype=np.float32)
     rows: list[list[int]] = [[] for _ in documents]

@@ -2,7 +2,7 @@
 
 `seal_scores` is the score of SEAL (Bevilacqua et al. 2022, NeurIPS, arXiv:2204.10628, §3.2) as its public
 code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et al. 2024 (arXiv:2404.00684, §6.2) rank
-T5-SEAL by that code, with 5 beams and without titles. An n-gram is represented by its state in an
+documents for T5-SEAL with that code, 5 beams and no titles. An n-gram is represented by its state in an
 `NGramIndex`.
 """
 
@@ -26,9 +26,9 @@ from paradigms.generative.ngrams import SEPARATOR, NGramIndex, ranges
 from paradigms.generative.settings import GenerativeSettings
 
 ALPHA = 2.0  # exponent of an n-gram's weight
-BETA = 0.8  # share of its weight that an n-gram loses for tokens covered before
+BETA = 0.8  # share of an n-gram's weight that is lost if its tokens are already covered
 SMOOTHING = 5  # added to every n-gram's count and to the corpus's
-FREQUENT = 1500  # n-grams with more occurrences make no candidates
+FREQUENT = 1500  # n-grams with more occurrences do not add candidates
 LONGEST = 3  # words of the n-grams taken from the query
 LIKELY = 5000  # tokens whose first-step probability is used
 NO_PROBABILITY = -1e-7  # upper bound of log p: float32 distinguishes it from 0, where the odds are infinite
@@ -38,7 +38,7 @@ Scores = dict[int, float]  # number of the indexed text -> score
 
 
 def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
-    """SEAL over `backbone`; settings are fields of `GenerativeSettings`."""
+    """Build SEAL over `backbone`. settings: fields of `GenerativeSettings`."""
     options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
     chosen = GenerativeSettings(**options)
     names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
@@ -63,7 +63,7 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """`query_states` of each query with log p(n | q); a decoder of clusters scores the first occurrence."""
+    """Return each query's `query_states` with log p(n | q); with clusters, the first occurrence is scored."""
     grams, sequences = [query_states(model.tokenizer, index, query) for query in queries], []
     for states in grams:
         begins = index.rows[states[:, 0]].astype(np.int64)
@@ -91,7 +91,7 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
 def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
     """w(n, q) = max(0, ln [p(n|q) (1 − p(n)) / (p(n) (1 − p(n|q)))])^α, a ratio of odds.
 
-    p(n) = (F + 5)/(N + 5), with F the occurrences of n and N the tokens of the corpus.
+    p(n) = (F + 5)/(N + 5), where F counts the occurrences of n and N the tokens of the corpus.
     """
     total = index.counts(index.start())[0]
     prior = np.log((index.counts(states) + SMOOTHING) / (total + SMOOTHING))
@@ -108,13 +108,13 @@ def seal_scores(
 
     The sum runs over keys by descending weight, then by tokens. A key counts if all positions of some
     occurrence in d are free; its free occurrences, left to right, then occupy their positions. |n| counts
-    different tokens, and C holds the tokens of the keys counted so far. Candidates are documents with a key
-    of at most `FREQUENT` occurrences.
+    distinct tokens, and C holds the tokens of the keys counted so far. Candidates are the documents that
+    contain a key with at most `FREQUENT` occurrences.
 
-    unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, those
-    that are not keys get weights without the exponent. The best of them, as many as there are keys, become
-    keys; every other one adds its weight once, at a position that is still free. The public code scores only
-    the 1,500 best candidates; this function scores all.
+    unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, the
+    ones that are not keys get weights without the exponent. The best of these tokens, as many as there are
+    keys, become keys. Every other token adds its weight once, at a position that is still free. The public
+    code scores only the 1,500 best candidates; this function scores all.
     """
     states, numbers = np.unique(states, axis=0, return_inverse=True)  # each key once, with its largest log p
     best_log_p = np.full(len(states), -np.inf)
@@ -148,7 +148,7 @@ def seal_scores(
 def _unigrams(
     index: NGramIndex, keys: States, log_p: Float[np.ndarray, " v"]
 ) -> tuple[Int[np.ndarray, " u"], Int[np.ndarray, "u 3"], Float[np.ndarray, " u"]]:
-    """Tokens of the corpus that are likely first tokens but not keys, with their states and weights."""
+    """Likely first tokens that occur in the corpus and are not keys, with their states and weights."""
     branches = index.branches(index.start())
     likely = np.zeros(len(log_p), dtype=bool)
     likely[np.argsort(-log_p, kind="stable")[:LIKELY]] = True
@@ -158,7 +158,7 @@ def _unigrams(
 
 
 def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.ndarray, "o 3"]:
-    """[document, row of `states`, position] of all occurrences in all candidates, ascending."""
+    """All occurrences in all candidates, as ascending rows [document, row of `states`, position]."""
     rare = np.flatnonzero(index.counts(states) <= FREQUENT)
     places = index.locate(states[rare])
     parts = [(places.documents, np.repeat(rare, np.diff(places.offsets)), places.positions)]

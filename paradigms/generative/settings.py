@@ -1,4 +1,4 @@
-"""Settings of a generative paradigm: plain data, saved with its backbone and identifiers."""
+"""Settings of a generative paradigm, saved with the backbone and the identifiers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -30,14 +30,14 @@ class GenerativeSettings:
     tokens: Literal["backbone", "own", "clusters"] = "backbone"
     pawa_rank: Annotated[int, Range(0, 256)] = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}
     pawa_layers: Annotated[int, Range(1, 64)] = 1
-    clusters: Annotated[int, Range(1, 1 << 12)] = 5  # at most, per surface token, if tokens = "clusters"
+    clusters: Annotated[int, Range(1, 1 << 12)] = 5  # maximum per surface token, if tokens = "clusters"
     # Cluster the tokens again with the current encoder after this many training steps (ASYNC); 0: never.
     refresh: Annotated[int, Range(0, 1 << 31)] = 0
     # Tokens over which p(token | prefix, q) is normalised: the vocabulary (a new decoder over an encoder uses
     # "identifiers" instead), the tokens of all identifiers, or the tokens at this position of any identifier.
     # It is never the set of tokens that may follow the prefix: beams would not be comparable.
     softmax: Literal["vocabulary", "identifiers", "place"] = "vocabulary"
-    # The score of reranking and of search; where identifiers are texts, a search uses log-probabilities.
+    # Score used for reranking and search; if identifiers are texts, a search uses log-probabilities.
     score: ScoreName = "log_probability"
     # Tokens of a generated n-gram and of a document's windows, if identifiers are text.
     span: Annotated[int, Range(1, 1 << 10)] = 10
@@ -46,18 +46,15 @@ class GenerativeSettings:
     def __post_init__(self) -> None:
         check_types(self)
         if self.refresh and self.tokens != "clusters":
-            raise ValueError(f"refresh={self.refresh} renews the clusters of NP-decoding: tokens='clusters'")
+            raise ValueError(f"refresh={self.refresh} renews NP-decoding's clusters: set tokens='clusters'")
         if self.tokens == "clusters" and self.document_length < 2:
-            raise ValueError("NP-decoding reads tokens and </s>: document_length must be at least 2")
+            raise ValueError("document_length must be at least 2: NP-decoding reads tokens and </s>")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
 
 
 def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:
-    """Check that the identifiers allow the settings that depend on a token's position.
-
-    Raises ValueError if they do not.
-    """
+    """Raise ValueError if the identifiers rule out a setting that depends on a token's position."""
     if settings.softmax == "place" and identifiers.end is None:
         raise ValueError(
             f"softmax='place' cannot be used with {identifiers.kind} identifiers: every substring names a "

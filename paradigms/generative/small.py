@@ -1,4 +1,4 @@
-"""A T5 v1.1 with random weights and a vocabulary trained on given texts, as a checkpoint folder."""
+"""Write a checkpoint folder: a T5 v1.1 with random weights and a vocabulary trained on given texts."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ def small_t5(
     width: int = 64,
     seed: int = 0,
 ) -> Path:
-    """Write a checkpoint with random weights and a byte-pair vocabulary of `texts`.
+    """Write a checkpoint with random weights and a byte-pair vocabulary learned from `texts`.
 
     Raises ValueError if the texts are empty.
     """
