@@ -1,9 +1,9 @@
-"""Quality reached beside quality possible, by bytes: is the index the limit, or the query encoder?
+"""Compare quality reached with quality possible, by bytes: is the index or the query encoder the limit?
 
-For every finished encoder of compare.py, untrained and trained, at its full width and on its first principal
-axes: the share of test queries that some query vectors answer, ranking every relevant document above all
-others, and the share that the model's own query vectors answer (`python -m paradigms oracle`). Where neither
-a query nor a certificate was found, the possible share lies in a range.
+Every finished encoder of compare.py is measured untrained and trained, at full width and on the first
+principal axes. Two shares of test queries are reported: queries that some query vectors answer, ranking every
+relevant document above all others, and queries that the model's query vectors answer (`python -m paradigms
+oracle`). Where neither a query nor a certificate was found, the possible share lies in a range.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Settings:
     results: list[str] = field(default_factory=lambda: ["results/compare-pydocs"])
     """folders that compare.py wrote, one per collection"""
     systems: list[str] = field(default_factory=list)
-    """systems in these folders; empty: all in which each query token takes one token of a document"""
+    """systems in these folders; empty: all systems that align each query token with one document token"""
     dims: list[int] = field(default_factory=lambda: [4, 16, 64])
     """numbers of dimensions to measure, besides the full width"""
     queries: int = 100
@@ -33,7 +33,7 @@ class Settings:
         at_least(self, queries=1)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -113,7 +113,7 @@ def main(settings: Settings) -> None:
 def measured(
     store: Store, model: Paradigm, test: Split, name: str, settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """Measure a system at each number of dimensions below its width, and at its width."""
+    """Measure a system at each number of dimensions below its full width, and at full width."""
     for dim in (*(dim for dim in settings.dims if dim < store.dim), store.dim):
         tokens = stored(store, principal_axes(store, dim) if dim < store.dim else None)
         asked = drawn(test, tokens.documents, settings.queries)
@@ -124,7 +124,7 @@ def measured(
 
 
 def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
-    """The shares of a system's queries, with intervals."""
+    """Make a row with the shares of a system's queries and their intervals."""
     possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
     tried = [one.verified for one in made if one.verified is not None]
     values = (
@@ -140,7 +140,7 @@ def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
 
 
 def told(row: dict[str, Any]) -> dict[str, Any]:
-    """Format a row, without the columns that `text` sums up."""
+    """Format a row, without the columns that `text` summarises."""
     triples = ("possible", "reached", "R-precision")
     shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in triples}
     system = f"{row['system']}, {'trained' if row['trained'] else 'untrained'}"
@@ -152,7 +152,7 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(rows: Rows) -> str:
-    """Sum up what all rows have in common."""
+    """Summarise the facts that all rows share."""
     held, tried = np.sum([row["verified"] for row in rows], axis=0)
     counts = sorted({row["queries"] for row in rows})
     return (

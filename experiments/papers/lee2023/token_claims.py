@@ -15,16 +15,17 @@ from paradigms.evaluate.claims import READOUT, TRAINING, UNDECIDED, Claim
 from paradigms.impute import IMPUTATIONS
 
 PAPER = "Lee et al. 2023"
-MARGIN = 0.02  # of RR@10 and nDCG@10: "competitive", "maintains"; "much worse" is more
+# Differences of RR@10 and nDCG@10: up to this "competitive" and "maintains", above it "much worse".
+MARGIN = 0.02
 WAYS = {"impute": "imputing", "gather": "gathering"}
 PRINTED = printed("lee2023")
 SAID = PRINTED["token retrieval"]  # name -> place, claim
-ARGUMENTS = "scifact"  # whose queries are claims: the collection here that is most like ArguAna
+ARGUMENTS = "scifact"  # queries are claims: of the collections here, it is most like ArguAna
 
 
 @dataclass(frozen=True)
 class Model:
-    """A trained model: ColBERT (without k_train), or XTR."""
+    """A trained model: ColBERT (k_train is None) or XTR."""
 
     k_train: float | None
     batch_size: int
@@ -40,7 +41,7 @@ class Model:
         return f"{label((self.k_train, 0))}, batch of {self.batch_size}, seed {self.seed}"
 
 
-Kind = tuple[float | None, int]  # k_train, batch size: a model of any seed
+Kind = tuple[float | None, int]  # (k_train, batch size), which models of all seeds share
 
 
 def label(kind: Kind) -> str:
@@ -51,13 +52,13 @@ def label(kind: Kind) -> str:
 class TokenResults:
     """Measurements of all kinds of models on the queries of one collection, for each seed.
 
-    Raises SystemExit if the results are not for the queries that BM25 was measured on.
+    Raises SystemExit if the results and BM25's measurements have different queries.
     """
 
     name: str
     results: Sequence[dict[str, Any]]
-    search_tokens: list[int]  # the k', ascending
-    table_tokens: int  # the k' of Tables 1 and 5, one of them
+    search_tokens: list[int]  # values of k', ascending
+    table_tokens: int  # the k' of Tables 1 and 5, one of `search_tokens`
     bm25: PerQuery
 
     def __post_init__(self) -> None:
@@ -66,23 +67,23 @@ class TokenResults:
         for result in self.results:
             self.models.setdefault((result["k_train"], result["batch_size"]), []).append(result)
         self.colbert = next(kind for kind in self.models if kind[0] is None)
-        # The XTRs trained on ColBERT's batches, by k_train, and the best of them on the dev queries over all
-        # seeds, as the paper chooses.
+        # XTRs trained on ColBERT's batches, sorted by k_train. As in the paper, the best one is chosen on the
+        # dev queries, over all seeds.
         self.xtrs = sorted(kind for kind in self.models if kind[0] and kind[1] == self.colbert[1])
         self.xtr = max(self.xtrs, key=lambda kind: self.values(kind, "dev").mean())
         self.pair = self.colbert, self.xtr
-        self.sizes = sorted({size for k_train, size in self.models if k_train})  # of the XTRs' batches
+        self.sizes = sorted({size for k_train, size in self.models if k_train})  # batch sizes of the XTRs
 
     def values(self, kind: Kind, *path: object) -> Values:
-        """Measurements at `path`: one number per seed and query."""
+        """Return the measurements at `path`: one number per seed and query."""
         return at_path(self.models[kind], *map(str, path))
 
 
-Side = tuple[Kind, str, int]  # a model, how it scores (WAYS), k'
+Side = tuple[Kind, str, int]  # model, way of scoring (WAYS), k'
 
 
 def claims(results: TokenResults) -> list[Claim]:
-    """Every claim for which there are models."""
+    """Return every claim for which there are models."""
     (colbert, xtr), made = results.pair, list[Claim]()
     few, many, k = results.search_tokens[0], results.search_tokens[-1], results.table_tokens
 
@@ -98,13 +99,13 @@ def claims(results: TokenResults) -> list[Claim]:
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
-        """Difference of token shares: XTR − factor · ColBERT, or with the two exchanged."""
+        """Add a claim on token shares: XTR − `times` · ColBERT, or the negative if sign is −1."""
         contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
-        """A claim that one system ranks documents better than another, by `measure`."""
+        """Add a claim that one system ranks documents better than another, by `measure`."""
         one, other = (results.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
         bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""
@@ -176,7 +177,7 @@ def claims(results: TokenResults) -> list[Claim]:
 
 
 def describe(results: TokenResults) -> dict[str, Section]:
-    """Sections of the page, by file name."""
+    """Return the page's sections by file name."""
     xs, many, every = results.search_tokens, results.search_tokens[-1], (results.colbert, *results.xtrs)
     ranks = [int(rank) for rank in results.models[results.colbert][0]["by rank"]["gold"]]
     by_rank = {
@@ -221,7 +222,7 @@ def describe(results: TokenResults) -> dict[str, Section]:
 
 
 def _example(results: TokenResults) -> Rows:
-    """Table E.4: one token of one query, in collections that have it."""
+    """Make Table E.4: one token of one query, in collections that have this query."""
     shares = [[model.get("example") for model in results.models[kind]] for kind in results.pair]
     if None in shares[0]:
         return []

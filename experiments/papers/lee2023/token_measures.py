@@ -1,4 +1,4 @@
-"""Measure the tokens that a model retrieves, and the document scores that follow: one value per test query.
+"""Measure the tokens that a model retrieves and the resulting document scores: one value per test query.
 
 Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
 largest k' serves every smaller k', whose results are its first k' tokens.
@@ -25,29 +25,29 @@ from paradigms.impute import IMPUTATIONS, retrieved_rel
 from paradigms.recipe import Recipe
 from theory.token_retrieval import scoring_cost
 
-RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # at which P(gold) and P(lexically equal) are kept
-TOP = 100  # first ranks over which they and the scores are averaged
+RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # ranks at which to keep P(gold) and P(lexically equal)
+TOP = 100  # number of first ranks over which these probabilities and the scores are averaged
 MEASURES = ("RR@10", "nDCG@10", "R@100")
 DEPTH = 100  # documents that a search returns
-DEEP = 1000  # and those of R@1000, in collections with more
-QUERIES = 32  # whose tokens search at once
-DOCUMENTS = 1024  # tokenised at once
-# A query of SciFact and its token of Table E.4: what share of the first TOP tokens is lexically equal?
+DEEP = 1000  # documents for R@1000, in collections with more documents
+QUERIES = 32  # queries whose tokens are searched at once
+DOCUMENTS = 1024  # documents tokenised at once
+# A query of SciFact and the token of Table E.4: what share of the first TOP tokens is lexically equal to it?
 EXAMPLE = "women with a higher birth weight are more likely to develop breast cancer later in life.", "later"
-TIMED, REPEATS = 20, 3  # queries whose scoring is timed, and how often: the fastest counts
+TIMED, REPEATS = 20, 3  # timed queries, and runs per query, of which the fastest counts
 
 
 @dataclass(frozen=True)
 class Retrieved:
     """The document tokens that each token of a query retrieved, best first."""
 
-    query: str  # its id
+    query: str  # id of the query
     tokens: Tokens  # Q, axes [1, 1, j, h]
-    ids: Int[np.ndarray, " j"]  # in the vocabulary
+    ids: Int[np.ndarray, " j"]  # vocabulary ids of the query tokens
     scores: Float[Tensor, "j k"]
-    rows: Int[np.ndarray, "j k"]  # places among the index's tokens
-    owners: Int[np.ndarray, "j k"]  # places of their documents
-    whole: Float[np.ndarray, " n"]  # f_ColBERT of every document, by place, where asked for
+    rows: Int[np.ndarray, "j k"]  # positions of the retrieved tokens in the index
+    owners: Int[np.ndarray, "j k"]  # positions of the tokens' documents
+    whole: Float[np.ndarray, " n"]  # f_ColBERT of every document, if `gather` is set
 
 
 def token_search(
@@ -79,11 +79,11 @@ def token_search(
             yield Retrieved(name, encoded[n : n + 1], ids, scores[part], rows[part], owners[part], whole)
 
 
-Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # places of documents, and their scores
+Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # positions and scores of documents
 
 
 def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth") -> Scored:
-    """f_XTR' with k' = k (Eq. 4), for the documents with a retrieved token."""
+    """Compute f_XTR' with k' = k (Eq. 4) for the documents with a retrieved token."""
     if not len(retrieved.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     owners = torch.from_numpy(retrieved.owners[:, :k])
@@ -92,7 +92,7 @@ def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth")
 
 
 def gathered(retrieved: Retrieved, k: int) -> Scored:
-    """f_ColBERT, from all tokens, for the documents with a retrieved token."""
+    """Return f_ColBERT, from all tokens, for the documents with a retrieved token."""
     places = np.unique(retrieved.owners[:, :k])
     return places, retrieved.whole[places]
 
@@ -100,21 +100,21 @@ def gathered(retrieved: Retrieved, k: int) -> Scored:
 def best_documents(
     index: Index, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
 ) -> dict[str, float]:
-    """The `depth` best documents, best first; ties go to the smaller id."""
+    """Return the `depth` best documents, best first; ties go to the smaller id."""
     some = np.arange(len(places))
-    if len(places) > depth:  # those at least as good as the depth-th: few are left to sort
+    if len(places) > depth:  # sort only documents at least as good as the depth-th
         some = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
     ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in some)[:depth]
     return {id: -score for score, id in ranked}
 
 
 def gathering(paradigm: Paradigm) -> Recipe:
-    """f_ColBERT (Eq. 1), whatever the paradigm was trained with."""
+    """Return the recipe of f_ColBERT (Eq. 1), whatever alignment the paradigm was trained with."""
     return paradigm.with_alignment(QueryToDocument(), "query_tokens").recipe
 
 
 def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
-    """The vocabulary id of every token of the index, in index order.
+    """Return the vocabulary id of every token of the index, in index order.
 
     Raises ValueError if the corpus's tokens do not match the index.
     """
@@ -203,10 +203,10 @@ def measure(
 def scoring_stage(
     paradigm: Paradigm, index: Index, retrieved: Retrieved, text: str, k: int
 ) -> dict[str, float]:
-    """Milliseconds of one query's stages with k' = k, and FLOPs of both ways to score.
+    """Measure one query's milliseconds per stage with k' = k, and count the FLOPs of both ways to score.
 
-    Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking; gathering is the
-    index's own rerank. FLOPs follow appendix B, counted consistently for the actual candidates
+    Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking. Gathering is timed as
+    the index's rerank. FLOPs follow appendix B, counted consistently for the actual candidates
     (`theory.token_retrieval.scoring_cost`).
     """
     wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
@@ -239,5 +239,5 @@ def scoring_stage(
 
 
 def _mean(values: np.ndarray) -> float:
-    """The mean; 0 without values, as for a query without tokens."""
+    """Return the mean, or 0 without values, as for a query without tokens."""
     return float(values.mean()) if values.size else 0.0

@@ -1,4 +1,4 @@
-"""Luan et al. 2021, §§1, 5 and 6: Figure 1, Table A.1, the paper's claims, and the page of capacity.py."""
+"""Figure 1, Table A.1 and the claims of Luan et al. 2021, §§1, 5 and 6, for the page of capacity.py."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from paradigms.evaluate.claims import TRAINING, Claim
 from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
-FIRST = "Recall@1, retrieval"  # of Figure 1, beside the stages
+FIRST = "Recall@1, retrieval"  # the measure of Figure 1, a key beside the stages
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
 CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"
-MARGIN = 0.02  # of the measure: "does not degrade"
-# Share of BM25-uni's measure at the same length. A system below it, and below a random projection of its
-# size, has not learned the task and shows nothing about its capacity. The paper's smallest share is 0.34.
+MARGIN = 0.02  # smaller differences of the measure count as "does not degrade"
+# Share of BM25-uni's measure at the same length. A system below this share, and below a random projection of
+# the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.
 LEARNED = 0.3
 PAPER_LENGTHS = (50, 100, 200, 400)
 PRINTED = printed("luan2021")
@@ -35,30 +35,30 @@ class CapacityResults:
     task: str
     lengths: list[int]
     results: Sequence[Any]
-    predictions: Any  # length -> what capacity_tasks.predict found
-    sizes: Mapping[str, int]  # system -> numbers of a passage, of those that encode it
+    predictions: Any  # length -> result of capacity_tasks.predict
+    sizes: Mapping[str, int]  # system -> numbers per passage, for systems that encode passages
 
     def __post_init__(self) -> None:
-        # (system, length) -> what training changed on dev queries, by seed
+        # (system, length) -> results by seed, with what training changed on dev queries
         self.trainings: dict[tuple[str, int], list[Any]] = {}
         for result in self.results:
             if result.get("kept step") is not None:
                 self.trainings.setdefault((result["system"], result["length"]), []).append(result)
-        # stage -> system -> length -> [seeds, queries]: all seeds have the same queries
+        # stage -> system -> length -> [seeds, queries]; all seeds have the same queries
         self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
         for result in self.results:
             for system, stages in result["stages"].items():
                 for stage, row in stages.items():
                     by_length = self.values[stage].setdefault(system, {})
                     by_length[result["length"]] = np.vstack([*by_length.get(result["length"], ()), row])
-        if self.task == "containing":  # one passage is relevant, and first where RR@10 is 1
+        if self.task == "containing":  # only one passage is relevant; it ranks first if RR@10 = 1
             self.values[FIRST] = {
                 system: {length: np.where(values == 1, 1.0, 0.0) for length, values in by_length.items()}
                 for system, by_length in self.values["retrieve"].items()
             }
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
-        """system -> length -> the measure in Table A.1, as a share. Figure 1 prints no numbers."""
+        """Return {system: {length: measure}} of Table A.1, as shares. Figure 1 prints no numbers."""
         if stage == FIRST:
             return {}
         column = list(STAGES).index(stage)
@@ -67,13 +67,13 @@ class CapacityResults:
         return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
 
     def expected(self, system: str, length: int) -> float:
-        """The measure under a random projection of BM25-uni's vectors to the same number of dimensions."""
+        """Return the measure under a random projection of BM25-uni's vectors to the system's dimension."""
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """Whether the system reaches `LEARNED` of BM25-uni, or a random projection's measure, at all lengths.
+        """Return whether the system reaches `LEARNED` of BM25-uni, or a random projection, at all lengths.
 
-        Retrieval is used if the system searches: among few candidates even a poorly trained one ranks well.
+        Retrieval counts if the system searches: among few candidates even a poorly trained system ranks well.
         """
         stage = "retrieve" if system in self.values["retrieve"] else "rerank"
         for length in self.lengths:
@@ -85,12 +85,12 @@ class CapacityResults:
         return True
 
     def trained(self, systems: Iterable[str]) -> dict[str, list[Any]]:
-        """What training changed in the named systems, and in the hybrids' dense parts, at each length."""
+        """Return what training changed in the named systems and in hybrids' dense parts, at each length."""
         names = {parts(name)[0] if name.startswith("HYBRID-") else name for name in systems}
         return {f"{s}, {n} tokens": seeds for (s, n), seeds in self.trainings.items() if s in names}
 
     def claims(self) -> list[Claim]:
-        """The paper's claims about the measured systems, at several lengths if it compares them."""
+        """Return the paper's claims about the measured systems. Claims that compare lengths need several."""
         made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
         for name, contrasts in self._contrasts().items():
             [(stage, statement)] = SAID[self.task][name].items()
@@ -112,7 +112,7 @@ class CapacityResults:
         return made
 
     def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
-        """Name in SAID -> [(quantity, Σ weight · measure(system, length), margin)]."""
+        """Return {name in SAID: [(quantity, terms of Σ weight · measure(system, length), margin)]}."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
         wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
@@ -159,13 +159,13 @@ class CapacityResults:
 
 
 def parts(hybrid: str) -> tuple[str, str]:
-    """A hybrid's dense system and its BM25."""
+    """Return the names of a hybrid's dense system and BM25."""
     dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
     return dense, f"BM25-{sparse}"
 
 
 def describe(results: CapacityResults) -> dict[str, Section]:
-    """Sections of the page, by file name. dotted: random projections to the encoders' sizes."""
+    """Return the page's sections by file name. Dotted lines are random projections to the encoders' sizes."""
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
         "claims": verdicts(

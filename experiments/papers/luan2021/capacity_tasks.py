@@ -1,7 +1,7 @@
-"""The tasks of capacity.py at every passage length, and the results of a random projection of BM25.
+"""The tasks of capacity.py at every passage length, and predictions for a random projection of BM25.
 
 containing: find the passage that contains the query's words (Luan et al., TACL 2021, §5), by RR@10.
-answers: whether the first passages, with a fixed total number of tokens, contain an answer (§6).
+answers: check whether the first passages, with a fixed total number of tokens, contain an answer (§6).
 """
 
 import json
@@ -42,11 +42,11 @@ class PassageTask:
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """The split; if it has answers, they judge the run's passages."""
+        """Return the split; if it has answers, they judge the run's passages."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
-        """The measure for each test query."""
+        """Return the measure for each test query."""
         return on_split(run, self.judged(run), (self.measure,)).values[self.measure].tolist()
 
 
@@ -55,8 +55,8 @@ def open_task(
 ) -> PassageTask:
     """Open a collection of passages, with candidates that always include the relevant passages.
 
-    first: the BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by default
-    words are.
+    first: the BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by default,
+    terms are words.
     """
     corpus, half, each = collection.corpus, depth // 2, NEGATIVES_DEPTH // 2
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
@@ -76,11 +76,11 @@ def question_passages(
     lengths: Sequence[int],
     tokenizer: Any,
 ) -> dict[int, Collection]:
-    """length -> questions over articles cut at that length. counts: split -> number of questions.
+    """Return {length: questions over articles cut at that length}. counts: split -> number of questions.
 
-    A passage is relevant in training if it holds an answer within the question's own paragraph, and in dev
-    and test if it holds one anywhere. A training question whose answers are all cut in two has no relevant
-    passage.
+    In training, a passage is relevant if it contains an answer within the question's paragraph; in dev and
+    test, if it contains an answer anywhere. A training question whose answers are all cut in two has no
+    relevant passage.
     """
     splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
     known = {query for split in splits.values() for query in split.queries}
@@ -114,7 +114,7 @@ def question_passages(
 
 
 def read_answers(folder: Path) -> dict[str, list[str]]:
-    """Read query id -> answers from answers.jsonl or answers.jsonl.gz, with {"_id", "answers"} per line."""
+    """Read {query id: answers} from answers.jsonl or answers.jsonl.gz, with {"_id", "answers"} per line."""
     files = [folder / "answers.jsonl", folder / "answers.jsonl.gz"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -132,9 +132,9 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
 def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
     """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
 
-    k*: dimensions that keep BM25's first passage first in 95% of the queries, by the exact law of
-    `theory.recall`, with its interval over queries. values: k -> the measure of each query, by the same law
-    for all passages together. BM25's terms are words here.
+    Keys of the result: k*, the dimensions that keep BM25's first passage first in 95% of the queries by the
+    exact law of `theory.recall`, with an interval over queries; values, k -> the measure of each query, by
+    the same law for all passages together. BM25's terms are words here.
     """
     test = task.collection.split("test")
     counts = count_terms(task.collection.corpus, test.queries, queries, 0)
@@ -172,7 +172,7 @@ def projected_ranks(
 
 
 def worth(ranks: np.ndarray, measure: str) -> np.ndarray:
-    """RR@n or Success@n, given the rank of the first relevant document."""
+    """Return RR@n or Success@n, given the ranks of the first relevant documents."""
     name, n = measure.split("@")
     inside = ranks <= int(n)
     return inside / ranks if name == "RR" else inside.astype(float)

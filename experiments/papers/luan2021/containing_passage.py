@@ -2,18 +2,18 @@
 
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §5, after the
 inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering", ACL
-2019. Only exact words count: errors come from a model's compression of passages, and grow with their length.
+2019. Only exact words count: errors come from a model's compression of passages, and grow with the passages.
 
-Every length has its own collection over the same queries: passages nest, and a query lies in a passage of the
-smallest length. Where the paper leaves a choice:
+Each passage length gets a separate collection, and all collections share the same queries. Passages nest, and
+a query lies in a passage of the smallest length. Choices that the paper leaves open:
 
 - A query occurs once in the whole source, and one passage is relevant to it.
 - A distractor is another passage into which the query is inserted with one or two words replaced. Passages
   for distractors contain no query.
 - Words are compared in lower case, without the punctuation between them.
 
-Every draw is a hash of the seed and of the drawn object. It is the same in any process and on any machine,
-and does not depend on other queries.
+Every draw is a hash of the seed and the drawn object. Draws are the same in any process and on any machine,
+and do not depend on other queries.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ from paradigms.data.collection import Collection, Corpus, assemble
 
 LENGTHS = (50, 100, 200, 400)
 FEWEST, MOST = 5, 25  # words and tokens of a query
-CHANGED = 2  # words at most in which a distractor differs from its query
-ATTEMPTS = 100  # at a distractor
+CHANGED = 2  # a distractor differs from its query in at most this many words
+ATTEMPTS = 100  # attempts to place a distractor
 
 
 class Unit(NamedTuple):
-    """text[start:end] of text `row` of the corpus, and its place among the text's units."""
+    """The span text[start:end] of the corpus text at index `row`, and its index among the text's units."""
 
     row: int
     place: int
@@ -53,9 +53,10 @@ class Query(NamedTuple):
 
 
 class Source:
-    """A corpus cut into units: passages of the smallest length. No passage spans two groups of `group` units.
+    """A corpus cut into units: passages of the smallest length.
 
-    reserve: keep a random half of the groups for distractors.
+    group: units per group; no passage spans two groups. reserve: keep a random half of the groups for
+    distractors.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Source:
         self.corpus, self.length, self.group, self.reserve = corpus, length, group, reserve
         self.tokenizer, self.seed = tokenizer, seed
         vocabulary: dict[str, int] = {}
-        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as places in `names`
+        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as indices into `names`
         for number, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
             self.units += [Unit(number, *unit) for unit in units(runs, length, group=group, least=MOST)]
@@ -75,7 +76,7 @@ class Source:
         return hashed(self.seed, *what) % n
 
     def reserved(self, unit: Unit) -> bool:
-        """Whether a unit is reserved for distractors, so that no query has its words."""
+        """Return whether a unit is reserved for distractors, so that no query is drawn from it."""
         group = self.corpus.ids[unit.row], unit.place // self.group
         return self.reserve and self.draw(2, "reserve", *group) == 0
 
@@ -93,13 +94,13 @@ def containing_passages(
     tokenizer: Any = None,
     seed: int = 0,
 ) -> dict[int, Collection]:
-    """length -> the collection of passages of at most that many tokens; all have the same queries.
+    """Return {length: collection of passages of at most `length` tokens}; all have the same queries.
 
-    queries: split -> number of queries, of at least 5 words and at most 25 tokens. passages: number of
-    passages, including those with a query; by default all. distractors: additional passages per query: the
-    first differs from the query in one word, the second in two, and so on in turn.
-    tokenizer: a fast Hugging Face tokenizer, in whose tokens `lengths` are counted; by default words.
-    Lengths are multiples of the smallest; passages of that length with fewer than 25 tokens are left out.
+    queries: split -> number of queries. A query has at least 5 words and at most 25 tokens.
+    passages: number of passages, including the passages with a query; by default all.
+    distractors: additional passages per query. They differ from the query in one word and in two, in turn.
+    tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words count.
+    lengths: multiples of the smallest length. Smallest passages with fewer than 25 tokens are left out.
 
     Raises ValueError if the corpus is too small for these numbers, or if the settings fit no passage.
     """
@@ -120,7 +121,7 @@ def containing_passages(
 def occurrences(
     phrases: Sequence[tuple[str, ...]], rows: Iterable[Sequence[str]]
 ) -> Iterator[tuple[int, int]]:
-    """(place of the phrase, place of the row), once for each occurrence of the phrase in the row."""
+    """Yield (index of the phrase, index of the row) for each occurrence of a phrase in a row."""
     size = min(map(len, phrases), default=0)
     begins: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, phrase in enumerate(phrases):
@@ -133,7 +134,7 @@ def occurrences(
 
 
 def hashed(*what: object) -> int:
-    """Hash the texts of some objects to 64 bits, the same on every machine."""
+    """Hash the string forms of objects to 64 bits; the hash is the same on every machine."""
     return int.from_bytes(hashlib.sha256("\n".join(map(str, what)).encode()).digest()[:8], "big")
 
 
@@ -147,7 +148,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
     waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
     unique: list[Query] = []
     while len(unique) < count:
-        some = waiting[: 2 * (count - len(unique))]  # some of them will occur twice
+        some = waiting[: 2 * (count - len(unique))]  # some of these phrases will occur twice
         waiting = waiting[len(some) :]
         if not some:
             raise ValueError(
@@ -164,7 +165,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
 
 
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
-    """A query from this unit, or None if the tokens drawn for it have too few words."""
+    """Return a query from this unit, or None if the drawn tokens have too few words."""
     id = f"q:{source.corpus.ids[unit.row]}:{unit.place}"
     tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
@@ -198,7 +199,7 @@ def _collection(
 
 
 def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
-    """The passages of the collection: all, or the `golds` and the requested number of others."""
+    """Return the ids of the collection's passages: all, or `golds` filled up to the requested number."""
     if passages is None:
         return ids
     if not len(golds) <= passages <= len(ids):
@@ -220,7 +221,7 @@ def _distractors(
     count: int,
     name: str,
 ) -> list[tuple[str, str]]:
-    """(id, text) of `count` distractors per query, ordered by host; none contains a query."""
+    """Return (id, text) of `count` distractors per query, ordered by host; none contains a query."""
     phrases = [query.words for query in queries]
     wanted = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
@@ -250,9 +251,9 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Start and end of the characters that `tokens` new tokens replace; at least as many tokens are lost.
+    """Return (start, end) of the characters to replace by `tokens` new tokens.
 
-    A passage with fewer tokens loses only its first run, and grows.
+    The span has at least `tokens` tokens. A passage with fewer tokens loses only its first run, and grows.
     """
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
@@ -263,11 +264,11 @@ def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, i
 
 
 def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
-    """The query with 1 + n mod `CHANGED` words replaced by words of the source, drawn by frequency."""
+    """Replace 1 + n mod `CHANGED` words of the query by words of the source, drawn by frequency."""
     what = (query.id, n, attempt)
     text, places = query.text, [match.span() for match in WORD.finditer(query.text)]
     by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))
-    for i in sorted(by_chance[: 1 + n % CHANGED], reverse=True):  # from the end: the places before it stay
+    for i in sorted(by_chance[: 1 + n % CHANGED], reverse=True):  # from the end: earlier places stay valid
         new, tries = query.words[i], 0
         while new == query.words[i]:
             drawn = source.draw(len(source.words), "word", *what, i, tries)

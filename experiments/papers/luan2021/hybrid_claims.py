@@ -1,4 +1,4 @@
-"""Claims of Luan et al. 2021 (TACL), §7, about first stages and reranking; the page of hybrid.py."""
+"""Claims of Luan et al. 2021 (TACL), §7, about first stages and reranking, for the page of hybrid.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ class HybridResults:
     def __init__(self, seeds: Sequence[Measured]) -> None:
         same_queries(seeds)
         self.seeds = list(seeds)
-        # The BM25 that is better on dev queries; claims and figures use it.
+        # Claims and figures use the BM25 that is better on dev queries.
         self.sparse = max(SPARSE, key=lambda name: self.values("dev", name).mean())
         hybrids = {DE_HYBRID: hybrid_name(DE, self.sparse), ME_HYBRID: hybrid_name(ME, self.sparse)}
         self.ours = {BM25: self.sparse, DE: DE, ME: ME} | hybrids  # the paper's systems -> ours
@@ -41,16 +41,16 @@ class HybridResults:
         self.depths = sorted(map(int, self.seeds[0]["rerank"][self.sparse]))
 
     def values(self, *path: object) -> Float[np.ndarray, "seeds ..."]:
-        """Measurements at `path`: one number per seed and query, or per seed."""
+        """Return the measurements at `path`: one number per seed and query, or per seed."""
         return at_path(self.seeds, *path)
 
     def reranked(self, system: str, depth: int) -> Float[np.ndarray, "seeds queries"]:
-        """RR@10."""
+        """Return RR@10 after reranking the first `depth` documents."""
         return self.values("rerank", system, str(depth))
 
 
 def claims(results: HybridResults) -> list[Claim]:
-    """The claims of §7."""
+    """Return the claims of §7."""
     ours, few, many = results.ours, results.depths[0], results.depths[-1]
     sparse = results.values("retrieve", results.sparse, RR).mean()
     weak = [name for name in (DE, ME) if results.values("retrieve", name, RR).mean() < LEARNED * sparse]
@@ -86,7 +86,7 @@ def claims(results: HybridResults) -> list[Claim]:
 
 
 def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
-    """Sections of the page, by file name. vectors: m of ME-BERT."""
+    """Return the page's sections by file name. vectors: m of ME-BERT."""
     rounds = []
     for system, trained in results.seeds[0]["rounds"].items():
         for round in trained:

@@ -1,7 +1,7 @@
-"""Texts cut into passages of at most l tokens, of words or of an encoder's tokens.
+"""Cut texts into passages of at most l tokens, counted as words or as an encoder's tokens.
 
-Luan et al., TACL 2021, §§5 and 6: one text as passages of 50, 100, 200 and 400 tokens. Cuts fall on white
-space. Words are runs of letters, digits and underscores in lower case.
+Luan et al., TACL 2021, §§5 and 6, cut the same text into passages of 50, 100, 200 and 400 tokens. Cuts fall
+on white space. Words are runs of letters, digits and underscores in lower case.
 """
 
 import re
@@ -14,11 +14,11 @@ import numpy as np
 from paradigms.data.collection import Corpus, body
 
 WORD, RUN = re.compile(r"\w+"), re.compile(r"\S+")
-BATCH = 1000  # texts in one call of a tokenizer
+BATCH = 1000  # texts per tokenizer call
 
 
 class Runs(NamedTuple):
-    """The runs between white space: text[starts[i]:ends[j]] has upto[j] − before[i] tokens."""
+    """A text's runs between white space: text[starts[i]:ends[j]] has upto[j] − before[i] tokens."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -41,8 +41,9 @@ def articles(corpus: Corpus) -> Corpus:
 def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
     """Cut every text into passages of at most `length` tokens.
 
-    tokenizer: a fast Hugging Face tokenizer; by default words count. Each passage is as long as white space
-    allows; longer runs without white space are left out. Passage n of "d" is "d:n", with its title beside it.
+    tokenizer: a fast Hugging Face tokenizer; by default, words count. Each passage is as long as white space
+    allows; longer runs without white space are left out. Passage n of document "d" has the id "d:n" and keeps
+    the document's title.
     """
     ids, titles, texts = [], [], []
     read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
@@ -59,7 +60,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str, Runs]]:
-    """Each text and its runs, counted in tokens of a fast tokenizer or, by default, in words."""
+    """Yield each text and its runs, counted in tokens of a fast tokenizer or, by default, in words."""
     if tokenizer is not None and not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is a slow tokenizer, which cannot map tokens to the text"
@@ -69,17 +70,17 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
         if tokenizer is None:
             places = [[match.span() for match in WORD.finditer(text)] for text in batch]
         else:
-            # No warning on texts that are longer than a model's input.
+            # verbose=False: no warning about texts longer than the model's input
             settings = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
             places = tokenizer(batch, **settings)["offset_mapping"]
         yield from ((text, _runs(text, tokens)) for text, tokens in zip(batch, places, strict=True))
 
 
 def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[tuple[int, int, int]]:
-    """Cut a text into units (place, start, end) of at most `length` tokens, as long as its runs allow.
+    """Cut a text into units (number, start, end) of at most `length` tokens, as long as its runs allow.
 
-    Units of fewer than `least` tokens are left out, as are runs of more than `length`. Units with
-    numbers from one multiple of `group` to the next follow each other without a gap in the text.
+    Units of fewer than `least` tokens are left out, as are runs of more than `length` tokens. Units numbered
+    from one multiple of `group` to the next follow each other without a gap in the text.
     """
     first = place = 0
     while first < len(runs.starts):
@@ -93,12 +94,12 @@ def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterato
 
 
 def _runs(text: str, tokens: Sequence[tuple[int, int]]) -> Runs:
-    """The `Runs` of a text. tokens: start and end of each; a token may begin in the white space."""
+    """Return the `Runs` of a text. tokens: (start, end) of each token, which may begin with white space."""
     starts, ends = _spans([match.span() for match in RUN.finditer(text)])
     first, last = _spans(tokens)
     return Runs(starts, ends, np.searchsorted(last, starts), np.searchsorted(first, ends))
 
 
 def _spans(places: Sequence[tuple[int, int]]) -> np.ndarray:
-    """[2, places]"""
+    """Return the starts and the ends of spans, [2, spans]."""
     return np.array(places, dtype=np.int64).reshape(-1, 2).T.copy()

@@ -23,15 +23,15 @@ PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 SAID = PRINTED["adaptation"]  # name -> place, claim
 CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
-POINT = 0.01  # of nDCG@10: smaller printed differences are not claims
+POINT = 0.01  # printed differences of nDCG@10 below this are not claims
 CAREFUL = f"p ≤ {LEVEL:g}"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
-ASKED = (8, 16, 32)  # numbers of judged queries that the answer is about
-SHARE = 8  # queries for each judged one: with 3, 95% intervals of gains cover 82% (tests/evaluate)
+ASKED = (8, 16, 32)  # numbers of judged queries for `answer`
+SHARE = 8  # queries per judged query; with 3, 95% intervals of gains cover only 82% (tests/evaluate)
 
 
 class Task:
-    """A collection, and the measurements of ALIGNERs trained with one alignment, the default.
+    """A collection, and the measurements of ALIGNERs trained with one alignment (the default strategy).
 
     models: nDCG@10 of each model for the same queries and strategies.
     """
@@ -43,7 +43,7 @@ class Task:
         self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
             [[model["values"][name] for name in self.strategies] for model in models]
         )
-        # strategy -> share of documents of which it aligns more than one token
+        # strategy -> share of documents in which it aligns more than one token
         self.several = {s: float(np.mean([m["several"][s] for m in models])) for s in first["several"]}
         self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
         zero = "zero-shot, " * self.zero_shot
@@ -55,20 +55,20 @@ class Task:
         return self.values[:, self.strategies.index(strategy)]
 
     def printed(self, strategy: str) -> float | None:
-        """The paper's nDCG@10 of the strategy, or None."""
+        """Return the paper's nDCG@10 of the strategy, or None if the paper does not print it."""
         table = TABLES.get(self.own, {"strategies": []})
         row = dict(zip(table["strategies"], table.get(self.paper, ()), strict=False))
         return row[strategy] / 100 if strategy in row else None
 
     @cached_property
     def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
-        """The default, and the strategies that the paper chooses among."""
+        """Return nDCG@10 of the default and of the strategies that the paper chooses among."""
         names = [self.own, *(name for name in STRATEGIES if name != self.own)]
         return self.values[:, [self.strategies.index(name) for name in names]]
 
     @cached_property
     def adapted(self) -> dict[tuple[str, int], list[Adaptation]]:
-        """(rule, shots) -> one value per seed, if a fold is a small share of the queries."""
+        """Return {(rule, shots): one `Adaptation` per seed} for folds with a small share of the queries."""
         few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
         wanted = [(rule, shots) for rule in RULES for shots in few]
         work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]
@@ -88,7 +88,7 @@ def difference(task: Task, better: float | None, worse: float | None) -> str:
 
 
 def claims(tasks: Sequence[Task]) -> list[Claim]:
-    """Every claim that these collections and training alignments test."""
+    """Return every claim that these collections and training alignments test."""
     trained = [task for task in tasks if not task.zero_shot]
     made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
     owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
@@ -111,12 +111,12 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
 
 
 def _of_table(task: Task) -> list[Claim]:
-    """Claims on strategies that the paper prints at least a POINT apart from the model's default."""
+    """Return claims on strategies whose printed nDCG@10 differs from the default's by at least `POINT`."""
     table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
     for name in table["strategies"]:
         other, contrast = task.printed(name), task.of(task.own) - task.of(name)
         if default is None or other is None or abs(default - other) < POINT or not contrast.any():
-            continue  # not in the paper, or the same in documents as short as these
+            continue  # the paper has no number, or the strategies agree on short documents
         statement, sign = (
             f"{task.own} {100 * default:.1f}, {name} {100 * other:.1f}",
             np.sign(default - other),
@@ -136,7 +136,7 @@ def _claim(
     said: str = "",
     about: str = READOUT,
 ) -> Claim:
-    """A claim on the mean of the contrasts, one per task or per pair of tasks."""
+    """Return a claim on the mean of the contrasts. There is one contrast per task or pair of tasks."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
     poor, where = next(filter(None, names), ""), place and f"{PAPER}, {place}"
@@ -146,7 +146,7 @@ def _claim(
 
 
 def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
-    """Claims on two training alignments, each tested with the same alignment; mean over collections."""
+    """Return a claim on two training alignments, each tested as trained, in the mean over collections."""
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
     contrasts = [b.of(best_of)[:n] - w.of(other)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]
@@ -156,7 +156,7 @@ def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Cl
 
 
 def _of_top_1(task: Task) -> list[Claim]:
-    """The claims about one model trained with k = 1."""
+    """Return the claims about one model trained with k = 1."""
     made = list[Claim]()
 
     def claim(place: str, statement: str, what: str, contrast: Values, *values: float | None) -> None:
@@ -180,7 +180,7 @@ def _of_top_1(task: Task) -> list[Claim]:
         statement, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
         claim("Table 2, zero-shot", statement, "k=1 − BM25", contrast, ours / 100, theirs / 100)
     eight, sixteen = task.gain(8), task.gain(16)
-    if task.paper == "squad" and eight is not None:  # whichever strategy is best on these queries
+    if task.paper == "squad" and eight is not None:  # for any best strategy on these queries
         printed = task.printed("k=1"), PRINTED["adapted"] / 100
         claim(*SAID["hurts"], "k=1 − adapted with 8 examples", -eight, *printed)
     if eight is not None and sixteen is not None:
@@ -201,9 +201,10 @@ def _average(contrasts: Sequence[Values]) -> Values:
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """State whether choosing a strategy by this number of judged queries gains or costs nDCG@10.
+    """State whether choosing a strategy with few judged queries gains or costs nDCG@10.
 
-    For each training alignment: the mean over collections, then each collection."""
+    The first rows are means over the collections of each training alignment; then follow single collections.
+    """
     groups = [
         [task for task in tasks if task.own == trained_with]
         for trained_with in dict.fromkeys(task.own for task in tasks)
@@ -223,7 +224,7 @@ def answer(tasks: Sequence[Task]) -> Rows:
 
 
 def describe(tasks: Sequence[Task]) -> dict[str, Section]:
-    """Sections of the page, by the name of their files."""
+    """Return the page's sections by file name."""
     strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
     several = [
@@ -279,7 +280,7 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
 
 
 def _shots(task: Task) -> Rows:
-    """A row for each number of shots and each rule."""
+    """Make a row for each number of shots and each rule."""
     rows = []
     for (rule, shots), adaptations in sorted(task.adapted.items(), key=lambda item: item[0][1]):
         scores = np.concatenate([adaptation.adapted for adaptation in adaptations])

@@ -16,18 +16,18 @@ from paradigms.evaluate.gate import FLAT, Gate
 
 PRINTED = printed("qian2022")
 PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
-MARGIN = 0.02  # of a measure: "similarly", "accurate", "comparably"
+MARGIN = 0.02  # smaller differences of a measure count as "similarly", "accurate", "comparably"
 Pair = tuple[float, float]  # β^q, β^d
-Side = tuple[str, list[Pair]]  # a method and the pairs that it is averaged over
+Side = tuple[str, list[Pair]]  # a method, and the pairs to average over
 WHOLE: Pair = (1.0, 1.0)
 COSTS = ("bytes/document", "search ms/query", "search multiply-adds/query")
 STAGES = {"refined": "refined with all vectors", "pruned": "the pruned index alone"}
 SALIENT_IN = ("documents", "queries")
-JUDGED = 8  # queries that choose an alignment after pruning
+JUDGED = 8  # judged queries for choosing an alignment after pruning
 
 
 class PruningResults:
-    """Measurements of all models, and the ratios with which they were trained."""
+    """Measurements of all models, and the ratios that the models were trained with."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
         self.results, self.trained, self.bm25 = results, trained, bm25
@@ -36,18 +36,18 @@ class PruningResults:
             self.models.setdefault(result["method"], []).append(result)
         self.pairs = [(point["query_keep"], point["document_keep"]) for point in results[0]["points"]]
         costs = [[[point[name] for name in COSTS] for point in result["points"]] for result in results]
-        self.costs = np.mean(costs, axis=0)  # [pairs, COSTS], over models
-        self.saved = 1 - self.costs / self.costs[self.pairs.index(WHOLE)]  # of what none pruned costs
+        self.costs = np.mean(costs, axis=0)  # [pairs, COSTS], means over models
+        self.saved = 1 - self.costs / self.costs[self.pairs.index(WHOLE)]  # relative to no pruning
 
     def values(self, method: str, pair: Pair, measure: str = "RR@10", stage: str = "refined") -> Values:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """The measured pairs whose other ratio is the training's, smallest first."""
+        """Return the measured pairs whose other ratio is as in training, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:
-        """Fields that keep a `Claim` about these methods undecided."""
+        """Return the fields that can leave a `Claim` about these methods undecided."""
         means = {label(method): self.values(method, WHOLE).mean() for method in methods}
         models = [model for method in methods for model in self.models[method]]
         return {
@@ -57,7 +57,7 @@ class PruningResults:
         }
 
     def _flat(self, methods: Sequence[str]) -> str:
-        """For `Claim.unlearned`: a flat gate (`Gate.flat`) supports no verdict."""
+        """Describe a flat gate (`Gate.flat`) for `Claim.unlearned`, since it supports no verdict, or ""."""
         for method in methods:
             gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]
             if any(gate.flat for gate in gates):
@@ -67,7 +67,7 @@ class PruningResults:
 
 
 def claims(pruning: PruningResults) -> list[Claim]:
-    """Every claim of §4.3 whose models and pairs were measured. The full model has no salience."""
+    """Return every claim of §4.3 whose models and pairs were measured. The full model has no salience."""
     (q, d), none, made = pruning.trained, ("none", [WHOLE]), list[Claim]()
     pruned = [pair for pair in pruning.along(1) if pair[1] < 1]
     few = [pair for pair in pruned if pair[1] <= 0.2]
@@ -76,7 +76,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
         return method, [(query, document)]
 
     def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
-        """The difference between two methods' means, each over its pairs."""
+        """Add a claim on the difference between two methods' means, each taken over the method's pairs."""
         chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
         if not set(methods) <= pruning.models.keys() or not more[1] or not chosen <= set(pruning.pairs):
             return
@@ -102,7 +102,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
 
 
 def _of_tokens(pruning: PruningResults) -> list[Claim]:
-    """Claims about salient tokens, and about adapting the alignment after pruning."""
+    """Return the claims about salient tokens and about adapting the alignment after pruning."""
     gated, made = pruning.models.get("entropic", []), list[Claim]()
     if gated:
         limits = pruning.limits("content words", "entropic")
@@ -123,7 +123,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """Rows that no test judges: retrieved tokens, and savings, which follow from the ratios."""
+    """Make the rows without a test: retrieved tokens, and savings, which follow from the ratios."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:
@@ -157,7 +157,7 @@ def _shares(pairs: list[Pair]) -> str:
 
 
 def describe(pruning: PruningResults) -> dict[str, Section]:
-    """Sections of the page, by the name of their files."""
+    """Return the page's sections by file name."""
 
     def curves(side: int, symbol: str, kept: str) -> Section:
         line = pruning.along(side)

@@ -19,7 +19,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.progress import progress_bar
 from theory import capacity
 
-# A, and the vectors of a document and of a query. M is one of settings.tokens.
+# A, and "vectors per document × vectors per query". M is one of settings.tokens.
 FREE: dict[str, tuple[Alignment, str]] = {
     "one vector": (AllPairs(), "1 × 1"),
     "ME-BERT: max over M": (QueryToDocument(), "M × 1"),
@@ -27,15 +27,15 @@ FREE: dict[str, tuple[Alignment, str]] = {
     "MVDR: q←d": (DocumentToQuery(), "M × M"),
     "ALIGNER: top-2": (TopK(k=2), "M × M"),
 }
-HOT, COLD = 0.1, 0.005  # temperature of the loss, falling: small margins count only late
-RATE, FINAL_RATE = 0.05, 1e-4  # Adam's, falling
-GROWTH = 1.15  # of n from one optimisation to the next
-LOOK = 50  # steps between looks whether all is answered
+HOT, COLD = 0.1, 0.005  # first and last temperature of the loss; small margins count only late
+RATE, FINAL_RATE = 0.05, 1e-4  # Adam's first and last learning rate
+GROWTH = 1.15  # growth factor of n from one optimisation to the next
+LOOK = 50  # steps between checks whether all sets are answered
 DEVICE = chosen_device()
 
 
 def free(settings: Any) -> Rows:
-    """The critical n by alignment, M and h."""
+    """Measure the critical n for each alignment, M and h."""
     rows: Rows = []
     shapes = [
         (name, M) for name, (_, shape) in FREE.items() for M in (settings.tokens if "M" in shape else [1])
@@ -54,16 +54,17 @@ def free(settings: Any) -> Rows:
 
 
 def random_size(dimension: int, settings: Any) -> int:
-    """The largest n of 2k … `largest` with `capacity.random_dimension` at most h; 2k − 1 if there is none."""
+    """Return the largest n of 2k … `largest` with `capacity.random_dimension` ≤ h; 2k − 1 if none exists."""
     sizes = range(2 * settings.relevant, settings.largest + 1)
     small = takewhile(lambda n: capacity.random_dimension(n, settings.relevant) <= dimension, sizes)
     return max(small, default=2 * settings.relevant - 1)
 
 
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) -> np.ndarray:
-    """For each seed, the largest n tried at which it answers all sets; n grows by the factor `GROWTH`.
+    """Return, for each seed, the largest n tried at which all sets are answered.
 
-    A seed that fails at `start` is tried again from k + 1. If it fails there too, its value is k.
+    n grows by the factor `GROWTH`. A seed that fails at `start` is tried again from k + 1. If the seed fails
+    there too, the result is k.
     """
     largest, n = np.full(settings.seeds, settings.relevant), start
     while n <= settings.largest:
@@ -78,10 +79,11 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) 
 
 
 def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> np.ndarray:
-    """For each seed, whether unit vectors trained on the relevance rank all sets of k of n documents first.
+    """Train unit vectors on the relevance; return, for each seed, whether all sets of k of n rank first.
 
-    Loss: the sum over relevant documents of softplus(log Σ exp over irrelevant scores − the score), with
-    scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in parallel.
+    The loss is the sum over relevant documents of softplus(log Σ exp over irrelevant scores − the score),
+    with scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in
+    parallel.
     """
     (align, shape), where = FREE[name], DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
@@ -124,7 +126,7 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
 
 
 def fits(rows: Rows) -> Rows:
-    """Least-squares c and p of n = c · h^p for each alignment and M with three dimensions or more."""
+    """Fit n = c · h^p by least squares, for each alignment and M with three dimensions or more."""
     fitted: Rows = []
     for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
         points = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
@@ -138,7 +140,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """Plot the critical n by dimension, with what random projections guarantee as a dotted line."""
+    """Plot the critical n by dimension; a dotted line shows the n that random projections guarantee."""
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])

@@ -1,9 +1,9 @@
 """A decoder's cross-attention, head by head, and how often an alignment chooses equal tokens.
 
-A = softmax(S), S = D W_QᵀW_K Qᵀ, where D are the decoder's normalised states, Q the encoder's, and W_Q and
-W_K the matrices of one head of T5, which does not scale scores (Lemmas 5.1 and 5.2 of Wu et al. 2024,
-arXiv:2404.00684). Rates of equal tokens are measured for ColBERT's alignment in both directions and for means
-over heads.
+A = softmax(S) and S = D W_QᵀW_K Qᵀ, where D are the decoder's normalised states, Q are the encoder's states,
+and W_Q and W_K are the matrices of one head of T5, which does not scale scores (Lemmas 5.1 and 5.2 of Wu et
+al. 2024, arXiv:2404.00684). Rates of equal tokens are measured for ColBERT's alignment in both directions and
+for means over heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,17 @@ from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets, tokenize
 
 Array = np.ndarray
-BINS = (0, 2, 4, 6, 8, 15)  # limits of IDF, each bin without its upper one
-LAYERS = ("all layers", "last layer")  # whose mean is A of a decoder
+BINS = (0, 2, 4, 6, 8, 15)  # limits of the IDF bins [low, high)
+LAYERS = ("all layers", "last layer")  # layers whose mean is the decoder's A
 HARD, NAMES = "MVDR (q←d), hard", {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
-Rates = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids of tokens and their rates
-# ids [n, x] of n candidates' or their query's tokens, their rates, and where a match is possible
+Rates = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids and rates of tokens
+# ids [n, x] of tokens (of n candidates, or of the query), rates, and where a match is possible
 Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One query and the m tokens of one name, as inputs of L layers of H heads, in double precision."""
+    """One query and the m tokens of one name, as inputs to L layers of H heads, in double precision."""
 
     states: Array  # D [L, m, h], after the norm before cross-attention
     memory: Array  # Q [n, h]
@@ -44,13 +44,13 @@ class Seen:
 
     @property
     def projected(self) -> tuple[Array, Array]:
-        """W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k], whose inner products are S."""
+        """Return W_Q d_i, [L, H, m, k], and W_K q_j, [L, H, n, k], whose inner products are S."""
         D = np.einsum("lhkx,lmx->lhmk", self.read[0], self.states)
         return D, np.einsum("lhkx,nx->lhnk", self.read[1], self.memory)
 
 
 def best_name(model: Generative, query: str, document: int) -> list[int]:
-    """The document's name with the largest rel. Raises ValueError if the document has no name."""
+    """Return the document's name with the largest rel. Raises ValueError if the document has no name."""
     names = model.names(document)
     if not names:
         raise ValueError(f"{model.name} has no name for document {model.identifiers.documents[document]!r}")
@@ -59,7 +59,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
 
 
 def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
-    """The input of the heads for a query and this name."""
+    """Return the heads' input for a query and a name."""
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
     hooks = [
@@ -90,7 +90,7 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
 def attended(
     model: Generative, source: Batch, targets: Targets
 ) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
-    """The encoder's states of one query, and A of `interaction.decompose` by layer, place and head."""
+    """Return the encoder's states of one query, and A of `interaction.decompose`, for given targets."""
     trace = Trace()
     with model.evaluating(), torch.no_grad():
         memory, past = model.begin(source.to(model.device))
@@ -99,7 +99,7 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """(direction, series, rates) for the tokens of a query and of its candidates; id −1 does not count."""
+    """Yield (direction, series, rates) for tokens of a query and its candidates; id −1 does not count."""
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
     equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
@@ -120,22 +120,22 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
-    """The token ids of one query or n documents, −1 for tokens that do not count."""
+    """Return the token ids of one query or n documents, with −1 for tokens that do not count."""
     assert tokens.ids is not None
     return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
 
 
 def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int) -> Float[Tensor, "n i j"]:
-    """The softmax of A over an axis; 0 at padding, even if there is nothing else."""
+    """Return the softmax of A over an axis, with 0 at padding, even if all of the axis is padding."""
     return A.masked_fill(~valid, -torch.inf).softmax(axis).where(valid, 0)
 
 
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """Rates as in `multivector_rates`, for a decoder's cross-attention on the documents' windows.
+    """Yield rates as in `multivector_rates`, for a decoder's cross-attention on the documents' windows.
 
-    Tokens that overlapping windows share count once.
+    Tokens in the overlap of two windows count once.
     """
     source, owned = model.tokenize([query]).to(model.device), model.identifiers
     windows = [
@@ -160,9 +160,10 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """Documents' tokens and their rates; or a query's tokens and their mean rates over `candidates`.
+    """Return the ids and rates of documents' tokens, or of a query's tokens with means over candidates.
 
-    conditional: use only tokens that can match, or only candidates in which they can match.
+    candidates: average over candidates. conditional: use only tokens that can match, or only the candidates
+    in which a query token can match.
     """
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
@@ -176,22 +177,22 @@ def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
 def binned(
     ids: Int[np.ndarray, " x"], values: Float[np.ndarray, " x"], bins: Int[np.ndarray, " v"]
 ) -> Float[np.ndarray, "2 bins"]:
-    """Sum and number of the values by the token's bin; ids and bins of −1 are left out."""
+    """Return the sum and number of values in each bin of tokens; ids and bins of −1 are left out."""
     bin_of = np.where(ids < 0, -1, bins[ids])
     kept, size = bin_of >= 0, len(BINS) - 1
     return np.stack([np.bincount(bin_of[kept], weights, size) for weights in (values[kept], None)])
 
 
 def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
-    """IDF ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
+    """Return the IDF ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
     df = np.zeros(len(tokenizer))
     for row in tokenize(tokenizer, corpus):
-        df[row.ids] += 1  # once, however often a document holds it
+        df[row.ids] += 1  # once per document
     return np.log1p((len(corpus) - df + 0.5) / (df + 0.5))
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Whether each token counts: not special, with a letter or digit, and no stop word or piece of one."""
+    """Return whether each token counts: not special, with a letter or digit, not (part of) a stop word."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

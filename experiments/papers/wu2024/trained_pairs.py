@@ -1,8 +1,8 @@
-"""The models that the studies of Wu et al. 2024 (arXiv:2404.00684) measure: trained once per seed, shared.
+"""Models for the studies of Wu et al. 2024 (arXiv:2404.00684), trained once per seed and shared.
 
-All models start from one backbone and learn from the same queries and documents; generative models' training
-passages and spans are the same for every seed. A model whose checkpoint is in the folder `models` is not
-trained again, and a measurement in the results folder is not repeated. Every model is kept in its last state,
+All models start from the same backbone and learn from the same queries and documents. Generative models have
+the same training passages and spans for every seed. A model whose checkpoint is in the folder `models` is not
+trained again, and a measurement in the results folder is not repeated. The last state of every model is kept,
 without a choice on dev queries.
 """
 
@@ -36,15 +36,15 @@ from paradigms.train.script import begin, content, keep_settings
 from paradigms.train.state import by_main
 from paradigms.train.tracking import take
 
-TRAINING = (  # settings of the models; a folder whose models have other settings is refused
+TRAINING = (  # settings of the models; a folder with models of other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
     *("trained_layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
 SAVE_EVERY = 500  # steps between checkpoints
-SECOND_RATE = 1e-4  # learning rate of the second backbone, which is a trained encoder, at most
-DEV_QUERIES = 100  # dev queries that choose the state of a model, the last one or an earlier one
-TEXT_RANK = 8  # of PAWA's matrices for a text vocabulary, whose size they multiply
+SECOND_RATE = 1e-4  # largest learning rate for the second backbone, which is a trained encoder
+DEV_QUERIES = 100  # dev queries for choosing a model's last state or an earlier one
+TEXT_RANK = 8  # rank of PAWA's matrices for text: small, since it multiplies the vocabulary's size
 
 
 def trained(
@@ -52,22 +52,22 @@ def trained(
 ) -> Paradigm | Generative:
     """Load the seed's model, or train it if it has no checkpoint.
 
-    name: dpr or colbert, with -second over the second backbone, with -pairs trained on one hard negative of
-    BM25 only; or dsi, ripor, genre or seal with an encoding: -pawa, -place (place-specific digits without
-    PAWA), -atomic (one token a document), -np-base or -np-async. Any of them -untrained.
+    name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
+    negative from BM25; or dsi, ripor, genre or seal, with an encoding: -pawa, -place (place-specific digits
+    without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in -untrained.
     """
     kind, *variants = name.split("-")
     models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
 
     def make() -> Any:
-        if kind in ("dsi", "ripor"):  # their identifiers are clusters of DPR's document vectors
+        if kind in ("dsi", "ripor"):  # identifiers are clusters of DPR's document vectors
             trained("dpr", seed, data, settings, accelerator, console)
         console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
-            with autocast(accelerator.device, accelerator.mixed_precision):  # which DSI and NP embed texts in
+            with autocast(accelerator.device, accelerator.mixed_precision):  # DSI and NP embed texts here
                 return build(name, seed, data, settings)
-        options: dict[str, Any] = {"pooling": "mean"} if kind == "dpr" and not second else {}  # S-T5's
+        options: dict[str, Any] = {"pooling": "mean"} if kind == "dpr" and not second else {}  # as in S-T5
         backbone = settings.second if second else settings.backbone
         return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
 
@@ -136,7 +136,7 @@ def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Gene
 
 
 def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problems: Problems) -> list[Pair]:
-    """Training pairs: queries and passages with documents' identifiers; spans if identifiers are text."""
+    """Return the training pairs: queries and passages with identifiers, and spans if identifiers are text."""
     corpus, ids = data.collection.corpus, model.identifiers
     if ids.kind == "text":
         return training_pairs(model, corpus, data.train, problems, seed=0)
@@ -144,7 +144,7 @@ def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problem
     return retrieval_pairs(data.train, ids) + indexing_pairs(corpus, ids, problems, **size)
 
 
-TaskResults = dict[str, list[Measured]]  # task -> what was measured of each seed
+TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
 
 
 def study(
@@ -157,12 +157,12 @@ def study(
     keep_recall: bool = False,
     half: bool = False,
 ) -> None:
-    """Train the models that each task names for every seed, measure the task, and report on all of it.
+    """Train the models of each task for every seed, measure the tasks, and publish a report.
 
-    measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values that
-    `training_of` gives, and the same "queries". report(settings, data, results) -> summary, sections.
-    keep_recall: keep R@10 of every model too, for `unlearned_models`. half: measure generative models in the
-    precision of their training, and not in float32.
+    The result of measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values
+    from `training_of`; its "queries" must be the same for all. report(settings, data, results) returns
+    (summary, sections). keep_recall: also keep R@10 of every model, for `unlearned_models`. half: measure
+    generative models in the precision of training instead of float32.
     """
     accelerator, console = begin(settings)
     data, models = model_runs.open_study(settings, console), Path(settings.models)
@@ -176,7 +176,7 @@ def study(
 
     def measured(task: str, seed: int, models: list[Any]) -> Measured:
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
-        # Otherwise no context: in a disabled one, a training would keep its first cast weights.
+        # nullcontext: inside a disabled autocast, training would keep the weights from its first cast.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
             more = (
                 recalls(data, settings.depth, dict(zip(tasks[task], models, strict=True)))
@@ -218,9 +218,9 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
 
 
 def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
-    """The mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
+    """Measure the mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
-    A model reranks BM25's first `depth` documents and the relevant ones by the score that it is trained for.
+    A model reranks BM25's first `depth` documents and the relevant documents, with the score of its training.
     """
     pool, corpus = data.pool(depth), data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
@@ -232,7 +232,7 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """The models in `recalls` whose mean over seeds is too far below BM25's to count as trained."""
+    """Return the models in `recalls` whose mean over seeds is too far below BM25's to count as trained."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
