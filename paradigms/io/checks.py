@@ -1,6 +1,6 @@
-"""Checks of input from outside: JSON, settings, texts and files that a library reads.
+"""Checks of external input: JSON, settings, texts and files that libraries read.
 
-Wrong values and unknown keys are refused, and every error names the file, line or argument.
+The checks reject wrong values and unknown keys. Every error names the file, line or argument.
 """
 
 import json
@@ -19,17 +19,17 @@ HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
 
 class Range(NamedTuple):
-    """Bounds of a number, in `Annotated[int, Range(1, 64)]`; None has no bounds.
+    """Bounds of a number, used as `Annotated[int, Range(1, 64)]`. None is always valid.
 
-    A file may hold any number, so the upper bound limits time and memory; it exceeds what models need.
+    A file may contain any number, so an upper bound limits time and memory. It exceeds what models need.
     """
 
     least: float | int
     most: float | int
-    above: bool = False  # whether `least` itself is excluded
+    above: bool = False  # whether to exclude `least` itself
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ValueError if the value lies outside."""
+        """Raise ValueError if the value is out of bounds."""
         if value is None:
             return
         if not (value > self.least if self.above else value >= self.least):
@@ -41,25 +41,26 @@ class Range(NamedTuple):
 
 
 class OneLine:
-    """A text without line breaks or control characters: `Annotated[str, OneLine()]`."""
+    """A string without line breaks or control characters, used as `Annotated[str, OneLine()]`."""
 
     def check(self, name: str, value: str) -> None:
-        """Raise ValueError if the text has other characters."""
+        """Raise ValueError if the string contains a line break or control character."""
         if not value.isprintable():
             raise ValueError(f"{name}={value!r:.200}; it must be one line of printable characters")
 
 
 def check_types(settings: Any) -> None:
-    """Check the fields of a dataclass. Raises ValueError for a wrong type, choice or bound."""
+    """Check the fields of a dataclass. Raises ValueError if a type is wrong or a value is not allowed."""
     kinds = get_type_hints(type(settings), include_extras=True)
     for field in fields(settings):
         check_type(field.name, getattr(settings, field.name), kinds[field.name])
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Check a value's type: a class, choices (Literal), a mapping, a union, or an Annotated one of these.
+    """Raise ValueError if a value does not have the type `kind`.
 
-    The `Range` or `OneLine` of an Annotated type is checked, too. Raises ValueError.
+    kind: a class, a Literal, a mapping, a union, or an Annotated type. For an Annotated type, its `Range` or
+    `OneLine` is checked, too.
     """
     if get_origin(kind) is Annotated:
         plain, *bounds = get_args(kind)
@@ -75,7 +76,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """Classes of a union, or the class itself; list[str] counts as list."""
+    """Return the classes of a union, or the class itself; list[str] counts as list."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return tuple(get_origin(part) or part for part in kinds)
 
@@ -89,7 +90,7 @@ def read_settings(
 ) -> Any:
     """Read a flat dataclass from its JSON file. Raises ValueError for unknown keys.
 
-    renewed: converts the values that an older version wrote.
+    renewed: function that converts values written by an older version.
     """
     require(file, file.parent)
     with naming(file):
@@ -99,7 +100,7 @@ def read_settings(
 
 
 def check_known(kind: type, values: Iterable[str], what: str = "unknown settings") -> None:
-    """Check that names are fields of a dataclass. Raises ValueError, with the list of fields."""
+    """Check that names are fields of a dataclass. Raises ValueError, listing the fields, if one is not."""
     names = [f.name for f in fields(kind)]
     unknown = [name for name in values if name not in names]
     if unknown:
@@ -107,7 +108,7 @@ def check_known(kind: type, values: Iterable[str], what: str = "unknown settings
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """Parse a JSON text. Raises ValueError, beginning with `where`, if it is not JSON."""
+    """Parse JSON. Raises ValueError, with a message that starts with `where`, if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -130,13 +131,16 @@ def naming(what: object) -> Iterator[None]:
 
 
 def check_several(values: object, what: str) -> None:
-    """Raise TypeError for a single string instead of several; it would be read letter by letter."""
+    """Raise TypeError if `values` is a single string, which would be read letter by letter."""
     if isinstance(values, str | bytes):
         raise TypeError(f"{what} must be a list of strings, got the string {values[:40]!r}")
 
 
 def check_text(text: object, what: str) -> None:
-    """Raise TypeError if a text is not a string, ValueError for a lone surrogate. what: name of the text."""
+    """Check that a text is a string without lone surrogates.
+
+    what: the text's name in errors. Raises TypeError or ValueError.
+    """
     if not isinstance(text, str):
         raise TypeError(f"{what} is {text!r:.80}: a string is needed")
     if not text.isascii():
@@ -148,7 +152,7 @@ def check_text(text: object, what: str) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises ValueError if the file is missing or holds no object."""
+    """Read a JSON file. Raises ValueError if the file is missing or does not contain an object."""
     name = f"{file.parent.name}/{file.name}"
     if not file.is_file():
         raise ValueError(f"{name} is missing")
@@ -160,16 +164,16 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def json_or_empty(file: Path) -> dict[str, Any]:
-    """`read_json`, or {} if the file does not exist."""
+    """Read a JSON file with `read_json`; return {} if the file does not exist."""
     return read_json(file) if file.is_file() else {}
 
 
 def check_files(folder: Path) -> None:
-    """Check a checkpoint's files before any is read. Raises ValueError.
+    """Check a checkpoint's files before reading them. Raises ValueError if one is unsafe to read.
 
-    Refuses pipes, sockets and devices, where a reader would wait forever; weights with too many tensors
-    (`check_header`); lists of weights that name a file outside their folder; and more than `LABELS` classes,
-    of which transformers makes a list.
+    Unsafe are pipes, sockets and devices, because a reader would wait forever; weights with too many tensors
+    (`check_header`); weight indexes that name a file outside their folder; and configurations with more than
+    `LABELS` classes, because transformers makes a list of them.
     """
     for file in sorted(folder.rglob("*")):
         try:
@@ -193,7 +197,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_header(file: Path) -> None:
-    """Raise ValueError for a safetensors file with a header beyond `HEADER`, which takes minutes to read."""
+    """Raise ValueError if a safetensors header exceeds `HEADER`, since reading it would take minutes."""
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
     if size > HEADER:

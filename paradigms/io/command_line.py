@@ -1,6 +1,6 @@
-"""Turn a flat dataclass into command-line flags, --config FILE.yaml and --help: the settings of every script.
+"""Command lines of the scripts: a flat dataclass becomes flags, --config FILE.yaml and --help.
 
-A script reads its command line before its slow imports, so that help and errors appear at once.
+A script reads its command line before its slow imports, so that help and errors appear immediately.
 
     @dataclass
     class Settings: ...
@@ -31,7 +31,7 @@ DEEPEST = 50  # levels of lists and mappings in a setting
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors print without the usage, which would hide them behind thirty options."""
+    """A parser that prints errors without the usage, because thirty options would hide the message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
@@ -57,10 +57,12 @@ class Parser(ArgumentParser):
 def command_line(
     kind: type, description: str, arguments: Sequence[str] | None = None, *, device: bool = False
 ) -> dict[str, Any]:
-    """Read the values of the dataclass `kind`; flags override the YAML file, which overrides defaults.
+    """Read values for the dataclass `kind`; flags override the YAML file, which overrides defaults.
 
-    The string under each field is its help text. Wrong names and types end the program with a message. Every
-    script also has --config and --plugin, which imports plug-ins. device: add --device (`choose_device`).
+    The string below each field is its help text. A wrong name or type ends the program with a message. Every
+    script also has --config and --plugin, which imports plug-ins.
+
+    device: whether to add --device (`choose_device`).
     """
     # jsonargparse would resolve these by running the script's `if TYPE_CHECKING` blocks.
     hints = get_type_hints(kind)
@@ -73,7 +75,7 @@ def command_line(
         action="append",
         default=[],
         metavar="FILE.py",
-        help="registers a paradigm, alignment or encoder of your own; may be repeated, a list in YAML",
+        help="Python file that registers your own paradigm, alignment or encoder; repeatable, a list in YAML",
     )
     if device:
         parser.add_argument("--device", default="", help=HELP)
@@ -94,7 +96,7 @@ def command_line(
 
 
 def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """Add brackets to values of lists that lack them: `dpr,colbert` becomes [dpr,colbert]."""
+    """Add missing brackets to list values: `dpr,colbert` becomes `[dpr,colbert]`."""
     words: list[str] = []
     for before, word in pairwise(["", *arguments]):
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
@@ -106,14 +108,14 @@ def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(hint: Any) -> bool:
-    """Whether values of this type are lists but not strings."""
+    """Return whether values of this type are lists and never strings."""
     return _structured(hint) and any(
         part is list or get_origin(part) is list for part in (hint, *get_args(hint))
     )
 
 
 def _structured(hint: Any) -> bool:
-    """Whether values of this type are lists or mappings but not strings."""
+    """Return whether values of this type are lists or mappings and never strings."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         return str not in get_args(hint) and any(map(_structured, get_args(hint)))
@@ -121,7 +123,7 @@ def _structured(hint: Any) -> bool:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and mappings are nested more than `levels` deep; YAML aliases may nest infinitely."""
+    """Return whether a value is nested more than `levels` deep; YAML aliases may nest infinitely."""
     parts = {id(value): value}  # one entry for all aliases of a part
     for _ in range(levels + 1):
         inner = [part for part in parts.values() if isinstance(part, dict | list)]
@@ -131,7 +133,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def folder_name(collection: str) -> str:
-    """Return a collection's name for results folders, such as hf-BeIR-scifact, nfcorpus or lifestyle-test."""
+    """Return a collection's folder name, such as hf-BeIR-scifact, nfcorpus or lifestyle-test."""
     if collection.startswith(("hf:", "irds:")):
         return collection.replace(":", "-").replace("/", "-")
     path = Path(collection).resolve()

@@ -1,8 +1,8 @@
-"""numba functions with compiled code on disk that is not older than any compiled module of their folder.
+"""numba's on-disk cache, cleared when any compiled module in the function's folder changes.
 
-numba compares the function's own file alone, and reads the types of arguments before it does. Code of an
-earlier version of the package would raise AttributeError if a type in another module was renamed, and would
-go on with what that module was.
+numba itself only checks the file that defines the function, and loads the argument types before that check.
+Without this module, cached code would call old versions of functions in other files, and raise
+AttributeError if another file renamed a type.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,14 @@ from numba import njit
 
 
 def cached_njit(**options: Any) -> Callable[[Any], Any]:
-    """`numba.njit(cache=True)` of a function, whose folder's modules with `njit` its code may come from."""
+    """Decorate a function with `numba.njit(cache=True)`, after deleting outdated code from the cache.
+
+    options: further arguments of `numba.njit`.
+    """
 
     def compiled(function: Any) -> Any:
         made = njit(cache=True, **options)(function)
-        if hasattr(made, "stats"):  # not if NUMBA_DISABLE_JIT is set
+        if hasattr(made, "stats"):  # absent if NUMBA_DISABLE_JIT is set
             _delete_older(Path(made.stats.cache_path), Path(function.__code__.co_filename).parent)
         return made
 
@@ -28,9 +31,9 @@ def cached_njit(**options: Any) -> Callable[[Any], Any]:
 
 @cache
 def _delete_older(code: Path, sources: Path) -> None:
-    """Delete compiled code that is older than the newest module that names `njit`."""
+    """Delete compiled code in `code` that is older than the newest module in `sources` that uses `njit`."""
     newest = max(file.stat().st_mtime for file in sources.glob("*.py") if b"njit" in file.read_bytes())
     for file in code.glob("*.nb[ci]"):
-        with suppress(OSError):  # another process deleted it, or alone may
+        with suppress(OSError):  # deleted by another process, or not permitted
             if file.stat().st_mtime < newest:
                 file.unlink()

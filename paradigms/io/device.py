@@ -1,4 +1,4 @@
-"""The device of all models: --device, or the GPU if there is one. accelerate reads the same variable."""
+"""The device for all models: --device, or the GPU if there is one. accelerate reads the same variable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HELP = "cpu, cuda, cuda:N or mps; by default the GPU if there is one"
 
 
 def choose_device(name: str) -> None:
-    """Choose the device of this process's models: cpu, cuda, cuda:N or mps; "" keeps the default.
+    """Choose the device for this process's models: cpu, cuda, cuda:N or mps; "" keeps the default.
 
-    Raises ValueError if there is no such device, or if a launch of several processes chooses their devices.
+    Raises ValueError if the device does not exist or if a multi-process launch already chooses devices.
     """
     if not name:
         return
@@ -37,14 +37,14 @@ def choose_device(name: str) -> None:
 
 
 def chosen_device() -> torch.device:
-    """Return the device of `choose_device`; if none was chosen, the GPU if there is one, or the CPU."""
+    """Return the device set by `choose_device`, or by default the GPU if there is one, else the CPU."""
     import torch
 
     return torch.device(os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def processor() -> str:
-    """The name of the CPU."""
+    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     names = re.search(r"^model name\s*:\s*(.*)", info.read_text() if info.is_file() else "", re.M)
     return names[1] if names else platform.processor() or platform.machine()

@@ -1,6 +1,6 @@
-"""Outputs that appear complete or not at all: written under a temporary name, then moved into place.
+"""Atomic outputs: files and folders are written under a temporary name, then moved into place.
 
-This module imports nothing else of the project.
+This module imports no other module of the project.
 """
 
 import atexit
@@ -27,27 +27,30 @@ except ModuleNotFoundError:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk accepts no more data
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
 LITTER = (".DS_Store", "Thumbs.db")  # files that file managers leave in folders
-SETTLING = 9  # attempts to open a file; more than the replacements that may happen meanwhile
-PARTIAL = ".*.????????.partial"  # the hidden folder of a writer: `_workplace`
+SETTLING = 9  # attempts to open a file; more than the number of replacements to expect meanwhile
+PARTIAL = ".*.????????.partial"  # a writer's hidden folder: `_workplace`
 
-# The entries that this program writes into one kind of folder: (folder) -> patterns for `Path.match`, with a
-# "/" at the end for folders; None if the folder is of another kind.
+# What this program writes into one kind of folder: (folder) -> patterns for `Path.match`, or None for another
+# kind of folder. Patterns for folders end in "/".
 Contents: TypeAlias = Callable[[Path], Collection[str] | None]
 
 
 def contents(*patterns: str, marks: Collection[str] = ()) -> Contents:
-    """`Contents` with fixed patterns. marks: files, at least one of which identifies this kind of folder."""
+    """Make `Contents` with fixed patterns.
+
+    marks: file names that identify this kind of folder; at least one of the files must exist.
+    """
     return lambda folder: patterns if not marks or any((folder / mark).is_file() for mark in marks) else None
 
 
 @contextmanager
 def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
-    """Write a UTF-8 text file (gzipped if its name ends in .gz) that gets its name once it is complete.
+    """Write a UTF-8 text file atomically, gzipped if its name ends in .gz.
 
     The same text always gives the same bytes. Parent folders are created. `errors="replace"` writes "?" for
-    lone surrogates. When the body has ended, the file and its name are on disk.
+    lone surrogates. After the `with` block, the file and its name are flushed to disk.
     """
-    target = Path(os.path.realpath(path))  # a link stays a link, and what it points to is replaced
+    target = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     with _workplace(target) as work:
         fresh = work / "fresh"
         with open(fresh, "wb") as raw:
@@ -62,18 +65,18 @@ def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
 
 
 def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
-    """Write a whole text file as `atomic_text` does."""
+    """Write a whole text file atomically (`atomic_text`)."""
     with atomic_text(path, errors) as stream:
         stream.write(text)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file as `atomic_text` does."""
+    """Write a JSON file atomically (`atomic_text`)."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def replace_file(fresh: Path, target: Path) -> None:
-    """Flush a complete file, move it to its name and flush the name."""
+    """Replace `target` by the complete file `fresh`, and flush the file and its name to disk."""
     flush(fresh)
     os.replace(fresh, target)
     flush(target.parent)
@@ -81,12 +84,12 @@ def replace_file(fresh: Path, target: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
-    """Yield a folder to fill; if the body ends without error, flush the folder to disk and replace `path`.
+    """Yield a folder to fill; if the `with` block succeeds, flush the folder to disk and replace `path`.
 
-    written: entries that may be replaced. Raises FileExistsError if `path` holds any other entry
-    (`check_replaceable`). If several processes write the same folder, the last one to end wins. A killed
-    writer leaves at most a hidden folder; the next writer removes it, or `settle` puts it back if it holds
-    the old content.
+    written: entries that may be replaced. Raises FileExistsError if `path` contains any other entry
+    (`check_replaceable`). If several processes write the same folder, the last one to finish wins. A killed
+    writer leaves at most a hidden folder. The next writer removes the hidden folder, unless it contains the
+    old content, which `settle` puts back.
     """
     target = Path(os.path.realpath(path))
     settle(target)
@@ -104,7 +107,7 @@ def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
                 except OSError as error:
                     if error.errno not in OCCUPIED:
                         raise
-                    check_replaceable(target, written)  # again: entries may have been added during the body
+                    check_replaceable(target, written)  # again, since entries may have been added meanwhile
                     with suppress(FileNotFoundError):  # another writer has just moved it
                         os.replace(target, work / f"old.{secrets.token_hex(4)}")
             flush(target.parent)
@@ -116,8 +119,8 @@ def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
 def _workplace(target: Path) -> Iterator[Path]:
     """Create a locked hidden folder beside `target`, after removing the folders of killed writers.
 
-    `_leftovers` finds it by its name; the lock, which ends with the process, shows `_sweep` that its writer
-    is alive.
+    `_leftovers` finds the hidden folder by its name. The lock ends with the process, so it shows `_sweep`
+    whether the writer is alive.
     """
     check_locks(target)
     missing = [folder for folder in target.parents if not folder.exists()]
@@ -129,7 +132,7 @@ def _workplace(target: Path) -> Iterator[Path]:
     work.mkdir()
     lock = os.open(work, os.O_RDONLY)
     try:
-        check_locks(target)  # once `work` exists: whoever deletes the folder from now on deletes `work` too
+        check_locks(target)  # from now on, whoever deletes the folder also deletes `work`
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -149,9 +152,9 @@ _LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that lo
 def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[None]:
     """Lock `folder` against other writers on this machine. The lock ends with the process.
 
-    make: create the folder if it is missing. wait: wait for other writers instead of raising BlockingIOError.
-    If the folder is deleted or replaced meanwhile, this process writes nothing more below its path
-    (`check_locks`).
+    make: whether to create a missing folder. wait: whether to wait for other writers instead of raising
+    BlockingIOError. If another process deletes or replaces the folder meanwhile, `check_locks` prevents
+    further writes below its path.
     """
     path = Path(os.path.realpath(folder))
     while True:
@@ -177,10 +180,10 @@ def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[Non
 
 
 def check_locks(path: Path) -> None:
-    """Check that no `locked` folder above `path` was deleted or replaced since.
+    """Raise BlockingIOError if a folder above `path` was deleted or replaced after `locked` locked it.
 
-    Such a folder now belongs to another process. Call this before a deletion or a write that is not atomic.
-    Raises BlockingIOError.
+    Such a folder now belongs to another process. Call this before deleting files and before any write that is
+    not atomic.
     """
     for above in reversed(Path(os.path.realpath(path)).parents):
         if above in _LOCKS and not _same(_LOCKS[above][1], above):
@@ -191,7 +194,7 @@ def check_locks(path: Path) -> None:
 
 
 def _same(lock: int, folder: Path) -> bool:
-    """Whether a descriptor still refers to the folder at this path."""
+    """Return whether a descriptor still refers to the folder at this path."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return os.path.samestat(os.fstat(lock), folder.stat())
     return False
@@ -203,9 +206,9 @@ atexit.register(_KEPT.close)
 
 
 def held(folder: str | Path) -> Path:
-    """Create a script's results folder and lock it until this process ends; repeated calls are allowed.
+    """Create a script's results folder and lock it until this process ends. Repeated calls are allowed.
 
-    Raises SystemExit while another process writes there.
+    Raises SystemExit if another process is writing to the folder.
     """
     place = Path(folder)
     try:
@@ -222,7 +225,7 @@ def held(folder: str | Path) -> Path:
 
 @contextmanager
 def naming_full(target: Path) -> Iterator[None]:
-    """Replace a library's error about a full disk by an OSError that names `target`."""
+    """Convert a library's error about a full disk into an OSError that names `target`."""
     try:
         yield
     except Exception as error:
@@ -233,9 +236,10 @@ def naming_full(target: Path) -> Iterator[None]:
 
 
 def check_replaceable(folder: Path, written: Contents) -> None:
-    """Check that a folder is missing, empty, or holds nothing but what this program wrote.
+    """Check that a folder is missing, is empty, or contains only what this program wrote.
 
-    Raises FileExistsError, with the name of an entry that is not `written`, or if `folder` is a file.
+    written: entries that may be replaced. Raises FileExistsError, naming the entry, if there is another one,
+    or if `folder` is a file.
     """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
@@ -251,7 +255,7 @@ def check_replaceable(folder: Path, written: Contents) -> None:
             after = folder.stat()
             if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
                 break
-        names, foreign = [], None  # of a folder that was replaced meanwhile
+        names, foreign = [], None  # the folder was replaced meanwhile
     if names and patterns is None:
         raise FileExistsError(
             f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "
@@ -265,7 +269,7 @@ def check_replaceable(folder: Path, written: Contents) -> None:
 
 
 def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
-    """The first entry below a folder that no pattern matches; None if there is none."""
+    """Return the first entry below a folder that matches no pattern, or None if every entry matches."""
     files = [*LITTER, *(pattern for pattern in patterns if not pattern.endswith("/"))]
     folders = [pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")]
     for entry in sorted(folder.rglob("*")):
@@ -278,10 +282,10 @@ def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
 
 
 def remove_folder(folder: Path, written: Contents) -> None:
-    """Delete a folder that holds nothing but what this program wrote.
+    """Delete a folder that contains only what this program wrote.
 
     The folder disappears atomically: an interruption leaves a hidden folder, which the next writer removes.
-    Raises FileExistsError, with the name of a foreign entry, if there is one.
+    Raises FileExistsError, naming the entry, if the folder contains anything else.
     """
     check_replaceable(folder, written)
     if folder.exists():
@@ -290,7 +294,7 @@ def remove_folder(folder: Path, written: Contents) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or a folder's names, are on disk."""
+    """Flush a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -301,7 +305,7 @@ def flush(path: Path) -> None:
 def read_settled(file: Path) -> str:
     """Read a text file in a folder that other processes may be replacing.
 
-    A replacement moves the folder away for a moment. Raises FileNotFoundError if the file stays missing.
+    The folder is briefly missing while it is replaced. Raises FileNotFoundError if the file stays missing.
     """
     for _ in range(SETTLING):
         settle(file.parent)
@@ -311,20 +315,23 @@ def read_settled(file: Path) -> str:
 
 
 def settle(path: str | Path) -> None:
-    """Put back folder `path` if an interrupted replacement moved it away; call before opening the folder."""
+    """Restore the folder `path` if an interrupted replacement moved it away.
+
+    Call this before opening a folder that `atomic_folder` writes.
+    """
     target = Path(os.path.realpath(path))
     for old in _leftovers(target, "old.*"):
         if target.exists():
             return
         try:
             os.replace(old, target)
-        except OSError as error:  # another reader has just put it back, or its writer has finished
+        except OSError as error:  # another reader has just restored it, or its writer has finished
             if error.errno not in (*OCCUPIED, errno.ENOENT):
                 raise
 
 
 def sweep(folder: str | Path) -> None:
-    """`settle` every folder in `folder`, and remove what killed writers left behind."""
+    """Restore every folder in `folder` with `settle`, and remove what killed writers left behind."""
     for work in Path(os.path.realpath(folder)).glob(PARTIAL):
         if work.is_dir():
             target = work.with_name(work.name[1:].rsplit(".", 2)[0])
@@ -333,13 +340,13 @@ def sweep(folder: str | Path) -> None:
 
 
 def _leftovers(target: Path, what: str) -> list[Path]:
-    """Entries named `what` in the hidden folders of all writers of `target`, alive or killed."""
+    """Return the entries named `what` in the hidden folders of all writers of `target`, alive or killed."""
     hidden = target.with_name(f".{target.name}.")
     return [Path(entry) for entry in glob.glob(f"{glob.escape(str(hidden))}????????.partial/{what}")]
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed writers of `target` left behind: hidden folders that no process has locked."""
+    """Remove the hidden folders of killed writers of `target`, which no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
-        with suppress(OSError), locked(work):  # gone, its writer lives, or a file system without locks
+        with suppress(OSError), locked(work):  # gone, or its writer is alive, or there are no locks
             shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Lines of text files, gzipped if their name ends in .gz."""
+"""Read text files line by line; files whose names end in .gz are gunzipped."""
 
 import gzip
 import zlib
@@ -10,10 +10,10 @@ LONGEST = 1 << 27  # bytes of a line; gzip expands up to a thousandfold
 
 
 def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (number from 1, offset of its first byte, line) of each line that is not blank.
+    """Yield (line number from 1, offset of the first byte, line) for each line that is not blank.
 
-    Raises FileNotFoundError if the file does not exist, ValueError if a .gz file is truncated or a line is
-    longer than `LONGEST`; the rest of such a line is not read.
+    Raises FileNotFoundError if the file does not exist. Raises ValueError if a .gz file is truncated, or if a
+    line is longer than `LONGEST`, without reading the rest of the line.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -33,7 +33,10 @@ def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def decoded(line: bytes, where: str) -> str:
-    """Decode a line without its line break. Raises ValueError, beginning with `where`, if it is not UTF-8."""
+    """Decode a line and strip its line break.
+
+    where: start of the message of the ValueError that is raised if the line is not UTF-8.
+    """
     try:
         return line.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
@@ -41,9 +44,10 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a UTF-8 text file that are not blank, numbered from 1.
+    """Yield (line number from 1, line) for each line of a UTF-8 text file that is not blank.
 
-    Raises ValueError, with file and line, if a line is not UTF-8, and the errors of `byte_lines`.
+    Raises ValueError, naming the file and line, if a line is not UTF-8. Errors are otherwise as in
+    `byte_lines`.
     """
     for number, _, line in byte_lines(path):
         text = decoded(line, f"{path}, line {number}")

@@ -1,4 +1,4 @@
-"""manifest.json: size and SHA-256 of every other file in a folder, to detect damage."""
+"""manifest.json: the size and SHA-256 of every other file in a folder, to detect damage."""
 
 import hashlib
 from pathlib import Path
@@ -17,7 +17,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Describe how a folder differs from its manifest.json; None if every file is intact."""
+    """Describe how a folder differs from its manifest.json; return None if every file is intact."""
     try:
         for name, (size, digest) in read_json(folder / MANIFEST).items():
             file = folder / name

@@ -1,7 +1,8 @@
 """Plug-ins: users' Python files that register an alignment, Z, imputation, encoder or paradigm.
 
-Every script and command takes `--plugin FILE`, and `paradigms.load` takes `plugin=FILE`. Nothing else imports
-a plug-in: a checkpoint names the plug-ins that it needs, and loading it without them is an error.
+Every script and command accepts `--plugin FILE`, and `paradigms.load` accepts `plugin=FILE`. Plug-ins are
+never imported automatically: a checkpoint only names the plug-ins that it needs, and loading the checkpoint
+without them raises an error.
 """
 
 import importlib
@@ -12,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-LOADED: list[Path] = []  # the plug-ins of this process
+LOADED: list[Path] = []  # the plug-ins that this process has imported
 
 
 def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
     """Import each file as a module with the file's name, once per process.
 
-    The file's folder is appended to `sys.path`, for spawned processes. Raises FileNotFoundError if a file
-    does not exist, ValueError if another module has its name or if it cannot be imported.
+    The file's folder is appended to `sys.path` for spawned processes. Raises FileNotFoundError if a file does
+    not exist, and ValueError if importing it fails or if another module has the same name.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         path = Path(file).resolve()
@@ -33,7 +34,7 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
             raise ValueError(f"plug-in {file}: {path.stem} is not a free module name: rename the file")
         try:
             importlib.import_module(path.stem)
-        except Exception as error:  # of the user's own code
+        except Exception as error:  # from the user's own code
             at = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
             line = error.lineno if isinstance(error, SyntaxError) else at[-1] if at else None
             where = f"plug-in {file}" + (f", line {line}" if line else "")
@@ -43,7 +44,7 @@ def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
 
 
 def plugin_of(registered: Any) -> str:
-    """Name of the plug-in file that defines a registered function or class; "" for built-in ones."""
+    """Return the name of the plug-in file that defines a function or class, or "" if it is built in."""
     module = str(registered.__module__)
     if module.partition(".")[0] == "paradigms":
         return ""

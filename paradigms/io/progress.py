@@ -1,4 +1,4 @@
-"""One style for all progress bars: description, bar, count, time left."""
+"""A common style for all progress bars: description, bar, count and time left."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from paradigms.io.terminal import Terminal
 
 
 class _Silent(Progress):
-    """A progress bar that does nothing, for searches that take milliseconds."""
+    """A progress bar that displays nothing, for searches that take milliseconds."""
 
     def __enter__(self) -> "_Silent":
         return self
@@ -34,7 +34,10 @@ _SILENT = _Silent(disable=True)
 
 
 def progress_bar(shown: bool = True) -> Progress:
-    """Create a rich progress display, a context manager. It writes to stderr, so that output can be piped."""
+    """Create a rich progress display, a context manager that writes to stderr.
+
+    shown: whether to display anything.
+    """
     if not shown:
         return _SILENT
     columns = (

@@ -1,6 +1,6 @@
-"""Print foreign text safely: control characters are displayed, never executed.
+"""Print untrusted text safely: control characters are displayed, never executed.
 
-A document, id or file name with ESC could otherwise change the clipboard, the title or the screen.
+Otherwise a document, id or file name that contains ESC could change the clipboard, the title or the screen.
 """
 
 import signal
@@ -19,15 +19,15 @@ SHOWN: dict[int, int] = PICTURES | dict.fromkeys(HIDDEN, 0xFFFD)
 
 
 def shown(text: object) -> str:
-    """Replace control characters by visible ones, except line breaks and tabs."""
+    """Replace control characters, except line breaks and tabs, with visible characters."""
     return str(text).translate(SHOWN)
 
 
 @contextmanager
 def interruptible(advice: str = "") -> Iterator[None]:
-    """End the program with one line and exit code 130 on Ctrl-C; a second Ctrl-C ends it at once.
+    """Exit with a one-line message and code 130 on Ctrl-C; a second Ctrl-C kills the program immediately.
 
-    advice: how to continue, after the word "interrupted".
+    advice: how to continue, printed after the word "interrupted".
     """
     try:
         yield
@@ -38,7 +38,7 @@ def interruptible(advice: str = "") -> Iterator[None]:
 
 
 class Terminal(Console):
-    """A rich console that prints text as `shown`: brackets and :names: are not markup."""
+    """A rich console that prints text safely (`shown`), without interpreting markup or :emoji: names."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
