@@ -1,13 +1,13 @@
-"""Search and reranking over stores of tokens, by rel.
+"""Search and rerank stores of tokens by rel.
 
     index = Index(Store.build(kinds.compressed(bits=4), model, ids, texts, "folder"))
     index = open_index("folder")                            # of any kind
     index.search_tokens(model.recipe, model.encode_queries(["a query"]), 10)
 
-`kinds` defines every kind of index: a codec of the store, files made from its rows, and a finder. The finders
-are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings` (MUVERA);
-`ranking` has their shared functions. `index` defines the object that searches, and `indexes` one that
-searches several as one.
+`kinds` defines every kind of index: a codec for the tokens, files derived from the rows, and a finder. The
+finders are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings`
+(MUVERA); they share the functions in `ranking`. `index` defines `Index`, which searches one store, and
+`indexes` defines `Indexes`, which searches several stores together.
 """
 
 from paradigms.find import kinds

@@ -1,9 +1,9 @@
-"""Candidates by one inner product of fixed-dimensional encodings, then rel exactly: MUVERA.
+"""MUVERA: candidates by one inner product of fixed-dimensional encodings, then exact rel.
 
-Dhulipala et al. 2024 (arXiv:2405.19504). The token vectors are stored with a FAISS index of one vector per
+Dhulipala et al. 2024 (arXiv:2405.19504). Beside the token vectors, a FAISS index stores one vector per
 document (`muvera.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest
-inner products with the query's vector are scored on all of their tokens: by `core.rel` or, if the
-paradigm imputes, as in reranking.
+inner products with the query's vector are scored from all their tokens: by `core.rel` or, if the paradigm
+imputes, as in reranking.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
 from paradigms.store.store import Store
 
-WIDE = 1 << 20  # dimensions of an encoding, at most
+WIDE = 1 << 20  # maximum dimensions of an encoding
 CENTRE = "centre.bin"
-READ = 1 << 16  # padded tokens that are read at once
+READ = 1 << 16  # padded tokens read at once
 
 
 class Opened(NamedTuple):
@@ -38,9 +38,9 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Encodings(FixedEncoding):
-    """A FAISS file of one vector per document.
+    """A FAISS file with one vector per document.
 
-    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens, which keeps the
+    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens. This keeps the
     order by MaxSim and separates vectors that have much in common.
     """
 
@@ -78,17 +78,17 @@ class Encodings(FixedEncoding):
 class NearDocuments:
     """Score the documents with the nearest encodings in full.
 
-    probes: FAISS's inverted lists read per query. candidates: documents to score, at least as many as wanted;
-    0 means 64, or 4 per wanted document.
+    probes: number of FAISS's inverted lists to read per query. candidates: number of documents to score,
+    raised to k if smaller; 0 means the larger of 64 and 4k.
     """
 
     probes: int = 16
     candidates: int = 0
 
     def nearest(self, store: Store, queries: Tokens, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the k documents with the largest inner products for each query [b, 1, j, h]: products, rows.
+        """Return the k largest inner products for each query [b, 1, j, h], and the rows of their documents.
 
-        Rows are −1 if FAISS finds fewer.
+        If FAISS finds fewer than k documents, the remaining rows are −1.
         """
         hidden = np.ones(len(store.living), bool)
         hidden[there := store.with_tokens()] = False

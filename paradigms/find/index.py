@@ -1,13 +1,13 @@
-"""A store and the finder that searches it: search and rerank with encoded queries.
+"""Search and rerank one store with encoded queries.
 
-Two ways to score (`Recipe.search`):
+There are two ways to score (`Recipe.search`):
 
-- gather: `core.rel`, from all stored tokens of a candidate;
-- impute: a token search gives the k' best document tokens of each query token, and documents are scored from
-  those alone: `impute.imputed_rel` (Lee et al. 2023, Eq. 4), if the token search is exact.
+- gather: score by `core.rel`, from all stored tokens of a candidate;
+- impute: retrieve the k' best document tokens for each query token, and score documents from these tokens
+  alone. With an exact token search, the score is `impute.imputed_rel` (Lee et al. 2023, Eq. 4).
 
-Documents without tokens are never returned, since their rel of 0 would rank above negative cosines; reranking
-gives them −∞. Queries without tokens return nothing. The caller sets the number of threads
+Documents without tokens are never returned, because their rel of 0 would rank above negative cosines;
+reranking scores them −∞. Queries without tokens return no documents. The caller sets the number of threads
 (`torch.set_num_threads`).
 """
 
@@ -29,20 +29,20 @@ from paradigms.store.store import Store
 
 @runtime_checkable
 class Finder(Protocol):
-    """Finds and scores candidates: a frozen dataclass whose fields trade speed for recall."""
+    """A search algorithm: a frozen dataclass whose fields trade speed for recall."""
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
-        """Find the k best documents of each query, best first.
+        """Return the k best documents for each query, best first.
 
-        parts: queries [b, 1, j, h] in float32. store: has at least one token. advance: called with the number
-        of queries just done.
+        store: a store with at least one token. parts: queries [b, 1, j, h] in float32. advance: callback that
+        receives the number of queries just completed.
         """
 
 
 class Index:
-    """Search and rerank a store. finder: by default, the finder of the store's kind."""
+    """Search and rerank a store. finder: None means the default finder for the store's kind."""
 
     def __init__(self, store: Store, finder: Finder | None = None) -> None:
         self.store = store
@@ -52,12 +52,12 @@ class Index:
         return len(self.store)
 
     def with_finder(self, **settings: Any) -> "Index":
-        """Change settings of the finder, such as probes=16."""
+        """Return an index with changed finder settings, such as probes=16."""
         finder: Any = self.finder
         return Index(self.store, replace(finder, **settings))
 
     def only(self, ids: Iterable[str]) -> "Index":
-        """Restrict the index to these documents; nothing is written.
+        """Return an index restricted to these documents, without writing anything.
 
         Exact searches return the same results as an index built from these documents alone. Raises KeyError,
         naming the document, if one is unknown.
@@ -72,9 +72,10 @@ class Index:
         *,
         advance: Advance = lambda n: None,
     ) -> Ranked:
-        """Find the k best documents of each query [b, 1, j, h], best first, or fewer if fewer match.
+        """Return the k best documents for each query [b, 1, j, h], best first, or fewer if fewer match.
 
-        queries: a sequence is searched part by part. advance: called with the number of queries just done.
+        queries: one batch, or a sequence of batches. advance: callback that receives the number of queries
+        just completed.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -95,10 +96,10 @@ class Index:
     def rerank_tokens(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[Ranked]:
-        """Rescore each query's candidates with each recipe, best first; kernels share one S if they can.
+        """Rescore each query's candidates with each recipe, best first. The recipes share one S if possible.
 
-        queries: [b, 1, j, h]. For an imputing recipe, the query's candidates are the pool. Raises
-        KeyError, naming the document, if one is unknown.
+        queries: [b, 1, j, h]. For an imputing recipe, a query's candidates form its pool. Raises KeyError,
+        naming the document, if one is unknown.
         """
         for recipe in recipes:
             queries = self.checked(recipe, queries)
@@ -115,11 +116,11 @@ class Index:
         return ranked
 
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
-        """Find each query's k best documents, and whether these are proved to be the k best.
+        """Return each query's k best documents, and whether these are proved to be the k best.
 
-        The proof concerns the same documents in the store that `Store.certify` compared with. A score errs by
-        at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError if the store has no errors, or
-        the recipe's rel is not a sum of maxima whose Z depends on the query alone.
+        The proof refers to the scores in the store that `Store.certify` compared this store with. A score
+        errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError if the store has no
+        errors, or if the recipe's rel is not a sum of maxima whose Z depends on the query alone.
         """
         store = self.store
         fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")

@@ -1,10 +1,10 @@
-"""top-k_d rel(d, q) over several indexes, as one index of all their documents would answer.
+"""top-k_d rel(d, q) over several indexes, searched as if they were one index of all their documents.
 
-The indexes hold different documents of one model, in folders on one or several disks. Where candidates are
-scored in full (gather), the best documents are the best of all indexes' best. Where missing similarities are
-imputed (Lee et al. 2023, Eq. 4), the k' tokens that a query token retrieves, and with them mⱼ and which
-documents are scored, are the best of all indexes together. Exact indexes answer as one exact index; of other
-kinds, each index looks for its candidates as it would alone.
+The indexes hold different documents encoded by one model, in folders on one or several disks. If candidates
+are scored in full (gather), the results of all indexes are merged. If missing similarities are imputed (Lee
+et al. 2023, Eq. 4), each query token retrieves its k' best tokens from all indexes together; these tokens
+determine mⱼ and the documents to score. Exact indexes return the same results as one exact index. Indexes of
+other kinds each search for candidates separately.
 """
 
 import operator
@@ -30,16 +30,16 @@ from paradigms.scoring.stored import Scanned, filled, score, slices
 from paradigms.store.build import Advance
 from paradigms.store.store import Store
 
-SAME = ("paradigm", "weights", "dim", "fields")  # of the manifests: what made the tokens
+SAME = ("paradigm", "weights", "dim", "fields")  # manifest entries that must agree: what made the tokens
 
 
 class Stores:
-    """The stores of several indexes, for what their users ask of one. Raises ValueError if two hold a
-    document, or other models made them."""
+    """The stores of several indexes, usable like one store. Raises ValueError if two stores hold the same
+    document or were made by different models."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self.stores = tuple(stores)
-        self._owners: dict[str, int] = {}  # id → place of its store
+        self._owners: dict[str, int] = {}  # id → position of its store
         first = self.stores[0]
         for n, store in enumerate(self.stores):
             if other := next((k for k in SAME if store.manifest.get(k) != first.manifest.get(k)), None):
@@ -60,23 +60,23 @@ class Stores:
         return sum(store.bytes_per_document * len(store) for store in self.stores) / max(1, len(self))
 
     def check(self, paradigm: Paradigm) -> None:
-        """`Store.check` of each store."""
+        """Call `Store.check` on each store."""
         for store in self.stores:
             store.check(paradigm)
 
     def owner(self, id: str) -> int:
-        """The place of the store that holds a document. Raises KeyError if no store holds the document."""
+        """Return the position of the store that holds a document. Raises KeyError if no store holds it."""
         if id not in self._owners:
             raise KeyError(f"document {id!r} is in none of the indexes {self} of {len(self)} documents")
         return self._owners[id]
 
     def positions(self, ids: Iterable[str]) -> list[int]:
-        """`owner` of each document."""
+        """Return the `owner` of each document."""
         check_several(ids, "document ids")
         return [self.owner(id) for id in ids]
 
     def divided(self, ids: Iterable[str]) -> list[list[str]]:
-        """The documents by store, in their order."""
+        """Group documents by store, keeping their order."""
         parts: list[list[str]] = [[] for _ in self.stores]
         check_several(ids, "document ids")
         for id in ids:
@@ -84,7 +84,7 @@ class Stores:
         return parts
 
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
-        """`Store.tokens_of` documents of any of the stores, in the order of `ids`."""
+        """Read the tokens of documents from their stores, in the order of `ids`; see `Store.tokens_of`."""
         parts = self.divided(ids)
         named = [id for part in parts for id in part]
         read = [store.tokens_of(some, device) for store, some in zip(self.stores, parts, strict=True) if some]
@@ -95,7 +95,7 @@ class Stores:
 
 
 class Indexes:
-    """Search and rerank several indexes of one kind as one; the methods of `Index`."""
+    """Several indexes of one kind, with the methods of a single `Index`."""
 
     def __init__(self, indexes: Sequence[Index]) -> None:
         if not indexes:
@@ -106,11 +106,11 @@ class Indexes:
         return len(self.store)
 
     def with_finder(self, **settings: Any) -> "Indexes":
-        """Change settings of every finder, such as probes=16."""
+        """Return indexes with changed finder settings, such as probes=16."""
         return Indexes([index.with_finder(**settings) for index in self.indexes])
 
     def only(self, ids: Iterable[str]) -> "Indexes":
-        """Restrict the search to these documents. Raises KeyError, naming the document, if one is unknown."""
+        """Return indexes restricted to these documents. Raises KeyError, naming it, if one is unknown."""
         parts = zip(self.indexes, self.store.divided(ids), strict=True)
         return Indexes([index.only(some) for index, some in parts])
 
@@ -122,7 +122,7 @@ class Indexes:
         *,
         advance: Advance = lambda n: None,
     ) -> Ranked:
-        """Find the k best documents of each query, as `Index.search_tokens`.
+        """Return the k best documents for each query; arguments as in `Index.search_tokens`.
 
         For imputation, compressed indexes retrieve the k' best tokens of their probed lists, however large k'
         is, so mⱼ is not estimated. Raises ValueError if `recipe` imputes and the indexes differ in kind.
@@ -150,7 +150,7 @@ class Indexes:
     def rerank_tokens(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[Ranked]:
-        """Rescore each query's candidates with each recipe, as `Index.rerank_tokens`."""
+        """Rescore each query's candidates with each recipe; arguments as in `Index.rerank_tokens`."""
         if any(recipe.reads_pool for recipe in recipes):
             return [
                 [self._pooled(r, queries[n : n + 1], ids) for n, ids in enumerate(candidates)]
@@ -175,7 +175,7 @@ class Indexes:
 def _imputed(
     indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
 ) -> Ranked:
-    """Eq. 4 over all indexes: what each query token retrieves from each, put together."""
+    """Score by Eq. 4 from the tokens that each query token retrieves from all indexes together."""
     stores, finders = [index.store for index in indexes], [index.finder for index in indexes]
     kinds = {type(finder) for finder in finders}
     if len(kinds) > 1:
@@ -216,11 +216,11 @@ def _scanned(
     k: int,
     advance: Advance,
 ) -> Ranked:
-    """`_imputed` of exact indexes, by the compiled kernels."""
+    """Score by Eq. 4 over exact indexes, with the compiled kernels."""
     ranked, rows = [], [np.flatnonzero(store.living) for store in stores]
     total = sum(store.living_tokens for store in stores)
     for some in (some for queries in parts for some in slices(queries)):
-        packed = reads[0].packed(some)  # exact stores take the same
+        packed = reads[0].packed(some)  # the same for all exact stores
         pools = [
             read.retrieved(recipe.search_tokens, packed, mine) for read, mine in zip(reads, rows, strict=True)
         ]
@@ -238,7 +238,7 @@ def _scanned(
 def _near(
     indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
 ) -> Ranked:
-    """Rerank the documents with the largest inner products of encodings, of all indexes."""
+    """Rerank the documents of all indexes whose encodings have the largest inner products."""
     ranked, all_of = [], Indexes(indexes)
     for queries in parts:
         finders: list[Any] = [index.finder for index in indexes]
@@ -259,12 +259,12 @@ def _near(
 
 
 def _best_of(runs: Sequence[Ranked], k: int | None) -> Ranked:
-    """The k best documents of each query, or all, from what several indexes found."""
+    """Merge the runs of several indexes, and keep the k best documents for each query, or all."""
     return [best_first(reduce(operator.or_, rows), k) for rows in zip(*runs, strict=True)]
 
 
 def _joined(one: Tokens, other: Tokens) -> Tokens:
-    """The documents of two Tokens [1, n, i, h], padded to the longer ones."""
+    """Concatenate the documents of two Tokens [1, n, i, h], padded to the larger i."""
     longest = max(one.mask.shape[2], other.mask.shape[2])
 
     def wide(t: Tensor) -> Tensor:

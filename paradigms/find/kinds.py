@@ -1,4 +1,4 @@
-"""The kinds of index: each a codec, files made from the rows, and a finder. Plug-ins add to `INDEXES`."""
+"""The kinds of index. Each combines a codec, derived files and a finder; plug-ins add to `INDEXES`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ from paradigms.store.store import open_store
 
 
 def exact() -> Kind:
-    """float16 vectors; all documents are scored."""
+    """Exact search over float16 vectors: all documents are scored."""
     return Kind("exact", Float16(), Exact())
 
 
 def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
-    """float16 vectors, and any index of FAISS's factory: documents whose tokens FAISS finds are scored.
+    """float16 vectors and any FAISS index: the documents whose tokens FAISS finds are scored.
 
     factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, else inverted
-    lists. probes: lists read per query token. seed: draws the training sample.
+    lists. probes: number of lists to read per query token. seed: random seed of the training sample.
     """
     return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
 
@@ -37,18 +37,17 @@ def compressed(
     """A centroid and 1, 2, 4 or 8 bits per dimension for each token; a few lists of tokens are scored.
 
     lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
-    k-means. probes: lists read per query token. candidates: documents to score in full; 0 means 64, or 4 per
-    wanted document.
+    k-means. probes: number of lists to read per query token. candidates: number of documents to score in
+    full, raised to k if smaller; 0 means the larger of 512 and 8k.
     """
     codec = Residuals(bits, lists, rounds, seed)
     return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
 
 
 def inverted(bits: int = 8) -> Kind:
-    """Id and weight of each term, in 8 bits or float16: SPLADE, uniCOIL, BM25.
+    """An inverted index of term weights, in 8 bits or float16: SPLADE, uniCOIL, BM25.
 
-    Documents that share a term with the query are scored; blocks that cannot reach the k-th score are
-    skipped.
+    Documents that share a term with the query are scored, except in blocks that cannot reach the k-th score.
     """
     return Kind("inverted", Weights(bits), BlockMax())
 
@@ -67,9 +66,10 @@ def fixed(
 ) -> Kind:
     """float16 vectors, and one long vector per document, whose inner products select the documents to score.
 
-    planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory, probes: FAISS's index
-    of the long vectors, and the lists read per query. centre: whether to subtract the mean of all tokens.
-    candidates: documents to score in full; 0 means 64, or 4 per wanted document.
+    planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory: FAISS index of the
+    long vectors. probes: number of lists to read per query. centre: whether to subtract the mean of all
+    tokens. candidates: number of documents to score in full, raised to k if smaller; 0 means the larger of 64
+    and 4k.
     """
     derived = Encodings(planes, repetitions, inner, final, fill, seed, factory, centre)
     return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)
@@ -85,7 +85,7 @@ INDEXES: dict[str, Callable[..., Kind]] = {
 
 
 def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:
-    """Open an index of any kind in a folder; arguments and errors as in `store.open_store`."""
+    """Open the index in a folder, whatever its kind; arguments and errors as in `store.open_store`."""
     return Index(open_store(folder, INDEXES, verify=verify))
 
 
@@ -93,7 +93,7 @@ Folders: TypeAlias = str | Path | Sequence[str | Path]
 
 
 def open_indexes(folders: Folders, *, verify: bool = True) -> Index | Indexes:
-    """Open the index in a folder, or those in several folders as one; otherwise as `open_index`."""
+    """Open the index in a folder, or the indexes in several folders as one (`Indexes`); see `open_index`."""
     if isinstance(folders, str | Path):
         return open_index(folders, verify=verify)
     opened = [open_index(folder, verify=verify) for folder in folders]

@@ -1,23 +1,25 @@
 """top-k_d rel(d, q) from a few lists of coded tokens.
 
-Every centroid of the codec (`store.residuals`) has the list of the documents of its tokens. A query token j
-probes the lists of its most similar centroids, down to the similarity lⱼ.
+Each centroid of the codec (`store.residuals`) has a list of the documents that contain its tokens. A query
+token j probes the lists of its most similar centroids, down to the similarity lⱼ.
 
-1. bound: Σⱼ max(0, max_c cᵀqⱼ − lⱼ), c over the probed lists with d, reads lists alone, no codes (PLAID's
-   first stage, Santhanam et al. 2022, arXiv:2205.09707). `BOUNDED` documents for each candidate, with the
-   largest bounds, go on.
-2. Their tokens in lists that any query token probes are decoded, as x̂, and scored against all query tokens:
+1. Bound: Σⱼ max(0, max_c cᵀqⱼ − lⱼ), where c runs over the probed lists that contain d. This reads lists
+   alone, not codes (PLAID's first stage, Santhanam et al. 2022, arXiv:2205.09707). The documents with the
+   largest bounds, `BOUNDED` per candidate, reach the next stage.
+2. Filter: the tokens of these documents that lie in a probed list are decoded to x̂ and scored against all
+   query tokens, where i runs over these tokens of d:
 
-       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ), i over these tokens of d.
+       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ)
 
-3. impute: f with mⱼ the expected k'-th best similarity of query token j (`loops.select`) approximates
-   `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Up to k' = `SMALL` the score is Eq. 4 itself, on the k' best
-   tokens that each query token finds in its probed lists, which is slower.
-   gather: the `candidates` documents with the largest f, with mⱼ = lⱼ, are scored by `core.rel` on all of
-   their tokens x̂.
+3. impute: with mⱼ the expected k'-th best similarity of query token j (`loops.select`), f approximates
+   `impute.imputed_rel` (Lee et al. 2023, Eq. 4). For k' up to `SMALL`, the score is Eq. 4 itself, from the k'
+   best tokens that each query token finds in its probed lists, which is slower.
+   gather: with mⱼ = lⱼ, the `candidates` documents with the largest f are scored by `core.rel` from all their
+   tokens x̂.
 
-Both miss tokens outside the probed lists. Documents that are added are in no list: a search compares the
-centroids of all their tokens with the probed ones, up to `UNLISTED` tokens, which then go into lists.
+Both miss tokens outside the probed lists. Added documents are not in a list at first: a search compares the
+centroids of all their tokens with the probed lists. Beyond `UNLISTED` such tokens, an addition rewrites the
+lists.
 """
 
 import threading
@@ -39,12 +41,12 @@ from paradigms.store.columns import Files, Writer
 from paradigms.store.residuals import padded
 from paradigms.store.store import Store, ranges
 
-SMALL = 100  # k' up to which it is a list of tokens
-CANDIDATES, EACH = 512, 8  # documents that are scored in full: at least, and for each one that is wanted
-BOUNDED = 16  # documents whose tokens in lists are scored, for each candidate
-UNLISTED = 1 << 20  # tokens outside the lists, at most, after an addition: some 1 ms of a search
+SMALL = 100  # largest k' for which k' tokens are retrieved instead of estimating mⱼ
+CANDIDATES, EACH = 512, 8  # documents scored in full: the minimum, and the number per wanted document
+BOUNDED = 16  # documents per candidate that are scored from their listed tokens
+UNLISTED = 1 << 20  # maximum number of tokens outside the lists after an addition: about 1 ms per search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
-SORTED = 1 << 27  # entries that are sorted at once, in memory
+SORTED = 1 << 27  # entries sorted in memory at once
 
 
 NONE = np.zeros(0, np.float32)
@@ -52,17 +54,17 @@ NONE.setflags(write=False)
 
 
 class Opened(NamedTuple):
-    """The lists of a store."""
+    """A store's lists."""
 
-    begins: np.ndarray  # int64 [lists + 1]: where each list begins among the entries
-    entries: np.ndarray  # uint32: the documents of the tokens, list by list, ascending in each
-    first: int  # the first document whose tokens are in no list
-    states: threading.local  # of `loops.bound`, for each thread
+    begins: np.ndarray  # int64 [lists + 1]: where each list begins in `entries`
+    entries: np.ndarray  # uint32: the tokens' documents, list by list, in ascending order within a list
+    first: int  # the first document whose tokens are not in the lists
+    states: threading.local  # each thread's state for `loops.bound`
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Files with the documents of every centroid's tokens, one list after the other."""
+    """Files with the lists, one after another: the documents that contain each centroid's tokens."""
 
     def check(self, dim: int) -> None: ...
 
@@ -90,7 +92,7 @@ class Lists:
         return _unlisted(store.files, store) > 0
 
     def open(self, store: Store) -> Opened:
-        """Open the lists. The search checks each number of a document when it reads it."""
+        """Open the lists. Document numbers are not checked until a search reads them."""
         codec: Any = store.codec
         begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
         listed, lists = len(entries), len(codec.packed)
@@ -104,14 +106,14 @@ class Lists:
 
 
 def _unlisted(files: Files | Writer, store: Store) -> int:
-    """The number of tokens that are in no list."""
+    """Return the number of tokens that are not in the lists."""
     return int(store.offsets[-1]) - len(files.array(ENTRIES, "uint32"))
 
 
 @dataclass(frozen=True)
 class Probing:
-    """Search a few lists. probes: lists per query token. candidates: documents that gather scores in full; 0
-    means 512, or 8 per wanted document."""
+    """Search a few lists. probes: number of lists to read per query token. candidates: number of documents
+    that gather scores in full; 0 means the larger of 512 and 8k."""
 
     probes: int = 8
     candidates: int = 0
@@ -150,7 +152,10 @@ class Probing:
         return _each(parts, advance, search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k most similar stored tokens of each query token [t, h], in its probed lists."""
+        """Return similarities and rows of each query token's k most similar tokens in its probed lists.
+
+        vectors: query tokens [t, h].
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
@@ -172,7 +177,7 @@ class Probing:
 
         query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
         missing, least = np.empty(count, np.float32), np.empty(count, np.float32)
-        # How much the products of residuals, whose spread is σ, with a query token vary.
+        # Standard deviation of the products of residuals, whose spread is σ, with a query token.
         noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
         loops.select(query.near, store.once(list_sizes), self.probes, k, noise, least, missing)
         tokens, probed = loops.probed(query.near, least)
@@ -180,8 +185,8 @@ class Probing:
         chosen[probed] = True
         begins, ends = lists.begins[probed], lists.begins[probed + 1]
         total = int((ends - begins).sum()) + int(store.offsets[-1]) - len(lists.entries)
-        threads = worth(total // 4)  # entries are read faster than codes
-        # Documents are divided among the threads, so that no two of them meet the same.
+        threads = worth(total // 4)  # reading entries is faster than reading codes
+        # The documents are divided among the threads, so that no two threads update the same document.
         documents, centroids = len(store.living), store.columns["centroids"]
         cuts = np.empty((threads + 1, len(probed)), np.int64)
         edges = [documents * n // threads for n in range(threads + 1)]
@@ -191,7 +196,7 @@ class Probing:
         given = query.near, least, query.weights
 
         def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-            # Taken out until it is clear again: a search that is interrupted does not put it back.
+            # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
             state = lists.states.__dict__.pop("state", None)
             if state is None:
                 state = np.zeros((documents, 2), np.float32)
@@ -213,16 +218,16 @@ class Probing:
 
 
 class Near(NamedTuple):
-    """Documents in a query's lists."""
+    """The documents in the lists that a query probes."""
 
     rows: np.ndarray  # int64, ascending
     chosen: np.ndarray  # bool [K]: the lists that any query token probes
-    least: np.ndarray  # float32 [j]: l, the similarity of the last list that query token j probes
+    least: np.ndarray  # float32 [j]: lⱼ, the similarity of the last list that query token j probes
     missing: np.ndarray  # float32 [j]: the expected k'-th best similarity
 
 
 def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> np.ndarray:
-    """N · f of each document, with m = missing, weighted by the query's salience if any."""
+    """Compute N · f for each document with m = missing, weighted by the query's salience if any."""
     from paradigms.scoring import kernels
 
     best = np.empty((len(near.rows), packed.query.near.shape[1]), np.float32)
@@ -238,7 +243,7 @@ def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> 
 
 
 def list_sizes(store: Store) -> np.ndarray:
-    """Each list's number of tokens, without deleted documents."""
+    """Count each list's tokens, excluding deleted documents."""
     from paradigms.find import loops
 
     begins, centroids, offsets = store.derived.begins, store.columns["centroids"], store.offsets
@@ -254,7 +259,7 @@ def list_sizes(store: Store) -> np.ndarray:
 
 
 def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
-    """The tokens in some lists, without deleted documents, ascending."""
+    """Return the tokens in the chosen lists in ascending order, excluding deleted documents."""
     lists: Opened = store.derived
     entries = [lists.entries[lists.begins[c] : lists.begins[c + 1]] for c in chosen]
     documents = np.unique(np.concatenate([*entries, np.arange(lists.first, len(store.living))]))
@@ -271,7 +276,7 @@ def _read(store: Store) -> Scanned:
 
 
 def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
-    """Call `search` for each query without padding: one query in all threads, or several in parallel."""
+    """Call `search` for each query without its padding, in parallel if there are enough queries."""
 
     def one(query: Tokens) -> dict[str, float]:
         there = query.mask[0, 0]
@@ -288,7 +293,7 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
 
 
 def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
-    """The `count` rows with the largest f, ascending. Ties go to the lowest rows, in any input order."""
+    """Return the `count` rows with the largest f in ascending order. Ties go to the lowest rows."""
     if len(rows) > count:
         least = np.partition(f, -count)[-count]
         above, equal = rows[f > least], np.sort(rows[f == least])

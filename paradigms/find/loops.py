@@ -1,4 +1,4 @@
-"""The loops of the compressed index around `kernels`, in plain numba: lists of documents, and bounds."""
+"""Loops of the compressed index over lists of documents and their bounds, in plain numba."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 import math
@@ -9,19 +9,19 @@ import numpy as np
 from paradigms.io.compiled import cached_njit
 from paradigms.scoring.tiles import at, prefetch
 
-AHEAD = 16  # entries between one that is read and one whose document is prefetched
-BINS = 1024  # of the histograms that stand for sorting similarities and bounds
+AHEAD = 16  # distance, in entries, from the entry being read to the one being prefetched
+BINS = 1024  # bins of the histograms that replace sorting similarities and bounds
 
 
 @no_type_check
 @cached_njit(nogil=True)
 def select(similarities, sizes, probes, wanted, spread, least, missing):
-    """Find the similarity from which on lists are probed, and estimate the `wanted`-th best similarity.
+    """Find the lowest similarity of a probed list, and estimate the `wanted`-th best similarity.
 
     similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. least[j] is set to the
-    similarity of the `probes`-th most similar list of token j, to the precision of a histogram's bin.
-    missing[j] is set to the similarity m above which `wanted` tokens are expected, if each token's similarity
-    is its centroid's plus normal noise of standard deviation spread[j]:
+    similarity of the `probes`-th most similar list of token j, to the precision of a histogram bin.
+    missing[j] is set to the similarity m above which `wanted` tokens are expected. A token's similarity is
+    modelled as its centroid's similarity plus normal noise of standard deviation spread[j]:
 
         Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = wanted.
     """
@@ -32,7 +32,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
             low[j], high[j] = min(low[j], similarities[c, j]), max(high[j], similarities[c, j])
     scale = np.float32(BINS - 1) / np.maximum(high - low, np.float32(1e-9))
     lists, counts = np.zeros((count, BINS), np.int64), np.zeros((count, BINS), np.int64)
-    half = low + (high - low) / 2  # few lists lie above; the others are counted only if they are needed
+    half = low + (high - low) / 2  # few lists lie above; the others are only counted if needed
     for c in range(similarities.shape[0]):
         for j in range(count):
             if similarities[c, j] >= half[j]:
@@ -56,7 +56,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
 @no_type_check
 @cached_njit(nogil=True)
 def place(histogram, wanted):
-    """The highest bin with at least `wanted` in it and above; 0 if there is none."""
+    """Return the highest bin such that it and the bins above contain at least `wanted`, or else 0."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
     while bin > 0 and counted < wanted:
         bin -= 1
@@ -67,13 +67,13 @@ def place(histogram, wanted):
 @no_type_check
 @cached_njit(nogil=True)
 def blurred(histogram, wanted, spread):
-    """`place` in a histogram whose bins have normal noise of standard deviation `spread`, in bins."""
+    """Return `place` after adding normal noise of standard deviation `spread`, in bins, to the histogram."""
     if spread < 0.5:
         return place(histogram, wanted)
     bins = histogram.shape[0]
     above = np.empty(
         3 * bins
-    )  # above[2 * bins + d]: the share of a bin that rises above another, d bins lower
+    )  # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
     for n in range(3 * bins):
         above[n] = 0.5 * math.erfc((2 * bins - n) / (spread * math.sqrt(2)))
     low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
@@ -91,7 +91,10 @@ def blurred(histogram, wanted, spread):
 @no_type_check
 @cached_njit(nogil=True)
 def probed(similarities, least):
-    """The query token and the list of each pair with similarities[c, j] ≥ least[j]: by token, best first."""
+    """Return query tokens j and lists c of the pairs with similarities[c, j] ≥ least[j].
+
+    The pairs are sorted by token, then by descending similarity.
+    """
     tokens, lists, values = [0][:0], [0][:0], [np.float32(0)][:0]
     for c in range(similarities.shape[0]):
         for j in range(least.shape[0]):
@@ -107,12 +110,13 @@ def probed(similarities, least):
 @no_type_check
 @cached_njit(nogil=True)
 def bound(similarities, least, weights, tokens, lists, begins, ends, entries, alive, state, documents):
-    """Add up, for each document in a probed list, what its best centroids exceed the last probed list by:
+    """bound(d) = Σⱼ weights[j] max(0, max_c similarities[c, j] − least[j]) for each document d in a list.
 
-    bound(d) = Σⱼ weights[j] max(0, max_c similarities[c, j] − least[j]), c over lists of pairs (j, c) with d.
+    c runs over the lists that contain d and that token j probes.
 
-    tokens, lists: the pairs, as `probed` orders them. begins, ends: the entries of each pair's list. state:
-    [documents, 2], 0 before the call; state[d, 0] is the bound afterwards. Returns the number of `documents`.
+    tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: the entries of each pair's list.
+    state: [documents, 2], initially 0; state[d, 0] is set to the bound. documents: output, the documents with
+    a bound. Returns the number of these documents.
     """
     met = 0
     for n in range(tokens.shape[0]):
@@ -136,7 +140,7 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 def bound_unlisted(
     similarities, least, weights, chosen, centroids, offsets, first, stop, alive, state, documents, met
 ):
-    """Do what `bound` does for documents `first` to `stop`, whose tokens are in no list yet.
+    """Extend `bound` to the documents `first` to `stop`, whose tokens are not in the lists yet.
 
     chosen[c]: whether any query token probes list c.
     """
@@ -161,9 +165,9 @@ def bound_unlisted(
 @no_type_check
 @cached_njit(nogil=True)
 def largest(documents, state, count):
-    """The documents with the `count` largest bounds, to the precision of a bin, and their bounds.
+    """Return the documents with the `count` largest bounds, to the precision of a bin, and their bounds.
 
-    Clears the state of all.
+    The state of all documents is reset to 0.
     """
     low, high = np.float32(np.inf), np.float32(-np.inf)
     for d in documents:
@@ -185,7 +189,7 @@ def largest(documents, state, count):
 @no_type_check
 @cached_njit(nogil=True)
 def cut(entries, begins, ends, document, out):
-    """Find out[n], the first of the ascending entries begins[n] to ends[n] with a value ≥ `document`."""
+    """Set out[n] to the first of the ascending entries begins[n] to ends[n] with a value ≥ `document`."""
     for n in range(begins.shape[0]):
         low, high = begins[n], ends[n]
         while low < high:
@@ -200,7 +204,7 @@ def cut(entries, begins, ends, document, out):
 @no_type_check
 @cached_njit(nogil=True)
 def sizes(centroids, lists):
-    """The number of tokens of each list. What a damaged file puts beyond the last list counts for that."""
+    """Count the tokens of each list. Numbers beyond the last list, in a damaged file, count as the last."""
     counts = np.zeros(lists, np.int64)
     for c in centroids:
         counts[min(np.int64(c), lists - 1)] += 1
@@ -210,10 +214,10 @@ def sizes(centroids, lists):
 @no_type_check
 @cached_njit(nogil=True)
 def sort(centroids, offsets, lists, low, begins, entries):
-    """Put the document of every token of the lists `low`, low + 1, … into its list's place in `entries`.
+    """Fill `entries` with the documents of the tokens of each list, for the lists `low`, low + 1, …
 
-    lists: how many there are. begins: where these lists begin, and the last one ends; entries[0] is the entry
-    begins[0].
+    lists: total number of lists. begins: where each of these lists begins and the last one ends, counted from
+    the first entry of list 0; entries[0] is the entry begins[0].
     """
     free = begins[:-1] - begins[0]
     for d in range(offsets.shape[0] - 1):

@@ -1,9 +1,9 @@
-"""top-k_d rel(d, q) among documents whose tokens FAISS finds near the query's.
+"""top-k_d rel(d, q) among documents whose tokens FAISS finds near the query's tokens.
 
-gather is `core.rel` of the documents with one of the k' (`Recipe.search_tokens`) tokens retrieved for each
-query token (Khattab & Zaharia 2020, §3.6); impute is `impute.imputed_rel` of the retrieved similarities (Lee
-et al. 2023, Eq. 4). Both are exact for "Flat" and k' of all tokens. Deterministic for one seed, for inverted
-lists and flat indexes.
+FAISS retrieves k' tokens (`Recipe.search_tokens`) for each query token. gather scores the documents that
+contain one of these tokens by `core.rel` (Khattab & Zaharia 2020, §3.6). impute scores documents from the
+retrieved similarities by `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Both are exact if the index is "Flat"
+and k' is the number of all tokens. Inverted lists and flat indexes give the same results for the same seed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from paradigms.store.store import Store
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A FAISS file of all token vectors. factory, seed: see `Factory`."""
+    """A FAISS file with all token vectors. factory, seed: see `nearest.Factory`."""
 
     factory: str = ""
     seed: int = 0
@@ -46,7 +46,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class NearTokens:
-    """Search among near tokens. probes: inverted lists read per query token."""
+    """Search with FAISS. probes: number of inverted lists to read per query token."""
 
     probes: int = 16
 
@@ -57,7 +57,7 @@ class NearTokens:
         return search(store, recipe, parts, k, advance, self.token_search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar stored tokens of each query token [t, h], as FAISS finds and scores them."""
+        """Return similarities and rows of the k tokens that FAISS finds for each query token [t, h]."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         queries = np.ascontiguousarray(vectors.float().cpu().numpy())

@@ -1,7 +1,6 @@
-"""Vectors near a query's, by any index of FAISS's factory under inner product (Douze et al. 2024,
-arXiv:2401.08281), in one file beside a store.
+"""Nearest vectors by inner product with any FAISS index (Douze et al. 2024, arXiv:2401.08281), in one file.
 
-FAISS holds its own index in memory, and parses its file in native code: open only files that you trust.
+FAISS keeps its index in memory and parses the file in native code, so open only files that you trust.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +16,20 @@ from paradigms.store.columns import Files, Writer
 from paradigms.store.residuals import centroids_for
 
 FILE = "tokens.faiss"
-NUMBERS = 1 << 24  # numbers of the vectors that are held at once
-SMALL = 1 << 16  # tokens up to which all of them are compared
-MOST_LISTS = 1 << 12  # in the default: as many as a SAMPLE of tokens can train
-SAMPLE = 1 << 18  # vectors that train an index, at most
-READ = 1 << 20  # bytes of a file that are handed to FAISS at once
-BLAS_QUERIES = 800  # per thread, from which FAISS leaves distances to BLAS: its own 20 is slow on few threads
+NUMBERS = 1 << 24  # numbers (vectors × dimensions) in memory at once
+SMALL = 1 << 16  # maximum number of tokens for a flat index
+MOST_LISTS = 1 << 12  # maximum number of default lists: as many as a SAMPLE of tokens can train
+SAMPLE = 1 << 18  # maximum number of vectors to train an index
+READ = 1 << 20  # bytes of a file passed to FAISS at once
+BLAS_QUERIES = 800  # queries per thread from which FAISS uses BLAS; its default, 20, is slow on few threads
 
 Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], float32
 
 
 @dataclass(frozen=True)
 class Factory:
-    """A FAISS index of vectors. name: a string for `faiss.index_factory`; "" means a flat float16 index if
-    vectors are few, else inverted lists. seed: draws the training sample."""
+    """A FAISS index of vectors. name: a string for `faiss.index_factory`; "" means a flat float16 index for
+    few vectors, else inverted lists. seed: random seed of the training sample."""
 
     name: str = ""
     seed: int = 0
@@ -41,8 +40,8 @@ class Factory:
             _empty(self.name, dim)
 
     def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write the FAISS file of `count` vectors. The first build trains the index. anew: if all vectors
-        may have changed, False if some were only appended."""
+        """Write the FAISS file of `count` vectors; the first build trains the index. anew: True if any vector
+        may have changed, False if vectors were only appended."""
         if not count:
             writer.remove(FILE)
             return
@@ -63,7 +62,7 @@ class Factory:
                 raise OSError(f"{FILE} of {writer} cannot be written: {error}") from error
 
     def _trained(self, count: int, entries: Entries) -> Any:
-        """An empty index, trained on a sample."""
+        """Create an empty index, trained on a sample."""
         faiss = _faiss()
         width = entries(np.arange(1)).shape[1]
         sample = max(1, min(SAMPLE, 2 * NUMBERS // width, count))
@@ -83,15 +82,15 @@ class Factory:
 
 
 class Nearest:
-    """The vectors of a FAISS file. shape: their required number and dimensions."""
+    """The vectors in a FAISS file. shape: the expected number and dimension of the vectors."""
 
     def __init__(self, files: Files, shape: tuple[int, int]) -> None:
         self.files, self.shape = files, shape
-        self._content = files.array(FILE, "uint8")  # of this commit, even if the file is replaced later
+        self._content = files.array(FILE, "uint8")  # stays at this commit, even if the file is replaced
 
     @cached_property
     def index(self) -> Any:
-        """FAISS's index, parsed when first needed."""
+        """The FAISS index, parsed on first use."""
         if not len(self._content):
             raise self.files.damaged(FILE, "it is missing")
         try:
@@ -105,9 +104,9 @@ class Nearest:
     def __call__(
         self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find `wanted` vectors that are not dead with FAISS: their inner products and numbers.
+        """Return inner products and numbers of the `wanted` nearest vectors for each query.
 
-        probes: inverted lists to read, if the index has any.
+        dead: which vectors to skip. probes: number of inverted lists to read, if the index has any.
         """
         if not wanted or not len(queries):
             return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
@@ -132,8 +131,8 @@ class Nearest:
 
 
 def default_factory(tokens: int, sample: int = SAMPLE) -> str:
-    """A flat float16 index for few tokens; else about 4√tokens inverted lists, a power of 2, limited so that
-    the sample has 39 vectors to train each list, FAISS's minimum."""
+    """Return the default factory string: a flat float16 index for few tokens, else about 4√tokens inverted
+    lists. The number of lists is a power of 2 that leaves 39 sample vectors per list, FAISS's minimum."""
     if tokens <= SMALL:
         return "SQfp16"
     trained = 1 << max(0, (sample // 39).bit_length() - 1)
@@ -169,14 +168,14 @@ def _nested(faiss: Any, index: Any) -> Iterator[Any]:
 
 
 def _faiss() -> Any:
-    import faiss  # takes a while, and only some indexes need it
+    import faiss  # slow to import, and only some indexes need it
 
     return faiss
 
 
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
-    """Give FAISS as many threads as torch has."""
+    """Make FAISS use as many threads as torch."""
     threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
     faiss.omp_set_num_threads(torch.get_num_threads())
     faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()

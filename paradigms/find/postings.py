@@ -1,9 +1,9 @@
-"""Postings and their search, compiled by numba: each term's documents, in blocks.
+"""Inverted lists of documents in blocks, and their search, compiled by numba.
 
-A block is `BLOCK` consecutive documents. Each pair of term and block has one cell: where its postings begin,
-and their largest weight. A search skips blocks whose largest weights cannot reach the k-th score: block-max
-pruning (Mallia et al. 2024, arXiv:2405.01117), exact here. For a term in many documents, the weights of all
-documents, including zeros, are stored as an array, which is faster to read than postings.
+A block is `BLOCK` consecutive documents. For each term in a block, a cell stores the largest weight and where
+the postings begin. A search skips blocks whose largest weights cannot reach the k-th score: block-max pruning
+(Mallia et al. 2024, arXiv:2405.01117), which is exact here. A frequent term is stored as a dense array of its
+weights in all documents, including zeros, because an array is faster to read than postings.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,21 +15,24 @@ from scipy.sparse import csr_array
 from paradigms.io.compiled import cached_njit
 from paradigms.scoring.kernels import replace_least
 
-BLOCK = 512  # documents; fewer are pruned more often, and more are read in longer runs
-FREQUENT = 0.25  # share of the documents from which on a term is stored densely
+BLOCK = 512  # documents; smaller blocks are pruned more often, larger blocks are read faster
+FREQUENT = 0.25  # share of the documents above which a term is stored densely
 
 
 class Postings(NamedTuple):
-    """Cells by term, then block; postings by cell, then document. Codes are places in a table of weights."""
+    """Postings and cells. Cells are sorted by term, then block; postings are sorted by cell, then document.
 
-    terms: np.ndarray  # [v + 1] where the cells of each term begin
-    blocks: np.ndarray  # [c] the cell's block
-    largest: np.ndarray  # [c] the code of the cell's largest weight
-    first: np.ndarray  # [c + 1] where the cell's postings begin
-    packed: np.ndarray  # [p] the document's place in the block · 2^16 + the weight's code
-    rows: np.ndarray  # [v] the term's row in `dense`, which replaces its postings; or −1
+    A code is an index into a table of weights.
+    """
+
+    terms: np.ndarray  # [v + 1] where each term's cells begin
+    blocks: np.ndarray  # [c] each cell's block
+    largest: np.ndarray  # [c] the code of each cell's largest weight
+    first: np.ndarray  # [c + 1] where each cell's postings begin
+    packed: np.ndarray  # [p] position of the document in its block · 2^16 + code of the weight
+    rows: np.ndarray  # [v] each term's row in `dense`, or −1 if the term has postings
     dense: np.ndarray  # [f, blocks · BLOCK] weights
-    number: int  # of blocks
+    number: int  # number of blocks
 
 
 def inverted(
@@ -37,9 +40,9 @@ def inverted(
 ) -> Postings:
     """Make the postings of all documents that are not deleted.
 
-    ids, codes: [t], of each token. offsets: [n + 1], where each document's tokens begin. living: which
-    documents count. table: the weight of each code, ascending. If a document has an id more than once, its
-    largest code counts; codes of weight 0 are left out.
+    ids, codes: [t], one per token. table: the weight of each code, ascending. offsets: [n + 1], where each
+    document's tokens begin. living: [n], whether each document is not deleted. If an id occurs several times
+    in a document, the largest code counts. Codes with weight 0 are left out.
     """
     starts, by_term, weights = _by_term(ids, codes, offsets, living)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
@@ -47,7 +50,7 @@ def inverted(
     number = -(-len(living) // BLOCK)
     dense = np.zeros((int(frequent.sum()), number * BLOCK), np.float32)
     cells, count = np.zeros_like(starts), len(by_term)
-    # What is not written takes no memory.
+    # Parts of `np.empty` that are never written take no memory.
     blocks, largest = np.empty(count, np.int32), np.zeros(count, codes.dtype)
     first = np.empty(count + 1, np.int64)
     packed = np.empty(count - int(np.diff(starts)[frequent].sum()), np.uint32)
@@ -59,7 +62,7 @@ def inverted(
 def _by_term(
     ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each term's first posting [v + 1], with documents and codes sorted by term, then by document."""
+    """Sort postings by term, then document; return where each term begins [v + 1], documents and codes."""
     starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
     counting = codes * np.repeat(living, np.diff(offsets))
     matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
@@ -98,11 +101,12 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 @no_type_check
 @cached_njit(nogil=True)
 def best(postings, table, terms, weights, k, rows, scores):
-    """Write rows and scores of all documents that entered the k best during the search; return their number.
+    """Find the k best documents; write their rows and scores, and return how many were written.
 
-    terms [m], weights [m] > 0: the query. Documents without any of its terms are left out. Bounds and
-    scores are summed over terms in the same order, so rounding cannot put a score above its bound. The block
-    with the largest bound is searched first, then the others in memory order.
+    terms [m], weights [m] > 0: the query. Documents that entered the k best only temporarily are written,
+    too. Documents without a query term are left out. Bounds and scores are summed over terms in the same
+    order, so rounding cannot put a score above its bound. The block with the largest bound is searched first,
+    then the other blocks in memory order.
     """
     bounds = np.zeros(postings.number, np.float32)
     cells = np.full((postings.number, terms.shape[0]), -1, np.int64)

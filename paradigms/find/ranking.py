@@ -1,7 +1,4 @@
-"""Score and rank a store's documents: functions that finders share.
-
-Ties go to the smaller document id.
-"""
+"""Functions that all finders share to score and rank documents. Equal scores are ordered by document id."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,23 +14,23 @@ from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from paradigms.store.build import Advance
 from paradigms.store.store import Store
 
-RETRIEVED = 1 << 22  # retrieved tokens, over all query tokens of a slice of queries, that are held at once
+RETRIEVED = 1 << 22  # maximum number of retrieved tokens in memory, for all tokens of a slice of queries
 CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored at once
-# Padded tokens of a block of documents, and entries of S at once: on a processor what its cache holds.
+# Padded tokens in a block of documents, and entries of S at once. For a CPU, these fit its cache.
 SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
 
 Ranked = list[dict[str, float]]
-"""The documents and scores of each query, best first."""
+"""One dictionary per query: document id → score, best first."""
 Retrieve = Callable[[Store, Tensor, int], tuple[Tensor, Tensor]]
-"""(store, query tokens [t, h], k) → similarities and rows, [t, k'] with k' ≤ k, of the most similar stored
-tokens of each, in no order, without tokens of deleted documents. Missing ones are −∞ and row −1."""
+"""(store, query tokens [t, h], k) → similarities and rows [t, k'] with k' ≤ k: each query token's most
+similar stored tokens, unordered, without deleted documents. Missing tokens have similarity −∞ and row −1."""
 
 
 def gathered(
     store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
 ) -> Ranked:
-    """`core.rel` of the documents with one of the `search_tokens` tokens retrieved for each query token."""
+    """Retrieve tokens, and score the documents that contain one of them by `core.rel`."""
     ranked = []
     for query, _, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
@@ -45,7 +42,7 @@ def gathered(
 def imputed(
     store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
 ) -> Ranked:
-    """`impute.retrieved_rel` (Lee et al. 2023, Eq. 4): scores from the retrieved tokens alone."""
+    """Score documents from the retrieved tokens alone: `impute.retrieved_rel` (Lee et al. 2023, Eq. 4)."""
     ranked = []
     for _, similarities, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
@@ -58,7 +55,7 @@ def imputed(
 def retrieved_each(
     store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
-    """Yield each query with the similarities and rows that its real tokens retrieve."""
+    """Yield each query with the similarities and rows that `retrieve` returns for its tokens, unpadded."""
     most = RETRIEVED // min(k, store.living_tokens)
     for queries in parts:
         step = max(1, most // max(1, queries.mask.shape[-1]))
@@ -78,10 +75,10 @@ def scores(
     rows: np.ndarray,
     packed: PackedQueries | None = None,
 ) -> Float[Tensor, "s n"]:
-    """`stored.score` of one query with each recipe, for documents by row.
+    """Score documents for one query with each recipe, as `stored.score` does.
 
-    The kernels score all recipes from one S; otherwise tokens are read once. packed: the query, if it is
-    already packed for the kernels.
+    rows: the documents' rows. packed: the query, if already packed for the kernels. Kernels compute S once
+    for all recipes. Other recipes share one read of the tokens.
     """
     values = torch.empty((len(recipes), len(rows)), device=query.mask.device)
     if not len(rows):
@@ -103,7 +100,7 @@ def scores(
 
 
 def scanned(store: Store, device: torch.device) -> Scanned | None:
-    """The input of the compiled kernels; None if they cannot score this store on the device."""
+    """Return the input of the compiled kernels, or None if they cannot score this store on the device."""
     return store.whole.once(_scanned) if device.type == "cpu" else None
 
 
@@ -112,19 +109,19 @@ def _scanned(store: Store) -> Scanned | None:
     return store.codec.scanned(store.columns, store.offsets)
 
 
-# One integer for score and id, so that the largest keys are the best documents whatever ties: above, the
-# score's bits, in an order that integers share with floats; below, the place of the id among all ids.
+# A key combines score and id in one integer, so that the largest keys are the best documents despite ties.
+# The high bits hold the score, converted so that integers sort like floats; the low bits hold the id's rank.
 
 
 def keys(store: Store, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Tensor, "b n"]:
-    """The keys of the documents at `rows`: larger ones are better."""
-    bits = (scores.float() + 0.0).view(torch.int32).long()  # + 0 makes −0 into 0
+    """Return the keys of the documents at `rows`; a larger key is better."""
+    bits = (scores.float() + 0.0).view(torch.int32).long()  # adding 0 turns −0 into 0
     rank = torch.from_numpy(store.whole.once(_order)[1][rows]).to(scores.device)
     return (bits.where(bits >= 0, bits ^ 0x7FFFFFFF) << 32) | (0xFFFFFFFF - rank)
 
 
 def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
-    """Document id → score, in the order of the keys."""
+    """Convert keys to a dictionary, document id → score, in the same order."""
     high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
     scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
     rows = store.whole.once(_order)[0][rank.cpu().numpy()]
@@ -132,10 +129,10 @@ def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
 
 
 def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
-    """At most k best documents among `rows`, best first."""
+    """Return the k best documents among `rows`, best first, or all if there are fewer."""
     if not len(rows):
         return {}
-    scores = scores.float().cpu() + 0.0  # + 0 makes −0 into 0
+    scores = scores.float().cpu() + 0.0  # adding 0 turns −0 into 0
     least = scores.topk(min(k, len(rows))).values[-1]
     there = (scores >= least).numpy()
     values = zip(store.names(rows[there]), scores[there].tolist(), strict=True)
@@ -143,7 +140,7 @@ def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) ->
 
 
 def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in the order of their ids, and each row's place in that order."""
+    """Return the rows sorted by id, and each row's position in that order."""
     ids = store.ids
     by_id = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     return by_id, np.argsort(by_id)

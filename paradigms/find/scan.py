@@ -1,6 +1,7 @@
-"""top-k_d rel(d, q) over a whole corpus, exactly: every document, or every token, is read.
+"""top-k_d rel(d, q) over a whole corpus, exactly: a search reads every document or every token.
 
-gather equals `core.rel` and impute `impute.imputed_rel`, both on the stored vectors, in bounded memory.
+gather equals `core.rel`, and impute equals `impute.imputed_rel`. Both use the stored vectors and bounded
+memory.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,14 @@ from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
 from paradigms.store.store import Store
 
-IN_PLACE = 1 << 20  # tokens of a block of documents whose stored vectors are read in place
+IN_PLACE = 1 << 20  # tokens per block of documents when stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
-GROUP = 8  # similarities whose maxima a token search compares first
+GROUP = 8  # similarities per group; a token search compares the groups' maxima first
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Search that misses nothing, of any store whose codec keeps vectors."""
+    """Exhaustive search of any store whose codec keeps vectors."""
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
@@ -35,7 +36,10 @@ class Exact:
         return search(store, recipe, parts, k, advance)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most similar stored tokens of each query token [t, h], in no order: similarities and rows."""
+        """Return similarities and rows of each query token's k most similar stored tokens, unordered.
+
+        vectors: query tokens [t, h].
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         stored, wanted = store.columns["vectors"], min(k, store.living_tokens)
@@ -57,13 +61,13 @@ class Exact:
 
 
 def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
-    """`core.rel` of all documents, block by block; memory holds the scores of one part of the queries."""
+    """Score all documents by `core.rel`. Memory holds one block's scores for one part of the queries."""
     device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(some) for queries in parts for some in slices(queries)] if read else []
     limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
     queries: Sequence[Any] = packed or parts
-    top: dict[int, Tensor] = {}  # part of the queries → its k best keys so far
+    top: dict[int, Tensor] = {}  # index of a part of the queries → its k best keys so far
     for block in _in_place(store) if read else store.blocks(limit):
         documents = None if read else store.tokens(block, device)
         for n, some in enumerate(queries):
@@ -80,7 +84,7 @@ def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adv
 
 
 def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
-    """Eq. 4, in one pass over the stored vectors for a slice of the queries."""
+    """Score by `impute.imputed_rel`, with one pass over the stored vectors per slice of queries."""
     read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
     if not read:
         return imputed(store, recipe, parts, k, advance, Exact().token_search)
@@ -94,14 +98,14 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
 
 
 def _in_place(store: Store) -> list[np.ndarray]:
-    """The documents that a search may return, in blocks of about IN_PLACE tokens."""
+    """Divide the documents that a search may return into blocks of about IN_PLACE tokens."""
     rows = store.with_tokens()
     cuts = np.searchsorted(store.offsets[rows], range(IN_PLACE, int(store.offsets[-1]), IN_PLACE))
     return [block for block in np.split(rows, cuts) if len(block)]
 
 
 def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """S.topk(k) along rows, in no order: the k largest lie in the k groups with the largest maxima."""
+    """Compute S.topk(k) along rows, unordered: the k largest lie in the k groups with the largest maxima."""
     groups = S.shape[1] // GROUP
     if groups <= k:
         return S.topk(k, sorted=False)

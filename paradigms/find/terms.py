@@ -1,8 +1,8 @@
-"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index of one weight per token (SPLADE, uniCOIL, BM25).
+"""top-k_d Σ_t w_t(d) · w_t(q), exactly: an inverted index with one weight per token (SPLADE, uniCOIL, BM25).
 
-The store has ids and weights of each document's tokens (`store.codecs.Weights`). The first search makes
-`postings` from them, about 1 s per 10⁸ weights, and keeps them in memory. Scores equal `core.rel` on
-the stored weights. Documents that share no term with the query are not returned.
+The store contains the ids and weights of each document's tokens (`store.codecs.Weights`). The first search
+converts them to `postings`, in about 1 s per 10⁸ weights, and keeps these in memory. Scores equal `core.rel`
+on the stored weights. Documents that share no term with the query are not returned.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockMax:
-    """Search that misses nothing, by block-max pruning; weights are at least 0 on both sides."""
+    """Exact search with block-max pruning. Weights of documents and queries must be at least 0."""
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
@@ -55,7 +55,7 @@ class BlockMax:
 
 
 def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
-    """Raise ValueError if postings cannot score the queries."""
+    """Raise ValueError if postings cannot score these queries."""
     if recipe.search == "impute":
         raise ValueError(f"{store} finds tokens by their ids, and cannot impute")
     if "ids" not in recipe.align.reads or recipe.normalise != "one":
