@@ -1,8 +1,8 @@
 """Which sets of documents a query can rank first: dimension, margin, bits and rounding of embeddings.
 
-Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT): n
-documents, and for every set S of k of them a query whose relevant documents are S. A query answers S if each
-document of S scores strictly above all other documents. Results:
+Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT). There
+are n documents and, for every set S of k documents, a query whose relevant documents are S. A query answers S
+if each document of S scores strictly above all other documents. Results:
 
 - Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and for n ≥ 3k no
   smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n. The
@@ -34,7 +34,7 @@ def moment_vectors(documents: int, k: int = 2) -> Array:
     """d_i = (cos t_i, sin t_i, …, cos k t_i, sin k t_i)/√k, t_i = 2πi/n: [n, 2k], unit vectors on one curve.
 
     The curve is the trigonometric moment curve, whose hull is a cyclic polytope (Gale 1963). `moment_queries`
-    answer all sets of at most k documents. Raises ValueError if n < 1 or k < 1.
+    returns queries that answer all sets of at most k documents. Raises ValueError if n < 1 or k < 1.
     """
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
     angles = 2 * np.pi / n * np.arange(n)[:, None] * np.arange(1, most + 1)
@@ -45,7 +45,7 @@ def moment_queries(documents: int, relevant: ArrayLike) -> Array:
     """q_S with ⟨q_S, d(t)⟩ = c − a ∏_{s∈S} (1 − cos(t − t_s)), a > 0: unit queries for `moment_vectors`.
 
     The product is a trigonometric polynomial of degree k, 0 on S and positive elsewhere, so S scores strictly
-    above every other document. relevant [..., k]: indices of documents, distinct in each row. Returns
+    above every other document. relevant: indices of documents, [..., k], distinct in each row. Returns
     [..., 2k].
     """
     n = int(checks.whole(documents, "documents"))
@@ -61,7 +61,7 @@ def moment_queries(documents: int, relevant: ArrayLike) -> Array:
 def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array:
     """min_{s∈S} ⟨q_S, d_s⟩ − max_{c∉S} ⟨q_S, d_c⟩ for each query, [m]: positive where S is answered.
 
-    queries [m, h], documents [n, h], relevant [m, k] with k < n. On unit vectors this is the cosine gap.
+    queries: [m, h]. documents: [n, h]. relevant: [m, k] with k < n. For unit vectors this is the cosine gap.
     """
     Q, D = (checks.vector(x, n, axes=2) for x, n in ((queries, "queries"), (documents, "documents")))
     rows = _sets(relevant, len(D))
@@ -76,20 +76,20 @@ def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array
 def moment_gap(documents: ArrayLike) -> float | Array:
     """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of a pair under `moment_queries`, n ≥ 6.
 
-    Two documents with one document between them attain it. For large n it tends to (2π)⁴/√136 · n⁻⁴.
+    Two documents with one document between them attain this gap, which tends to (2π)⁴/√136 · n⁻⁴ for large n.
     """
     θ = 2 * np.pi / checks.whole(documents, "documents", least=6)
     return checks.plain((2 * np.sin(θ / 2) ** 2) ** 2 / np.sqrt(8 * np.cos(θ) ** 2 + 0.5))
 
 
 def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
-    """A set of at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
+    """Return at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
 
-    Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into points with c > 0 and
-    points with c < 0. The convex hulls of both parts meet. At a common point a linear function is a mean over
-    each part, so neither part scores strictly above the other. The smaller part is returned. With h = 2k − 1
-    it has at most k points: if n ≥ 3k, adding points outside the h + 2 makes a set of k that no query
-    answers. So sets of k need 2k dimensions. points [h + 2, h].
+    points: [h + 2, h]. Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into
+    points with c > 0 and points with c < 0. The convex hulls of both parts meet. At a common point, a linear
+    function is a mean over each part, so neither part scores strictly above the other. The smaller part is
+    returned. With h = 2k − 1, this part has at most k points: if n ≥ 3k, adding points outside the h + 2
+    makes a set of k that no query answers. So sets of k need 2k dimensions.
     """
     X = checks.vector(points, "points", axes=2, nonzero=False)
     if len(X) != X.shape[1] + 2:
@@ -103,9 +103,9 @@ def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> 
     """The h at which a Gaussian projection of one-hot documents answers all sets with chance 1 − `failure`.
 
     q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples
-    (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1 some
-    projection answers all. h grows like 2(k + 1) ln n / −ln(1 − 1/(2k)), 6.95 (k + 1) ln n for pairs and
-    near 4k(k + 1) ln n for large k. documents ≥ 2k broadcast.
+    (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1, some
+    projection answers all sets. h grows like 2(k + 1) ln n / −ln(1 − 1/(2k)), which is 6.95 (k + 1) ln n for
+    pairs and near 4k(k + 1) ln n for large k. documents: n ≥ 2k, of any shape.
     """
     most = int(checks.whole(k, "k"))
     n = checks.whole(documents, "documents", least=2 * most)
@@ -114,15 +114,15 @@ def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> 
 
 
 def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> float | Array:
-    """γ ≤ min(2 / (C(n, k)^{1/h} − 1), n/√(k(n−1)(n−k))): no unit vectors in R^h answer all sets with more.
+    """γ ≤ min(2 / (C(n, k)^{1/h} − 1), n/√(k(n−1)(n−k))): an upper bound on the gap of unit vectors in R^h.
 
-    γ is the least cosine gap of all sets of k < n documents. First bound, packing (of the form of
-    Theorem 1 in the ICLR 2026 version of Weller et al.): for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S.
-    ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ apart; balls of
-    radius γ/2 around them are disjoint and fit into a ball of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
-    Second bound, for every h: γ is at most the distance of the means of S and of its complement, and averages
-    over S (Wang et al. 2026, arXiv:2601.20844); the regular simplex attains it from h = n − 1 on. All
-    arguments broadcast.
+    γ is the least cosine gap of all sets of k < n documents. The first bound is a packing bound (as in
+    Theorem 1 of the ICLR 2026 version of Weller et al.): for sets S ≠ S' take a ∈ S∖S', c ∈ S'∖S. Then
+    ⟨q_S − q_S', d_a − d_c⟩ ≥ 2γ and ‖d_a − d_c‖ ≤ 2, so the C(n, k) unit queries lie γ apart. Balls of
+    radius γ/2 around the queries are disjoint and fit into a ball of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
+    The second bound holds for every h: γ is at most the distance between the mean of S and the mean of the
+    complement of S, averaged over S (Wang et al. 2026, arXiv:2601.20844). The regular simplex attains the
+    second bound from h = n − 1 on. All arguments broadcast.
     """
     n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
     most = _some_of(k, n - 1)
@@ -137,9 +137,10 @@ def pattern_bits(
     """(m/n) log₂ C(n, k): bits per document that an index needs if queries are independent of the relevance.
 
     m queries, each with any k of n documents, have C(n, k)^m relevance patterns. If the queries' vectors are
-    the same for all patterns, only the index distinguishes them. An index with M vectors per document, of h
-    numbers with b bits, has h·M·b bits per document. distinct: no two queries have the same set, as in LIMIT;
-    then there are C(n, k)! / (C(n, k) − m)! patterns, of m ≤ C(n, k) queries. All arguments broadcast.
+    the same for all patterns, only the index distinguishes the patterns. An index with M vectors per
+    document, of h numbers with b bits, has h·M·b bits per document. distinct: no two queries have the same
+    set, as in LIMIT, so that there are C(n, k)! / (C(n, k) − m)! patterns of m ≤ C(n, k) queries. All
+    arguments broadcast.
     """
     n, m = checks.whole(documents, "documents"), checks.whole(queries, "queries")
     log_sets = _log_comb(n, _some_of(k, n))
@@ -154,8 +155,8 @@ def pattern_bits(
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
     """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair around one document.
 
-    Documents and queries are rounded; scores are computed in float64. Raises ValueError if no n ≤ `most`
-    loses a pair.
+    Documents and queries are rounded; scores are computed in float64. Raises ValueError if `dtype` loses no
+    pair at any n ≤ `most`.
     """
     for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
         pairs = (np.arange(n)[:, None] + [0, 2]) % n
@@ -169,10 +170,10 @@ def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
 def forster_bound(relevance: ArrayLike) -> float:
     """√(mn) / ‖2R − 1‖₂ ≤ sign rank of R (Forster 2002), a lower bound on the dimension plus one.
 
-    Sign rank: the least rank of a real matrix with the signs of 2R − 1; vectors that answer every row of R
-    have h ≥ sign rank − 1 (Weller et al. 2025). The bound is large for dense patterns (√n for Hadamard
-    matrices) and near 1 if few documents are relevant: the sign rank is at most `sign_change_bound`.
-    relevance R [m, n] of 0, 1.
+    relevance: R [m, n] of 0 and 1. The sign rank is the least rank of a real matrix with the signs of 2R − 1;
+    vectors that answer every row of R have h ≥ sign rank − 1 (Weller et al. 2025). The bound is large for
+    dense patterns (√n for Hadamard matrices) and near 1 if few documents are relevant: the sign rank is at
+    most `sign_change_bound`.
     """
     signs = 2 * _relevance(relevance) - 1
     return float(np.sqrt(signs.size) / np.linalg.norm(signs, 2))
@@ -187,10 +188,10 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """m unit vectors of 2 numbers, [m, 2]: as tokens under a maximum, they answer any relevance matrix.
+    """m unit vectors of 2 numbers, [m, 2]; used as tokens under a maximum, they answer any relevance matrix.
 
-    Query j is the token u_j. A document has u_j for every query j that it answers, and max_i ⟨u_i, u_j⟩ is 1
-    for relevant documents and at most cos(2π/m) for others, whatever the m × n relevance matrix.
+    Query j is the token u_j. A document has the token u_j for every query j to which it is relevant. For any
+    m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most cos(2π/m) for others.
     """
     angles = 2 * np.pi / int(checks.whole(queries, "queries")) * np.arange(queries)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
@@ -205,7 +206,7 @@ def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
 
 
 def _some_of(k: ArrayLike, most: Array) -> Array:
-    """Return k, checked to lie between 1 and `most`, the largest size of a set."""
+    """Check that k lies between 1 and `most`, the largest size of a set, and return k."""
     sizes = checks.whole(k, "k")
     if not np.all(sizes <= most):
         raise ValueError(f"k = {np.max(sizes):g}; allowed: at most {np.min(most):g} of the documents")
@@ -213,7 +214,7 @@ def _some_of(k: ArrayLike, most: Array) -> Array:
 
 
 def _sets(relevant: ArrayLike, documents: int) -> NDArray[np.int64]:
-    """Check and return indices [..., k] of documents, which are distinct in each row."""
+    """Check and return indices [..., k] of documents, which must be distinct in each row."""
     rows = checks.whole(relevant, "relevant", least=0, most=documents - 1).astype(np.int64)
     if rows.ndim == 0 or rows.shape[-1] == 0:
         raise ValueError(f"relevant has shape {rows.shape}; allowed: [..., k] with k of at least 1")

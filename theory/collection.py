@@ -1,10 +1,11 @@
 """Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
-numbers keeps it if d1 is still among the first r. Two maps are compared: Gaussian random projections, by the
-exact law of `theory.recall` (of cosines, by `cosine_lost`), and the truncated singular value decomposition.
-Failure is a mean over queries, so k depends on the sample of queries and has a 95% interval over it. Below 50
-queries the interval is too narrow, and the k of the whole population mostly lies above it.
+numbers keeps the ranking of a query if d1 is still among the first r. Two maps are compared: Gaussian random
+projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the truncated singular
+value decomposition. Failure is a mean over queries, so k depends on the sample of queries and has a 95%
+interval over queries. Below 50 queries the interval is too narrow, and the k of the whole population mostly
+lies above the interval.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,11 @@ from theory.checks import Array
 from theory.recall import rank_thresholds, required_dimension_recall_exact
 
 RESAMPLES, POINTS = 2000, 80  # bootstrap resamples of the queries, and values of k
-_DENSE, _ROWS = 2000, 10_000  # the largest dense Gram matrix; documents whose scores are held at once
+_DENSE, _ROWS = 2000, 10_000  # largest dense Gram matrix; documents scored at once
 
 
 class Dimension(NamedTuple):
-    """A dimension k and its 95% bootstrap interval over queries; inf if larger than every k tried."""
+    """A dimension k with a 95% bootstrap interval over queries; inf if larger than every k tried."""
 
     k: float
     low: float
@@ -37,7 +38,7 @@ class Dimension(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Gaussian vectors g [v, samples], and their products ⟨g, d⟩ with all documents [n, samples]."""
+    """Gaussian vectors g [v, samples], and the products ⟨g, d⟩ with all documents [n, samples]."""
 
     gaussians: NDArray[np.float32]
     products: NDArray[np.float32]
@@ -45,7 +46,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Vectors of documents [n, v] and queries [m, v], their scores [n, m], and groups of documents."""
+    """Vectors of documents [n, v] and queries [m, v], the scores [n, m], and groups of documents."""
 
     documents: sparse.csr_array
     queries: sparse.csr_array
@@ -75,7 +76,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """Return the documents in single precision, whose six digits exceed the precision of sampling."""
+        """Return the documents in single precision: it has six digits, and sampling leaves two or three."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -84,10 +85,10 @@ class Problem:
         return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """Return (best document, documents below it, score differences) in a group.
+        """Return (best document, documents below it, score differences) in a group for a query.
 
-        Nothing is below the best if no document matches. Documents that tie with the best have no positive
-        margin and are left out.
+        If no document matches the query, no documents are below the best. Documents whose scores tie with the
+        best score have no positive margin, so no statement here covers them, and they are left out.
         """
         rows = self.groups[group]
         scores = self.scores[rows, query]
@@ -97,7 +98,7 @@ class Problem:
         return int(rows[best]), rows[below], gains[below]
 
     def margins(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """Return (best document, documents below it, their margins) in a group for a query."""
+        """Return (best document, documents below it, margins of these documents) in a group for a query."""
         best, below, gains = self.competitors(group, query)
         products = self.documents @ self.documents[[best]].toarray().ravel()
         both = self.squares[best] + self.squares[below]
@@ -109,15 +110,15 @@ class Problem:
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Draw Gaussian vectors for all queries; for a single query they have the law of fresh vectors."""
+        """Draw Gaussian vectors that all queries share; for each query, the law is as with fresh vectors."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 
     def scores_projected(self, query: int, draw: Draw) -> tuple[Array, NDArray[np.float32]]:
         """(a [n], b [n, samples]): under a Gaussian projection to k numbers the scores are χ_k a + b.
 
-        The scores are exact up to one positive factor for all documents. a = ⟨q̄, d⟩, b = ⟨z, d⟩ with z = g −
-        ⟨g, q̄⟩q̄ (`theory.recall`).
+        The scores are exact up to one positive factor for all documents. a = ⟨q̄, d⟩ and b = ⟨z, d⟩ with
+        z = g − ⟨g, q̄⟩q̄ (`theory.recall`).
         """
         vector = self.queries[[query]]
         norm = np.sqrt(vector.power(2).sum())
@@ -127,7 +128,7 @@ class Problem:
 
 
 def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
-    """Group documents into bins of length with equal counts; the last group has all documents."""
+    """Group documents by length into equally full bins; the last group has all documents."""
     order = np.argsort(lengths, kind="stable")
     return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(order))]
 
@@ -152,18 +153,18 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
 
 
 def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """Return the k of a random projection with mean failure β, from thresholds [queries, samples].
+    """Return the k at which a random projection has mean failure β over the queries.
 
-    Queries with NaN are left out; the result is NaN if none remains. The interval resamples the queries and
-    the Gaussian vectors, which all queries share. Failure is monotone in k, so the k of a draw lies where the
-    draw's mean failure on a grid of k crosses β.
+    thresholds: [queries, samples]. Queries with NaN are left out; the result is NaN if no query remains. The
+    interval resamples the queries and the Gaussian vectors, which all queries share. Failure is monotone in
+    k, so the k of a resample lies where the resample's mean failure on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
         return Dimension(np.nan, np.nan, np.nan)
     exact, _ = required_dimension_recall_exact(thresholds, beta)
     t, largest = np.log(1 / beta), float(np.max(thresholds))
-    # At the last k the largest threshold alone fails with β at most (Laurent and Massart 2000, Lemma 1).
+    # At the last k, even the largest threshold fails with at most β (Laurent and Massart 2000, Lemma 1).
     last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
     grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
     rng = np.random.default_rng(seed)
@@ -175,8 +176,8 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
     """(k [K], lost [m, K] of 0 and 1): whether the best document leaves the first r under a truncated SVD.
 
-    D ≈ U_k Σ_k V_kᵀ: V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every k from
-    1 to `most` or the rank is measured. Queries with fewer than r competitors are left out.
+    D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every
+    k from 1 to `most` or the rank is measured. Queries with fewer than r competitors are left out.
     """
     rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
     left = left_vectors(problem.documents, most)
@@ -195,9 +196,9 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
 
 
 def left_vectors(documents: sparse.csr_array, most: int) -> Array:
-    """U [n, k] of the k ≤ `most` largest singular values that are not 0: exact, or converged by ARPACK.
+    """U [n, k] for the k ≤ `most` largest nonzero singular values, exact or converged by ARPACK.
 
-    Up to a scale for each column, these are the documents after a truncated SVD. documents [n, v].
+    Up to a scale for each column, these are the documents after a truncated SVD. documents: [n, v].
     """
     small = min(documents.shape)
     if small <= max(_DENSE, most):
@@ -213,9 +214,9 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """The k from which on at most a share β of the queries is lost.
 
-    ks [K]; lost [m, K], or [m, K, samples] for random maps that all queries share; lost is 1 where a query is
-    lost. The interval resamples the queries and the maps. The result is inf if the last k is not enough, and
-    NaN if there are no queries. Measured failure is not monotone in k; its last crossing of β counts.
+    ks: [K]. lost: 1 where a query is lost, [m, K], or [m, K, samples] for random maps that all queries share.
+    The interval resamples the queries and the maps. The result is inf if the last k is not enough, and NaN if
+    there are no queries. Measured failure is not monotone in k; the last crossing of β counts.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:
@@ -232,11 +233,11 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Whether Gaussian maps push a query's best document by cosine out of the first r, [m, K, samples].
+    """Return whether Gaussian maps push the best document by cosine out of the first r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
-    ks [K], which is renormalised (`theory.cosine`). All queries share the `samples` maps; the first k rows
-    of a map project to k numbers. Documents that tie with the best are left out.
+    ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the
+    first k rows of a map project to k numbers. Documents that tie with the best document are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -263,28 +264,29 @@ def cosine_lost(
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """The k at which a random projection loses a share `lost` of the queries, to compare it with another map.
+    """The k at which a random projection loses a share `lost` of the queries, to compare with another map.
 
-    thresholds [queries, samples] as in `projected_dimension`. Raises ValueError for a share outside (0, 1).
+    thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if the share is outside
+    (0, 1).
     """
     measured = thresholds[~np.isnan(thresholds[:, 0])]
     return required_dimension_recall_exact(measured, float(checks.probability(lost, "lost")))[0]
 
 
 def _resampled(count: int, rng: np.random.Generator) -> Array:
-    """Return weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
+    """Draw the weights of `count` items in each resample, [RESAMPLES, count]; each row sums to 1."""
     return rng.multinomial(count, np.full(count, 1 / count), RESAMPLES) / count
 
 
 def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
-    """Return the mean of each failure [m, samples] in each resample of both, [RESAMPLES, K]."""
+    """Return the mean of each failure [m, samples] over resampled queries and samples, [RESAMPLES, K]."""
     return np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
 
 
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
     """Return a 95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
     points = means.shape[1]
-    last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # the last point above β, if any
+    last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # last point above β, if one exists
     never, always = ~(means > beta).any(1), means[:, -1] > beta
     after = np.minimum(last + 1, points - 1)
     rows = np.arange(RESAMPLES)

@@ -1,14 +1,16 @@
-"""Attention relevance as a kernel sum: Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), S_Q = Σ q_jφ(q_j)ᵀ, z_Q = Σ
-φ(q_j).
+"""Attention relevance as a kernel sum, at a cost linear in the numbers of tokens.
+
+rel = Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
 rel(d, q) = Σ_ij d_iᵀq_j softmax_j(d_iᵀq_j) separates into query and document parts once exp(xᵀy) =
-φ(x)ᵀφ(y). Lemma 5.2 of Wu et al. 2024 takes φ = elu, with normalisers p_ij that depend on d_i and q_j. It is
-false as printed: elu(x)ᵀelu(y) is not exp(xᵀy) and can be 0 or negative, and p depends on d_i and all of Q.
-Corrected: orthogonal positive random features (Choromanski et al. 2021), φ(x) = e^{−‖x‖²/2}
-e^{ωᵀx}/√m, for which E φ(x)ᵀφ(y) = exp(xᵀy), with an error that grows like e^{‖x+y‖²}: meant for unit or
-small vectors.
+φ(x)ᵀφ(y). Lemma 5.2 of Wu et al. 2024 takes φ = elu, with normalisers p_ij that depend on d_i and q_j. The
+lemma is false as printed: elu(x)ᵀelu(y) is not exp(xᵀy) and can be 0 or negative, and p depends on d_i and
+all of Q. The correction uses orthogonal positive random features (Choromanski et al. 2021), φ(x) =
+e^{−‖x‖²/2} e^{ωᵀx}/√m, for which E φ(x)ᵀφ(y) = exp(xᵀy). The error grows like e^{‖x+y‖²}, so vectors should
+have unit length or be small.
 
-Everywhere below: documents D [M, h], queries Q [N, h], finite. A feature map takes [n, h] to [n, m].
+Everywhere below, documents D are [M, h], queries Q are [N, h], and all numbers are finite. A feature map
+takes [n, h] to [n, m].
 """
 
 from collections.abc import Callable
@@ -24,7 +26,7 @@ FeatureMap = Callable[[Array], Array]
 
 
 def relevance(documents: ArrayLike, queries: ArrayLike) -> float:
-    """rel = Σ_ij d_iᵀq_j softmax_j(d_iᵀQ)_j, exactly. Wu et al. 2024, Lemma 5.2, left-hand side."""
+    """rel = Σ_ij d_iᵀq_j softmax_j(d_iᵀQ)_j, exactly: the left-hand side of Lemma 5.2 of Wu et al. 2024."""
     D, Q = _vectors(documents, queries)
     S = D @ Q.T
     return float((S * softmax(S, axis=1)).sum())
@@ -33,9 +35,9 @@ def relevance(documents: ArrayLike, queries: ArrayLike) -> float:
 def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: FeatureMap) -> float:
     """rel ≈ Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
-    Wu et al. 2024, Eq. 25, with the p_ij for which the weights sum to 1: p_i = φ(d_i)ᵀz_Q, which depends on
-    d_i and all of Q. The cost is linear in M and N. Equal to `relevance` if φ(x)ᵀφ(y) = exp(xᵀy). The
-    denominator may be 0 if φ takes negative values.
+    This is Eq. 25 of Wu et al. 2024, with the p_ij for which the weights sum to 1: p_i = φ(d_i)ᵀz_Q, which
+    depends on d_i and all of Q. The cost is linear in M and N. The result equals `relevance` if φ(x)ᵀφ(y) =
+    exp(xᵀy). The denominator may be 0 if φ takes negative values.
     """
     D, Q = _vectors(documents, queries)
     phi_d, phi_q = features(D), features(Q)
@@ -46,8 +48,8 @@ def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: Feature
 def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap) -> Array:
     """tr(F(d_i)ᵀF(q_j)) = d_iᵀq_j φ(d_i)ᵀφ(q_j) with F(x) = xφ(x)ᵀ, [M, N].
 
-    The terms of Eq. 25 before the factor 1/p_ij; Wu et al. 2024, Lemma 5.2. If a term is 0 and d_iᵀq_j is
-    not, no p_ij makes the equality hold.
+    These are the terms of Eq. 25 before the factor 1/p_ij (Wu et al. 2024, Lemma 5.2). If a term is 0 and
+    d_iᵀq_j is not 0, no p_ij makes the equality hold.
     """
     D, Q = _vectors(documents, queries)
     return (D @ Q.T) * (features(D) @ features(Q).T)
@@ -56,8 +58,8 @@ def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap)
 def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
     """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one side of the printed upper bound.
 
-    Wu et al. 2024, after Lemma 5.2 (there over p̂, constant here): rel ≤ factor(D)·factor(Q). The product
-    orders documents by factor(D), the same for every query, so it cannot rank.
+    Wu et al. 2024, after Lemma 5.2: rel ≤ factor(D)·factor(Q), there divided by p̂, which is constant here.
+    The product orders documents by factor(D), the same for every query, so it cannot rank.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     return float((np.linalg.norm(X, axis=1) * np.linalg.norm(features(X), axis=1)).sum())
@@ -66,7 +68,7 @@ def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
 def elu(vectors: ArrayLike) -> Array:
     """φ(x) = elu(x) = x for x > 0, e^x − 1 otherwise, entrywise.
 
-    The φ that Wu et al. 2024 print in Lemma 5.2.
+    Wu et al. 2024 print this φ in Lemma 5.2.
     """
     x = checks.vector(vectors, "vectors", nonzero=False)
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
@@ -75,16 +77,16 @@ def elu(vectors: ArrayLike) -> Array:
 def elu_plus_one(vectors: ArrayLike) -> Array:
     """φ(x) = elu(x) + 1 > 0, entrywise: the usual positive form (Katharopoulos et al. 2020).
 
-    Its φ(x)ᵀφ(y) is not exp(xᵀy) either.
+    Here too, φ(x)ᵀφ(y) is not exp(xᵀy).
     """
     return elu(vectors) + 1
 
 
 def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
-    """ω [m, h]: m Gaussian vectors, orthogonal to one another within every block of h rows.
+    """Draw ω [m, h]: m Gaussian vectors, orthogonal to one another within every block of h rows.
 
     Choromanski et al. 2021. Directions come from a QR decomposition and lengths χ_h are drawn independently,
-    so each row alone is N(0, I). Raises ValueError for dimension or features below 1.
+    so each row alone is N(0, I). Raises ValueError if dimension or features is below 1.
     """
     h, m = int(checks.whole(dimension, "dimension")), int(checks.whole(features, "features"))
     rng = np.random.default_rng(seed)
@@ -98,8 +100,8 @@ def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
 def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
     """φ(x) = e^{−‖x‖²/2} e^{ωᵀx} / √m, [n, m], with E φ(x)ᵀφ(y) = exp(xᵀy) for ω ~ N(0, I).
 
-    Choromanski et al. 2021, Lemma 1. vectors [n, h], projections ω [m, h]. All entries are > 0, up to
-    underflow.
+    Choromanski et al. 2021, Lemma 1. vectors: [n, h]. projections: ω [m, h]. All entries of the result are
+    > 0, up to underflow.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     W = checks.vector(projections, "projections", axes=2)
@@ -111,9 +113,9 @@ def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
 def kernel_relative_deviation(x: ArrayLike, y: ArrayLike, features: int) -> float:
     """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): the error of m independent positive features.
 
-    Derived here from the Gaussian moment generating function; orthogonal features have at most this error
-    (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2, it is .46 with 256 features.
-    x, y [h].
+    The formula is derived here from the Gaussian moment generating function. Orthogonal features have at most
+    this error (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2 and the error is
+    .46 with 256 features. x, y: [h].
     """
     total = checks.vector(x, "x", axes=1, nonzero=False) + checks.vector(y, "y", axes=1, nonzero=False)
     return float(np.sqrt(np.expm1(total @ total) / checks.whole(features, "features")))

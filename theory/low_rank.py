@@ -1,17 +1,18 @@
 """Distance of an attention matrix A = softmax_j(S), S_ij = d_iᵀWq_j, from the rank-one R = 1·softmax(r)ᵀ.
 
-Wu et al. 2024, Lemma 5.1, claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; in its
-proof, R = 1rᵀ. γ is free, so the statement is vacuous (`gamma_as_printed`), and 1rᵀ is not normalised.
-Corrected here, without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
+Lemma 5.1 of Wu et al. 2024 claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; the proof uses
+R = 1rᵀ. γ is free, so the statement is vacuous (`gamma_as_printed`), and 1rᵀ is not normalised. The corrected
+statement holds without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
 δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
 
 ‖A − R‖_∞ ≤ 2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂,    ‖A − R‖_F ≤ √(2M) tanh(δ/4),
 
-where ‖·‖_∞ is the largest row sum of absolute values. Everything is a function of S. ln A may replace S,
+where ‖·‖_∞ is the largest row sum of absolute values. All quantities are functions of S. ln A may replace S,
 because constants per row cancel.
 
-Everywhere below: S and A are [..., M, N] (leading axes: heads, layers, examples; cut padding off first),
-documents D [..., M, h], queries Q [..., N, h], W [..., h, h] (identity when left out); all finite.
+Everywhere below, S and A are [..., M, N] (leading axes are heads, layers or examples; cut off padding first),
+documents D are [..., M, h], queries Q are [..., N, h], and W is [..., h, h] (the identity by default). All
+numbers are finite.
 """
 
 import numpy as np
@@ -35,9 +36,9 @@ def alignment(scores: ArrayLike) -> Array:
 
 
 def rank_one(scores: ArrayLike) -> Array:
-    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is that of the mean token d̄.
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is the mean token d̄'s row.
 
-    Lemma 5.1 of Wu et al. 2024, with R normalised like A.
+    This is the R of Lemma 5.1 (Wu et al. 2024), normalised like A.
     """
     S = _matrix(scores, "scores")
     return np.broadcast_to(softmax(S.mean(-2, keepdims=True), axis=-1), S.shape)
@@ -46,7 +47,7 @@ def rank_one(scores: ArrayLike) -> Array:
 def rank_one_as_printed(scores: ArrayLike) -> Array:
     """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R of the printed proof of Lemma 5.1 (Wu et al. 2024, B).
 
-    Not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
+    R is not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
     """
     S = _matrix(scores, "scores")
     return np.broadcast_to(S.mean(-2, keepdims=True), S.shape)
@@ -59,19 +60,19 @@ def spread(scores: ArrayLike) -> float | Array:
 
 
 def row_bound(spread: ArrayLike) -> float | Array:
-    """‖A − R‖_∞ ≤ 2 tanh(δ/4), [...]. Corrected Lemma 5.1.
+    """‖A − R‖_∞ ≤ 2 tanh(δ/4), [...]: the corrected Lemma 5.1.
 
-    Derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation when the
-    entries of e lie within δ of one another. Raises ValueError for δ < 0 or not finite.
+    The bound is derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation if
+    the entries of e lie within δ of one another. Raises ValueError if δ is negative or not finite.
     """
     return checks.plain(2 * np.tanh(_spread(spread) / 4))
 
 
 def frobenius_bound(spread: ArrayLike, rows: ArrayLike) -> float | Array:
-    """‖A − R‖_F ≤ √(2M) tanh(δ/4), [...], for M rows. Corrected Lemma 5.1.
+    """‖A − R‖_F ≤ √(2M) tanh(δ/4), [...], for M rows: the corrected Lemma 5.1.
 
     A difference of two distributions at total variation t has Euclidean norm at most √2·t. Raises ValueError
-    for δ < 0 or not finite, or M not a whole number ≥ 1.
+    if δ is negative or not finite, or if M is not a whole number ≥ 1.
     """
     return checks.plain(np.sqrt(2 * checks.whole(rows, "rows")) * np.tanh(_spread(spread) / 4))
 
@@ -79,7 +80,8 @@ def frobenius_bound(spread: ArrayLike, rows: ArrayLike) -> float | Array:
 def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> float | Array:
     """2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂, [...]: the corrected Lemma 5.1 in terms of norms.
 
-    From tanh x ≤ x and δ = max (d_i − d̄)ᵀW(q_j − q_l). diam(Q) is the largest distance between query tokens.
+    It follows from tanh x ≤ x and δ = max (d_i − d̄)ᵀW(q_j − q_l). diam(Q) is the largest distance between
+    query tokens.
     """
     D, Q, W = _factors(documents, queries, weight)
     radius = np.linalg.norm(D - D.mean(-2, keepdims=True), axis=-1).max(-1)
@@ -91,7 +93,7 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
 def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
     """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the smallest γ for which Lemma 5.1 as printed holds, for any R.
 
-    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError if W = 0: then no γ
+    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError if W = 0, where no γ
     suffices unless A = R.
     """
     difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
@@ -109,8 +111,8 @@ def row_norm(matrix: ArrayLike) -> float | Array:
 def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
     """argmin ‖X − R‖_F over R of rank one, and its relative error ‖X − R‖_F / ‖X‖_F: [..., M, N] and [...].
 
-    By the singular value decomposition (Eckart and Young): R = σ₁u₁v₁ᵀ, error √(1 − σ₁²/Σσ²), the quantity of
-    Figure 4(b) of Wu et al. 2024. X must not be zero.
+    By the singular value decomposition (Eckart and Young), R = σ₁u₁v₁ᵀ and the error is √(1 − σ₁²/Σσ²), which
+    Figure 4(b) of Wu et al. 2024 plots. X must not be zero.
     """
     X = _nonzero(matrix)
     left, values, right = np.linalg.svd(X, full_matrices=False)
@@ -122,7 +124,8 @@ def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
 def stable_rank(matrix: ArrayLike) -> float | Array:
     """‖X‖_F² / ‖X‖₂², [...], of X [..., M, N]: between 1 and rank X, and insensitive to tiny singular values.
 
-    It is 1 for rank one only; the error of `best_rank_one` is √(1 − 1/stable rank). X must not be zero.
+    The stable rank is 1 for rank one only; the error of `best_rank_one` is √(1 − 1/stable rank). X must not
+    be zero.
     """
     X = _nonzero(matrix)
     values = np.linalg.svd(X, compute_uv=False)
@@ -130,12 +133,12 @@ def stable_rank(matrix: ArrayLike) -> float | Array:
 
 
 def report(scores: ArrayLike) -> dict[str, float | Array]:
-    """Distances of A = softmax(S) from rank one, and the proved bounds, per leading index of S (heads).
+    """Compute distances of A = softmax(S) from rank one and the proved bounds, per leading index of S.
 
-    best_error: relative Frobenius error of the best rank-one matrix. softmax_error: relative Frobenius error
-    of R = 1·softmax(r)ᵀ. Also: stable_rank, spread δ, row_error ‖A − R‖_∞ and its row_bound. Wu et al. 2024,
-    §7.4, with Lemma 5.1 corrected. Values are [...], floats for one matrix. If only attention weights A > 0
-    are known, pass ln A.
+    Wu et al. 2024, §7.4, with Lemma 5.1 corrected. The keys are best_error, the relative Frobenius error of
+    the best rank-one matrix; softmax_error, the relative Frobenius error of R = 1·softmax(r)ᵀ; stable_rank;
+    spread δ; row_error ‖A − R‖_∞; and row_bound, a bound on row_error. Values are [...], floats for one
+    matrix. If only attention weights A > 0 are known, pass ln A.
     """
     S = _matrix(scores, "scores")
     A, delta = alignment(S), spread(S)

@@ -1,13 +1,14 @@
 """Documents as several segments, with one vector each: do they need fewer dimensions than a single vector?
 
-Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). d1 = Σ_i d1^(i), d2 = Σ_i d2^(i), in m
-segments; a multi-vector encoder projects each, and scores a document by max_i ⟨Aq, Ad^(i)⟩.
+Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). Documents are sums of m segments, d1 =
+Σ_i d1^(i) and d2 = Σ_i d2^(i). A multi-vector encoder projects each segment and scores a document by
+max_i ⟨Aq, Ad^(i)⟩.
 
 Theorem 1: if segments i and j ≠ i are orthogonal (within and across both documents), ⟨q, d1⟩ ≥ ⟨q, d2⟩,
 ⟨q, d1^(i)⟩ = ⟨q, d1⟩ and ⟨q, d2^(i)⟩ ≤ ⟨q, d2⟩, then μ(q, d1^(i), d2^(i)) ≥ μ(q, d1, d2). This is true. But
 max-scoring also compares segment i of d1 with every segment j ≠ i of d2, and the theorem does not cover these
-pairs. Their margins can be far below μ(q, d1, d2), so a smaller k does not follow: `COUNTEREXAMPLE`.
-Segments are rows of [m, v].
+pairs. Margins of these pairs can be far below μ(q, d1, d2), so a smaller k does not follow: see
+`COUNTEREXAMPLE`. Segments are rows of [m, v].
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ from theory import checks
 from theory.checks import Array
 from theory.projections import normalized_margin, pairwise_error
 
-# All conditions hold with i = 0, single-vector margin 1/√2, same-segment margin 1, cross margin 1/√201.
+# All conditions hold with i = 0. Margins: single-vector 1/√2, same-segment 1, cross 1/√201.
 COUNTEREXAMPLE: dict[str, Array] = {
     "query": np.array([1.0, 0.0, 0.0]),
     "better": np.array([[1.0, 10.0, 0.0], [0.0, 0.0, 9.0]]),
@@ -30,10 +31,10 @@ COUNTEREXAMPLE: dict[str, Array] = {
 def broken_conditions(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int, tolerance: float = 1e-9
 ) -> list[str]:
-    """The conditions of Theorem 1 that fail for segment i = `segment`; if there are none, it applies.
+    """List the conditions of Theorem 1 that fail for segment i = `segment`. If none fails, it applies.
 
-    `query` [v], `better` and `worse` [m, v]: the segments of d1 and d2. Equalities are checked relative to
-    the norms involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is part of the paper's definition of a margin.
+    query: [v]. better, worse: segments of d1 and d2, [m, v]. Equalities are checked relative to the norms
+    involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is part of the paper's definition of a margin.
     """
     q, first, second = _segments(query, better, worse)
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
@@ -62,8 +63,8 @@ def segment_margins(
 ) -> tuple[float, float]:
     """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the two sides of Theorem 1. If it applies, first ≥ second.
 
-    Arguments as in `broken_conditions`, which is not called. Raises ValueError if d1 = d2 or d1^(i) = d2^(i):
-    then there is no margin.
+    Arguments are as in `broken_conditions`, which is not called. Raises ValueError if d1 = d2 or d1^(i) =
+    d2^(i), since there is no margin then.
     """
     q, first, second = _segments(query, better, worse)
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
@@ -72,9 +73,9 @@ def segment_margins(
 
 
 def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Array:
-    """μ(q, d1^(i), d2^(j)) for all i, j: [m, m']. 0 where two segments are equal, since they always tie.
+    """μ(q, d1^(i), d2^(j)) for all i, j, [m, m']; 0 where two segments are equal, since they always tie.
 
-    `better` [m, v] and `worse` [m', v] may have different numbers of segments.
+    better [m, v] and worse [m', v] may have different numbers of segments.
     """
     q, first, second = _segments(query, better, worse, equal=False)
     result = np.zeros((len(first), len(second)))
@@ -87,10 +88,10 @@ def cross_margins(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Arra
 def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
     """max_i min_j μ(q, d1^(i), d2^(j)): a margin that suffices for max-scoring to keep d1 above d2.
 
-    That one segment of d1 beats every segment of d2 is sufficient, but not necessary. Example: q = e0, d1 has
-    20 segments e0 + 10 e_i, and d2 has the zero segment. The margin is .0995, which requires k = 273, but the
-    error at k = 1 is below 2⁻²⁰, since one winner among 20 is enough. The margin is not positive if the best
-    segment of d1 does not win.
+    It suffices, but is not necessary, that one segment of d1 beats every segment of d2. For example, let q =
+    e0, let d1 have 20 segments e0 + 10 e_i, and let d2 have the zero segment. The margin is .0995, which
+    requires k = 273, but the error at k = 1 is below 2⁻²⁰, since one winner among 20 is enough. The margin is
+    not positive if the best segment of d1 does not win.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
 
@@ -98,14 +99,14 @@ def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> fl
 def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
     """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) ≤ min_i Σ_j p(k, μ_ij), over i with all μ_ij > 0.
 
-    For Gaussian A: the union bound over the segments of d2, for the best fixed segment of d1. Raises
-    ValueError if no segment of d1 beats all of d2 before the projection.
+    For Gaussian A, this is the union bound over the segments of d2, for the best fixed segment of d1. Raises
+    ValueError if no segment of d1 beats all segments of d2 before the projection.
     """
     margins = cross_margins(query, better, worse)
     ahead = margins[(margins > 0).all(axis=1)]
     if len(ahead) == 0:
         raise ValueError(
-            "no segment of better beats every segment of worse; allowed: documents where one does"
+            "no segment of better beats every segment of worse; allowed: documents with such a segment"
         )
     return float(np.sum(np.atleast_2d(pairwise_error(k, ahead)), axis=1).min())
 
@@ -115,8 +116,8 @@ def simulated_maxscore_error(
 ) -> tuple[float, float]:
     """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under a Gaussian A: estimate and standard error.
 
-    Samples the joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), so the cost does
-    not depend on k. Arguments as in `cross_margins`.
+    The joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), is sampled, so the cost
+    does not depend on k. Arguments are as in `cross_margins`.
     """
     q, first, second = _segments(query, better, worse, equal=False)
     count = int(checks.whole(samples, "samples", least=2))
@@ -125,7 +126,7 @@ def simulated_maxscore_error(
     unit = q / np.linalg.norm(q)
     documents = np.concatenate([first, second])
     along = documents @ unit
-    # ⟨z, d⟩ is Gaussian with this covariance; its factor is far smaller than v for a few segments.
+    # ⟨z, d⟩ is Gaussian with this covariance, whose factor is far smaller than v for a few segments.
     beyond = documents - along[:, None] * unit
     factor = np.linalg.qr(beyond.T)[1].T
     scores = along[:, None] * chi + factor @ rng.standard_normal((factor.shape[1], count))

@@ -1,11 +1,11 @@
 """How often does a random projection A to k dimensions swap two documents, and how large must k be?
 
 Luan, Eisenstein, Toutanova, Collins, "Sparse, Dense, and Attentional Representations for Text Retrieval",
-TACL 2021, section 2. The query q scores documents by ⟨q, d⟩; after the projection by ⟨Aq, Ad⟩, where A is
-k × v with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Notation: δ = d1 − d2, bars
-mark unit vectors, ε = ⟨q̄, δ̄⟩ is the normalized margin, h(ε) = ε²/2 − ε³/3. A ranking error is
-⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 under the Gaussian, but not under
-Rademacher, where each function states whether ties count as errors.
+TACL 2021, section 2. The query q scores documents by ⟨q, d⟩, and after the projection by ⟨Aq, Ad⟩. A is k × v
+with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Notation: δ = d1 − d2, bars mark
+unit vectors, ε = ⟨q̄, δ̄⟩ is the normalized margin, and h(ε) = ε²/2 − ε³/3. A ranking error is
+⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 for Gaussian A, but not for Rademacher A,
+where each function states whether ties count as errors.
 
 The bounds are the paper's. The exact laws are not in it: given Aq, the rows of A restricted to the orthogonal
 complement of q are still independent Gaussians, so a Gaussian error is an event about one Student variable.
@@ -24,7 +24,7 @@ from theory.checks import Array
 
 Ensemble = Literal["gaussian", "rademacher"]
 
-# Gauss-Laguerre nodes for the deep tail, where the integrand is analytic far around the origin.
+# Gauss-Laguerre nodes for the deep tail, where the integrand is analytic in a wide region around the origin.
 _LAGUERRE_NODES, _LAGUERRE_WEIGHTS = np.polynomial.laguerre.laggauss(40)
 _DEEP = 1e-290
 _SCAN_LIMIT = 10_000_000  # dimensions
@@ -34,11 +34,11 @@ _SCANNED_WHOLE = 10_000
 def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
     """μ(q, d1, d2) = ⟨q, d1 − d2⟩ / (‖q‖ ‖d1 − d2‖): the cosine that decides how easily a pair is swapped.
 
-    Definition 2.1. Positive if `better` scores higher, negative if it scores lower. Scaling q or δ does not
-    change it; q → Sq, d → S⁻¹d does, although every score stays the same.
-    Dense: `query`, `better`, `worse` [..., v], broadcast against each other; returns [...].
-    scipy sparse: `query` and `better` one row or n rows, `worse` n rows, each [rows, v]; returns [n].
-    Raises ValueError for a zero query, equal documents, or numbers that are not finite.
+    The margin (Definition 2.1) is positive if `better` scores higher and negative if `better` scores lower.
+    Scaling q or δ does not change the margin; q → Sq, d → S⁻¹d does, although every score stays the same.
+    Dense arrays query, better and worse are [..., v] and broadcast against each other; the result is [...].
+    Sparse matrices (scipy) are [rows, v], with one row or n rows in query and better and n rows in worse; the
+    result is [n]. Raises ValueError for a zero query, equal documents, or numbers that are not finite.
     """
     if any(hasattr(x, "tocsr") for x in (query, better, worse)):
         return _sparse_margin(query, better, worse)
@@ -49,7 +49,7 @@ def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
 
 
 def _query_and_difference(query: Any, better: Any, worse: Any) -> tuple[Array, Array]:
-    """q and δ, checked and scaled by powers of two, so that no square overflows and exact ties stay exact."""
+    """Check q and δ, and scale them by powers of two: no square overflows, and exact ties stay exact."""
     query = checks.vector(query, "query")
     better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
     try:
@@ -86,7 +86,7 @@ def _sparse_margin(query: Any, better: Any, worse: Any) -> Array:
         raise ValueError("query is a zero vector or contains one; allowed: non-zero vectors")
     if not sizes[1].all():
         raise ValueError("better and worse are equal in a row; allowed: two different documents (d1 ≠ d2)")
-    # Scaled by powers of two as dense ones are: no square overflows, and none is lost.
+    # Scale by powers of two, as for dense vectors, so that no square overflows or underflows.
     q, delta = (
         sparse.csr_array(
             (np.ldexp(m.data, -np.repeat(np.frexp(s)[1], np.diff(m.indptr))), m.indices, m.indptr), m.shape
@@ -98,17 +98,17 @@ def _sparse_margin(query: Any, better: Any, worse: Any) -> Array:
 
 
 def distortion(margin: ArrayLike) -> Any:
-    """h(ε) = ε²/2 − ε³/3, the rate in the exponent of the paper's bounds (Eq. 1)."""
+    """h(ε) = ε²/2 − ε³/3: the rate in the exponent of the paper's bounds (Eq. 1)."""
     margin = checks.margins(margin)
     return checks.plain(margin**2 * (0.5 - margin / 3))
 
 
 def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -> Any:
-    """P(error) ≤ c · exp(−(k/2) h(ε)), for both ensembles, ties counted as errors.
+    """P(error) ≤ c · exp(−(k/2) h(ε)), for both ensembles, with ties counted as errors.
 
-    Lemma 1, printed with c = 4. c = 2 (`constant=2`) holds as well, because a ranking error is a one-sided
-    deviation, and for Gaussians c = ½, because p ≤ ½(1−ε²)^{k/2} and ln(1−ε²) ≤ −h(ε). The bound is not
-    clipped; above 1 it says nothing. `k` and `margin` broadcast.
+    Lemma 1 is printed with c = 4. c = 2 (`constant=2`) holds as well, because a ranking error is a one-sided
+    deviation. For Gaussian A, c = ½ holds too, because p ≤ ½(1−ε²)^{k/2} and ln(1−ε²) ≤ −h(ε). The bound is
+    not clipped; above 1 it says nothing. k and margin broadcast.
     """
     k, constant = checks.dimensions(k), float(checks.positive(constant, "constant"))
     return checks.plain(constant * np.exp(-0.5 * k * distortion(margin)))
@@ -117,8 +117,8 @@ def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -
 def pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
     """p(k, ε) = P(t_k > √k ε / √(1 − ε²)): the exact error of a Gaussian projection.
 
-    Equal to ½ I_{1−ε²}(k/2, ½). Accurate down to the smallest normal numbers; below them use
-    `log_pairwise_error`. Real k ≥ 1 are allowed. `k` and `margin` broadcast.
+    p equals ½ I_{1−ε²}(k/2, ½). The result is accurate down to the smallest normal float64; for smaller
+    errors use `log_pairwise_error`. Real k ≥ 1 are allowed. k and margin broadcast.
     """
     k, margin = checks.dimensions(k), checks.margins(margin)
     with np.errstate(divide="ignore"):
@@ -132,11 +132,11 @@ def _log_squared_sine(margin: Array) -> Array:
 
 
 def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
-    """ln p(k, ε) for the exact Gaussian error, even if p is far below the smallest float64.
+    """ln p(k, ε) of the exact Gaussian error, even if p is far below the smallest float64.
 
-    For p < 1e-290 it is computed by quadrature of
+    For p < 1e-290, the result is computed by quadrature of
     p = (1−ε²)^{k/2} / (k B(k/2, ½)) · ∫₀^∞ e^{−w} dw / √(1 − (1−ε²) e^{−2w/k}).
-    ε = 1 gives −inf. `k` and `margin` broadcast.
+    ε = 1 gives −inf. k and margin broadcast.
     """
     k, margin = np.broadcast_arrays(checks.dimensions(k), checks.margins(margin))
     error = np.asarray(pairwise_error(k, margin))
@@ -204,12 +204,12 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
     "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
-    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. Its error at β = .05 is under .01 for
-    ε ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; at β = .01 and ε = .4 it is .09.
-    Near β = ½ it falls below 1, by up to ½.
-    "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from there on suffices, for both ensembles.
+    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. The error at β = .05 is under .01 for
+    ε ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; the error at β = .01 and ε = .4
+    is .09. Near β = ½ the approximation falls below 1, by up to ½.
+    "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from this value on suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
-    The last three are real thresholds, not rounded. `margin` and `beta` broadcast.
+    The last three are real thresholds, not rounded. margin and beta broadcast.
     """
     if method not in METHODS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(METHODS)}")
@@ -222,8 +222,8 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
     """ε = 1/√(2 L_Q L_D): the smallest positive margin of Boolean vectors with at most L_Q and L_D terms.
 
-    Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Attained by two
-    documents without a common term, one of which contains a single query term and the other none.
+    Proof of Corollary 2 (A.4): scores differ by at least 1, ‖q‖² ≤ L_Q, ‖δ‖² ≤ 2 L_D. Two documents without
+    a common term attain ε if one contains a single query term and the other contains no query term.
     """
     product = 2 * checks.whole(query_terms, "query_terms") * checks.whole(document_terms, "document_terms")
     return checks.plain(1 / np.sqrt(product))
@@ -232,9 +232,9 @@ def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
 def boolean_required_dimension(
     query_terms: ArrayLike, document_terms: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact"
 ) -> Any:
-    """The k that keeps any single Boolean pair in order with probability 1 − β, at worst-case margin.
+    """The k that keeps any single Boolean pair in order with probability 1 − β, at the worst-case margin.
 
-    method "corollary2": 24 L_Q L_D ln(4/β), as printed. Other methods: those of `required_dimension`, at
+    method: "corollary2", 24 L_Q L_D ln(4/β) as printed, or a method of `required_dimension`, applied to
     `boolean_margin`. The statement covers each pair, not all pairs of a collection at once.
     """
     margin = boolean_margin(query_terms, document_terms)
@@ -244,7 +244,7 @@ def boolean_required_dimension(
 def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
     """κ = Σ_j q̄_j² δ̄_j²: with k and ε, it determines the variance of a Rademacher projection.
 
-    Dense [..., v], broadcast; errors as in `normalized_margin`.
+    The arguments are dense, [..., v], and broadcast. Errors are as in `normalized_margin`.
     """
     q, delta = _query_and_difference(query, better, worse)
     q, delta = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, delta))
@@ -254,13 +254,14 @@ def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
 def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool = True) -> Any:
     """P(error) of a Rademacher projection for q̄ = e1, δ̄ = (ε, √(1−ε²)), exactly.
 
-    A row contributes (ε ± √(1−ε²))/k with equal chance, so the error is a binomial tail: not monotone in k,
-    and zero for ε > 1/√2. `ties` counts ⟨Aq, Ad1⟩ = ⟨Aq, Ad2⟩ as an error, as Lemma 1 does. k must be whole.
+    A row contributes (ε ± √(1−ε²))/k with equal chance, so the error is a binomial tail. It is not monotone
+    in k, and it is zero for ε > 1/√2. ties: count ⟨Aq, Ad1⟩ = ⟨Aq, Ad2⟩ as an error, as Lemma 1 does. k must
+    be whole.
     """
     k, margin = checks.whole(k, "k"), checks.margins(margin)
     with np.errstate(divide="ignore"):
         ratio = margin / np.sqrt(1 - margin**2)
-    # An error: the number B of plus signs satisfies 2B − k ≤ −k ε/√(1−ε²).
+    # An error means that the number B of plus signs satisfies 2B − k ≤ −k ε/√(1−ε²).
     limit = 0.5 * k * np.maximum(1 - ratio, -1.0)
     nearest = np.round(limit)
     tied = np.abs(limit - nearest) <= 1e-12 * k
@@ -273,11 +274,12 @@ def rademacher_required_dimension(
 ) -> int:
     """k* of the two-sparse Rademacher pair. Its error is not monotone in k, so k* needs a definition.
 
-    "first": the smallest k with error ≤ β. "stable": the smallest k from which on the error stays ≤ β, to be
-    compared with bounds of the form "every k ≥ ... suffices". Ties count as errors. Scalars only. Every k is
-    tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β. If there are many,
-    only the first 10,000 and those between the roots of two smooth bounds of the error are tried: the limit
-    ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, at which the regularised beta function extends it.
+    definition: "first", the smallest k with error ≤ β; or "stable", the smallest k from which on the error
+    stays ≤ β, for comparison with bounds of the form "every k ≥ ... suffices". Ties count as errors.
+    Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality
+    gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between the roots of
+    two smooth bounds of the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, where the
+    regularised beta function extends the tail.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")
@@ -317,7 +319,7 @@ def simulated_error(
     samples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """P(error) for explicit k × v projections: the estimate and its standard error, from `samples` matrices.
+    """Estimate P(error) from `samples` explicit k × v projections: (estimate, standard error).
 
     Coordinates in which q and δ are both zero do not matter and are not drawn. Rademacher entries are ±1, so
     vectors of small whole numbers are projected exactly, and ties are exact. Vectors are [v].

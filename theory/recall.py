@@ -1,14 +1,14 @@
 """Probability that a random projection pushes the best document out of the first r.
 
-Luan et al., TACL 2021, section 2.1.1. A query q, its best document d1, and n competitors d2 with margins
-μ(q, d1, d2) > 0 (`theory.projections`); one k × v projection A is shared by all of them, and
-R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. d1 is lost from the first r exactly if R ≥ r. Competitors that tie with d1
+Luan et al., TACL 2021, section 2.1.1. A query q has a best document d1 and n competitors d2 with margins
+μ(q, d1, d2) > 0 (`theory.projections`). All documents share one k × v projection A. The projection loses d1
+from the first r exactly if R ≥ r, where R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. Competitors that tie with d1
 before the projection (μ = 0) are not covered: leave them out.
 
 Bounds need the margins only. The exact Gaussian law needs the vectors, since competitors err together: given
 Aq, the scores of all documents are, up to one common positive factor, χ_k ⟨q̄, d⟩ + ⟨z, d⟩, with z ~ N(0, I)
-projected on the complement of q and an independent chi variable χ_k. So with t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩ and
-T_r the r-th largest t, R ≥ r if and only if χ_k ≤ T_r, and
+projected on the complement of q and an independent chi variable χ_k. Let t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩, and let
+T_r be the r-th largest t. Then R ≥ r if and only if χ_k ≤ T_r, and
 
     P(R ≥ r) = E_z[ F_{χ²_k}( max(T_r, 0)² ) ].
 
@@ -31,9 +31,10 @@ _BLOCK = 2_000_000
 
 
 def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ 4 (n − r + 1) exp(−(k/2) h(ε)), ε the r-th smallest of the n margins [n].
+    """P(R ≥ r) ≤ 4 (n − r + 1) exp(−(k/2) h(ε)), where ε is the r-th smallest of the n margins [n].
 
-    Lemma 2, for both ensembles. Not clipped at 1. Like every bound here it returns an array of k's shape.
+    This is Lemma 2, for both ensembles. The bound is not clipped at 1. Every bound of this module returns an
+    array of k's shape.
     """
     ordered, r = _ordered(margins, r)
     count = len(ordered) - r + 1
@@ -45,7 +46,7 @@ def eq3_required_dimension(
 ) -> Any:
     """k = (2/h(ε)) ln(4 (n − r + 1)/β), Eq. 3: from this real k on, Lemma 2 gives P(R ≥ r) ≤ β.
 
-    margin: the r-th smallest of n margins. documents: n. All arguments broadcast.
+    margin: ε, the r-th smallest of n margins. documents: n. All arguments broadcast.
     """
     r, documents = checks.whole(r, "r"), checks.whole(documents, "documents")
     if not np.all(r <= documents):
@@ -57,24 +58,28 @@ def eq3_required_dimension(
 
 
 def lemma1_sum_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))): Lemma 2's proof before its last step. Margins [n]."""
+    """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))), from the proof of Lemma 2 before the last step.
+
+    margins: [n].
+    """
     ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: np.sum(pairwise_error_bound(n, ordered[r - 1 :])), k)
 
 
 def t_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i)), with the exact Gaussian pairwise error p. Margins [n].
+    """P(R ≥ r) ≤ Σ_{i≥r} p(k, μ_(i)), with the exact Gaussian pairwise error p.
 
-    R ≥ r needs an error outside the r − 1 smallest margins; then the union bound.
+    R ≥ r needs an error outside the r − 1 smallest margins, so the union bound applies. margins: [n].
     """
     ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: np.sum(pairwise_error(n, ordered[r - 1 :])), k)
 
 
 def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p(k, μ_(i)) / (r − s), never above the t-union bound. Margins [n].
+    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p(k, μ_(i)) / (r − s), for Gaussian A; at most the t-union bound.
 
-    R ≥ r needs r − s errors outside the s smallest margins, and Markov's inequality bounds that. Gaussian.
+    R ≥ r needs r − s errors outside the s smallest margins. Markov's inequality bounds the probability of so
+    many errors. margins: [n].
     """
     ordered, r = _ordered(margins, r)
 
@@ -90,7 +95,7 @@ def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     """P(R ≥ r) for n independent errors with probabilities p(k, μ_i): an approximation, not a bound.
 
     One shared projection makes the errors dependent, mostly positively, so the value is too large at r = 1
-    and too small at large r. Margins [n].
+    and too small at large r. margins: [n].
     """
     ordered, r = _ordered(margins, r)
     return _per_dimension(lambda n: at_least(np.asarray(pairwise_error(n, ordered)), r), k)
@@ -110,9 +115,9 @@ def required_dimension_recall(
 ) -> float:
     """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
 
-    Methods: eq3 (the paper's), lemma1_sum, t_union and markov_union give decreasing k that suffice for the
-    Gaussian; the first two also suffice for Rademacher. independent is an approximation. The result is 1 if
-    k = 1 suffices. `required_dimension_recall_exact` gives the k of the exact law.
+    method: "eq3" (the paper's), "lemma1_sum", "t_union" and "markov_union" give decreasing k that suffice for
+    Gaussian A; the first two also suffice for Rademacher A. "independent" is an approximation. The result is
+    1 if k = 1 suffices. `required_dimension_recall_exact` gives the k of the exact law.
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
@@ -126,21 +131,20 @@ def required_dimension_recall(
         with np.errstate(divide="ignore"):
             return float(np.log(BOUNDS[method](k, ordered, r)) - log_beta)
 
-    return _root(excess, high * (1 + 1e-12))  # one margin: the bound's root is `high` itself
+    return _root(excess, high * (1 + 1e-12))  # for one margin, the bound's root is `high` itself
 
 
 def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) -> Array:
-    """max(T_r, 0) for each r in `ranks`, T_r the r-th largest of −noise/gains over the documents.
+    """max(T_r, 0), [ranks, samples], where T_r is the r-th largest of −noise/gains over the documents.
 
-    `gains` [n] = ⟨q̄, δ⟩ > 0, `noise` [n, samples] = ⟨z, δ⟩, z ⊥ q. Returns [ranks, samples]. Use this
-    function to share products ⟨z, d⟩ among many queries or parts of a collection; otherwise use
-    `recall_thresholds`.
+    gains: ⟨q̄, δ⟩ > 0, [n]. noise: ⟨z, δ⟩ with z ⊥ q, [n, samples]. Use this function to share the products
+    ⟨z, d⟩ among many queries or parts of a collection; otherwise use `recall_thresholds`.
     """
     gains, noise = np.asarray(checks.positive(gains, "gains")), np.asarray(noise, dtype=np.float64)
     if gains.ndim != 1 or noise.ndim != 2 or len(noise) != len(gains) or len(gains) == 0:
         raise ValueError(f"gains {gains.shape} and noise {noise.shape}; allowed: [n] and [n, samples], n ≥ 1")
     order = checks.whole(ranks, "ranks", most=len(gains)).astype(np.int64).ravel()
-    # Samples first: a selection along contiguous memory is over twice as fast.
+    # The samples axis comes first: selection along contiguous memory is over twice as fast.
     ratios = np.divide(noise.T, gains, order="C")
     ratios.partition(np.unique(order) - 1, axis=1)
     return np.maximum(-ratios[:, order - 1].T, 0.0)
@@ -151,9 +155,9 @@ def recall_thresholds(
 ) -> Array:
     """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
 
-    `query` [v], `better` [v], `others` [n, v]: dense, or scipy sparse with one row, one row and n rows. Only
-    columns with a nonzero entry are drawn. Beyond the inputs, memory stays near 50 MB for any `samples`.
-    Raises ValueError if another document does not score below `better`.
+    query [v], better [v] and others [n, v] are dense arrays, or scipy sparse matrices with one row, one row
+    and n rows. Only columns with a nonzero entry are drawn. Beyond the inputs, memory stays near 50 MB for
+    any number of samples. Raises ValueError if another document does not score below `better`.
     """
     query, better, others = (
         sparse.csr_array(
@@ -190,11 +194,11 @@ def recall_thresholds(
 
 
 def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
-    """P(R ≥ r) at each k, and its standard error, from samples of the threshold at one rank.
+    """P(R ≥ r) at each k and the standard error, from samples of the threshold at one rank.
 
-    `thresholds` is [samples], or [queries, samples] for the mean over queries with independent samples.
-    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error
-    covers the sampling of z, not of the queries.
+    thresholds: [samples], or [queries, samples] for the mean over queries with independent samples.
+    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error covers the
+    sampling of z, but not the choice of queries.
     """
     k, squares = checks.dimensions(k), _squares(thresholds)
     values = np.array([special.gammainc(0.5 * n, 0.5 * squares) for n in k.ravel()])
@@ -204,12 +208,12 @@ def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
 
 
 def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -> tuple[float, float]:
-    """The real k ≥ 1 with P(R ≥ r) = β by the exact law, and its standard error: the k for recall@r ≥ 1 − β.
+    """The real k ≥ 1 for recall@r ≥ 1 − β, where P(R ≥ r) = β by the exact law, and the standard error of k.
 
-    `thresholds` as in `recall_failure`; for several queries their mean recall reaches 1 − β. If k = 1
-    suffices, the result is 1. The standard error of k is the standard error of P(R ≥ r) divided by the slope
-    at k, also at k = 1, where P may be near β by chance. It is inf if P is flat at β for lack of samples, and
-    0 if no sample fails.
+    thresholds: as in `recall_failure`; for several queries, the mean recall reaches 1 − β. If k = 1 suffices,
+    the result is 1. The standard error of k is the standard error of P(R ≥ r) divided by the slope at k, also
+    at k = 1, where P may be near β by chance. The standard error is inf if P is flat at β for lack of
+    samples, and 0 if no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -229,13 +233,14 @@ def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float
 
 
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
-    """P(R ≥ r) for competitors whose δ are orthogonal outside q: exact by quadrature, no sampling.
+    """P(R ≥ r) of a Gaussian projection if the competitors' δ are orthogonal outside q, by exact quadrature.
 
-    The ⟨z, δ_i⟩ are then independent, so given χ_k the errors are independent with chances
-    Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. Margins [n]; Gaussian projection.
+    The ⟨z, δ_i⟩ are then independent. Given χ_k, the errors are therefore independent with chances
+    Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. margins: [n].
     """
     (ordered, r), n = _ordered(margins, r), float(checks.dimensions(k))
-    # In y = χ^¼ the integrand is smooth at 0 for fractional k as well, and falls slowly for margins near 1.
+    # As a function of y = χ^¼, the integrand is smooth at 0 even for fractional k, and falls slowly for
+    # margins near 1.
     beyond = np.linspace(1.0, np.sqrt(n) + 12, int(np.sqrt(n)) + 12)[1:] ** 0.25
     edges = np.concatenate([np.linspace(0.0, 1.0, 9), beyond])
     nodes, weights = np.polynomial.legendre.leggauss(24)
@@ -262,7 +267,7 @@ def at_least(chances: Array, r: int) -> Array:
 
 
 def _ordered(margins: ArrayLike, r: int) -> tuple[Array, int]:
-    """Margins in ascending order, and the rank, which must not exceed the number of margins."""
+    """Sort the margins in ascending order, and check that the rank is at most their number."""
     array = checks.margins(margins, "margins")
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"margins has shape {array.shape}; allowed: one axis of at least one margin")
