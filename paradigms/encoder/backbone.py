@@ -22,7 +22,7 @@ from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 
-PATIENCE = 0.2  # seconds that a regular expression may take per name
+PATIENCE = 0.2  # seconds allowed to match a regular expression with one name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
 CHARACTERS = 8  # characters kept per needed token
 LONG = 4  # texts with this many times the characters are cut
@@ -75,11 +75,11 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(f"{name} needs code from its folder, and such code is never run") from error
+        raise ValueError(f"{name} needs custom code from its folder, which is never run") from error
 
 
 def check_on_hub(name: str) -> None:
-    """Check that a checkpoint is in the local cache or on the hub, with one request.
+    """Check, with one request, that a checkpoint is in the local cache or on the hub.
 
     Raises FileNotFoundError, with a one-line message, if it is not found or if the hub does not answer.
     """
@@ -99,7 +99,7 @@ def check_on_hub(name: str) -> None:
 
 @contextmanager
 def for_search() -> Iterator[None]:
-    """Context for models that only encode texts: plain BERTs load without importing transformers."""
+    """Context in which models are loaded only to encode texts: plain BERTs do not import transformers."""
     token = _for_search.set(True)
     try:
         yield
@@ -173,10 +173,10 @@ def _check_config(folder: Path) -> None:
 
 
 def load_backbone(name: str | Path) -> Any:
-    """Load a checkpoint's encoder in float32, without its pooler, and without any decoder.
+    """Load a checkpoint's encoder in float32, without its pooler or any decoder.
 
-    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same
-    errors as `load_model`. Within `for_search`, a plain BERT is read without transformers.
+    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same errors
+    as `load_model`. Within `for_search`, a plain BERT is read without transformers.
     """
     if _for_search.get() and Path(name).is_dir():
         _check_config(Path(name))
@@ -195,7 +195,7 @@ def load_backbone(name: str | Path) -> Any:
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
-    """Load a checkpoint's tokenizer, with padding on the right and unknown characters spelled in bytes.
+    """Load a checkpoint's tokenizer, which pads on the right and spells unknown characters in bytes.
 
     entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
     there is no padding token or if the tokenizer's files are missing; without the files, transformers would
@@ -219,7 +219,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
             "tokenizer.json (or vocab.txt, spiece.model) is missing or belongs to another model"
         )
     if tokenizer.pad_token_id is None:
-        raise ValueError(f"the tokenizer of {name} has no pad_token, which shorter texts of a batch need")
+        raise ValueError(f"the tokenizer of {name} has no pad_token, which batches of texts need")
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
     _spell_in_bytes(tokenizer)
     return tokenizer
@@ -287,12 +287,12 @@ def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) ->
     if shapes != needed:
         wrong = dict(sorted(shapes.items() - needed.items()))
         lacking = dict(sorted(needed.items() - shapes.items()))
-        raise ValueError(f"{file} holds {wrong}, where its settings need {lacking}")
+        raise ValueError(f"{file} holds {wrong}, but its settings need {lacking}")
     module.load_state_dict(saved, strict=False)
 
 
 def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
-    """Replace W x by W x + 2 B A x, where only B and A, of rank `rank`, are trained: LoRA with α = 2·rank.
+    """Replace W x by W x + 2 B A x and train only B and A, of rank `rank`: LoRA with α = 2·rank.
 
     Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear"
     or a regular expression that matches names of linear layers. Raises ValueError if it matches no layer, or

@@ -1,4 +1,4 @@
-"""Compute f(texts) in parts of similar length, with less padding and with gradient caching."""
+"""Compute f(texts) in parts of similar length, to save padding, with gradient caching."""
 
 import ctypes
 import sys
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def in_parts(
     """Compute encode(batch) in the parts of `by_length`; the result is equal up to rounding and dropout.
 
     axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
-    other parts are encoded again, with the same dropout, once the gradient of all vectors is known. This
+    other parts are encoded again, with the same dropout, once the gradients of all vectors are known. This
     gives the gradient of the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021,
-    arXiv:2101.06983). All parts form one graph, so DistributedDataParallel sees one forward and one
-    backward pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded
-    weights require.
+    arXiv:2101.06983). All parts form one graph, so DistributedDataParallel sees one forward and one backward
+    pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded weights
+    require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -124,6 +124,6 @@ def keep_freed_memory() -> None:
     takes a fifth of a training step.
     """
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # If glibc rejects this mmap threshold, leave both thresholds to it: it adapts them together.
+    # If glibc rejects this mmap threshold, keep its defaults: it adapts both thresholds together.
     if hasattr(library, "mallopt") and library.mallopt(M_MMAP_THRESHOLD, 1 << 30):
         library.mallopt(M_TRIM_THRESHOLD, 1 << 30)

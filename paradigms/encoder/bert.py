@@ -28,7 +28,7 @@ from paradigms.encoder import int8
 from paradigms.encoder.precision import native_precision, product_precision
 from paradigms.io.checks import json_or_empty
 
-TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` stands for
+TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` replaces
 PARTS = {  # parts of a layer, and whether they are layer norms
     "attention.self.query": False,
     "attention.self.key": False,
@@ -40,7 +40,7 @@ PARTS = {  # parts of a layer, and whether they are layer norms
     "output.LayerNorm": True,
 }
 EMBEDDINGS = ("word", "position", "token_type")
-# transformers' defaults for what a config.json may leave out
+# transformers' defaults for keys that a config.json may omit
 DEFAULTS: dict[str, Any] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
-ROWS = 512  # tokens whose widest states in 8 bits stay near a core's cache
+ROWS = 512  # tokens per block: the widest 8-bit states then stay near a core's cache
 
 Linear = Callable[[Tensor], Tensor]
 Part = tuple[Tensor, Tensor]  # weight and bias
@@ -167,7 +167,7 @@ class Forward8(Forward):
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
         super().__init__(weights, config, "no")
-        from paradigms.encoder import loops  # numba, which other precisions do without
+        from paradigms.encoder import loops  # imports numba, which other precisions do not need
 
         self.loops = loops
 
@@ -250,7 +250,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
 
 
 class Kept:
-    """Cached `Forward` passes of a backbone by precision, and the modules and weights that they copy."""
+    """A backbone's cached `Forward` passes by precision, with the modules and weights that they copy."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.passes: dict[str, Forward | None] = {}
@@ -265,7 +265,7 @@ class Kept:
         self.state = self._state()
 
     def current(self) -> bool:
-        """Return whether all modules and weights are the same and unchanged. This takes about 50 µs."""
+        """Return whether all modules and weights are unchanged. This takes about 50 µs."""
         return (
             all(held.get(name) is value for held, name, value in self.places) and self.state == self._state()
         )
@@ -289,8 +289,8 @@ _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     """Return a backbone's cached `Forward` in one precision; rebuild it if a weight has changed.
 
-    Returns None unless the backbone is a `Light`, or is transformers' BertModel on a CPU, in eval mode and
-    without gradients.
+    Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU in eval mode without
+    gradients.
     """
     light = isinstance(backbone, Light)
     theirs = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
@@ -355,7 +355,7 @@ class Light(nn.Module):
 
 
 def _fit(weights: Mapping[str, Tensor], config: Any) -> bool:
-    """Return whether the embeddings have the config's sizes, and every layer has the config's width."""
+    """Return whether the embeddings have the config's sizes and every layer has its width."""
     width = config.hidden_size
     sizes = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
     tables = zip(EMBEDDINGS, sizes, strict=True)

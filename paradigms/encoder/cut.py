@@ -9,8 +9,8 @@ from paradigms.encoder.backbone import beginnings
 from paradigms.encoder.settings import InputFormat
 from paradigms.encoder.towers import Encoder, TwoTowers
 
-COUNTED = 1_000  # documents that are counted at most, evenly spaced
-BATCH = 1_000  # documents that are tokenised at once
+COUNTED = 1_000  # maximum number of documents counted, evenly spaced
+BATCH = 1_000  # documents tokenised at once
 CHARACTERS = 1_000_000  # tokenised characters per document; longer documents are extrapolated
 
 
@@ -18,8 +18,8 @@ class Cut(NamedTuple):
     """The extent of truncation in the counted documents."""
 
     cut: int  # documents that are cut
-    share: float  # of the tokens that are cut off
-    summary: str  # both numbers in a sentence
+    share: float  # share of tokens cut off
+    summary: str  # both numbers as a sentence
 
 
 def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:

@@ -1,7 +1,7 @@
 """hidden = upper(lower(text)): frozen lower layers run once per text, and their output is stored.
 
 `SplitBackbone` cuts a backbone in two; `LowerStates` stores the lower part's output on disk, in float16.
-Encoders read these states, so this module belongs to encoders; `train.fit` decides what to store and where.
+Encoders read these states, so this module is part of `encoder`; `train.fit` decides what to store and where.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from paradigms.io.progress import progress_bar
 SHARD = 1024  # texts per file
 TOKENS = 1 << 12  # padded tokens per pass of the lower layers
 KEPT = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
-SCALE = 2.0**-6  # of stored states: those of T5's lower layers exceed 65,504, the largest number of float16
-MOST = 64 << 30  # bytes of states that one `LowerStates.add` may store, in at most half of the free space
+SCALE = 2.0**-6  # of stored states: T5's lower layers give states beyond float16's largest number, 65,504
+MOST = 64 << 30  # maximum bytes of states per `LowerStates.add`, and never more than half of the free space
 
 
 class SplitBackbone:
@@ -71,7 +71,7 @@ class SplitBackbone:
             p.requires_grad_(True)
 
     def lower(self, batch: Batch) -> Float[Tensor, "x l w"]:
-        """Return the input of the upper layers, read from the store if there is one, rounded to float16."""
+        """Return the upper layers' input, rounded to float16, from the store if there is one."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
         return self.store.find(batch, self.compute)
@@ -111,7 +111,7 @@ class SplitBackbone:
 
 
 class LowerStates:
-    """Hidden states by token ids, in memory-mapped files that processes and trainings share."""
+    """Hidden states by token ids, in memory-mapped files shared by processes and training runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,7 +129,7 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
     ) -> str:
-        """Return why the texts' states do not fit, estimated from a sample of SHARD texts; "" if they fit."""
+        """Return why the texts' states do not fit, estimated from SHARD texts, or "" if they fit."""
         sample = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
         if not sample:
             return ""
@@ -214,7 +214,7 @@ class LowerStates:
         return states / SCALE
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
-        with torch.autocast(rows[0].device.type, enabled=False):  # it does not concatenate float16 on a CPU
+        with torch.autocast(rows[0].device.type, enabled=False):  # autocast cannot join float16 on a CPU
             states = torch.cat(rows)
         tensors = {
             "states": states,
@@ -273,8 +273,8 @@ def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:
     ]
     if len(lists) != 1:
         raise ValueError(
-            f"{type(backbone).__name__} has {len(lists)} lists of layers, where trained_layers needs one to "
-            "split: set trained_layers to 0"
+            f"{type(backbone).__name__} has {len(lists)} lists of layers, but trained_layers needs exactly "
+            "one: set trained_layers to 0"
         )
     return lists[0]
 

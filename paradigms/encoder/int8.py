@@ -25,9 +25,9 @@ LEAST = torch.finfo(torch.float32).tiny  # scale of a token or an output that is
 class Quantised(NamedTuple):
     """A quantised weight t · p."""
 
-    values: Tensor  # p, int8, packed for oneDNN's product where that is `exact`
+    values: Tensor  # p, int8, packed for oneDNN if its product is `exact`
     scales: Float[Tensor, " v"]  # t
-    zeros: Int[Tensor, " v"]  # what stands for 0 in p
+    zeros: Int[Tensor, " v"]  # the value that represents 0 in p
 
 
 def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
@@ -102,7 +102,7 @@ class W8A8(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-_weights = WeakTensorKeyDictionary()  # weight -> its state and it as `Quantised`
+_weights = WeakTensorKeyDictionary()  # weight -> (its state, its `Quantised` form)
 
 
 def _kept(weight: Tensor) -> Quantised:

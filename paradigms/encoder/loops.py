@@ -110,10 +110,10 @@ def normalise(found, scales, bias, x, weight, shift, eps, out, new):
 @no_type_check
 @loop
 def softmax(S, keep, scale):
-    """Set S = softmax(scale · S) in place, over each row's keys with keep[n, j] = 1; the others become 0.
+    """Set S = softmax(scale · S) in place over the keys with keep[n, j] = 1; other entries become 0.
 
-    S: bfloat16 numbers as uint16 bits [n, rows, keys]. scale: the factor, already multiplied by log₂ e. keep:
-    float32 [n, keys], 0 or 1.
+    S: bfloat16 numbers, as uint16 bits [n, rows, keys]. scale: the factor, already multiplied by log₂ e.
+    keep: float32 [n, keys], 0 or 1.
     """
     keys = S.shape[2]
     values, powers = np.empty(keys, np.float32), np.empty(keys, np.float32)
@@ -124,7 +124,7 @@ def softmax(S, keep, scale):
             row, best = S[n, r], INT(-SIZE)
             for j in range(keys):
                 bits[j] = INT(row[j]) << HIGH if keep[n, j] > 0 else ABSENT
-            for j in range(keys):  # order by the number: negative ones have their bits reversed
+            for j in range(keys):  # order by value: negative numbers have reversed bits
                 best = max(best, bits[j] ^ ((bits[j] >> SIGN) & SIZE))
             held[0] = best ^ ((best >> SIGN) & SIZE)
             top = held.view(np.float32)[0]
@@ -141,5 +141,5 @@ def softmax(S, keep, scale):
             total = ONE / total
             for j in range(keys):
                 values[j] *= total
-            for j in range(keys):  # to the nearest bfloat16, halves up
+            for j in range(keys):  # round to the nearest bfloat16, halves up
                 row[j] = np.uint16((bits[j] + INT(0x8000)) >> HIGH)

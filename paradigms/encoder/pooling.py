@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paradigms.core import at_least_float32
 
-CELLS = 8  # of each vector in the grid of `LearnedPooling`
+CELLS = 8  # cells per vector in the grid of `LearnedPooling`
 
 
 def pool(
@@ -44,7 +44,7 @@ def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Ten
 def mean_of_spans(
     hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"], m: int
 ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
-    """Average the tokens of each span, and return the vectors and their mask; n < m tokens give n vectors."""
+    """Average each span's tokens; return the vectors and their mask. n < m tokens give n vectors."""
     inside = spans(counts, m)[:, None] == torch.arange(min(m, counts.shape[1]), device=counts.device)[:, None]
     return _sum(hidden, inside) / inside.sum(-1, keepdim=True).clamp(min=1), inside.any(-1)
 
@@ -53,9 +53,9 @@ class LearnedPooling(nn.Module):
     """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, where token r of n has place g(r) = ⌊(r + ½) · G/n⌋.
 
     ConstBERT (MacAvaney et al. 2025, arXiv:2504.01818) maps a document's tokens to a fixed number of vectors
-    by a linear layer. Its weights belong to absolute positions in texts padded to one length. Here, W
-    has G = 8 m places, and a text of any length is spread over the places. W is initialised to the 0/1
-    weights of `spans`. Texts of at most m tokens keep their tokens' states, as with spans.
+    with a linear layer. Its weights belong to absolute positions in texts padded to one length. Here, W has G
+    = 8 m places, and a text of any length is spread over the places. W is initialised to the 0/1 weights of
+    `spans`. Texts of at most m tokens keep their token states, as with spans.
     """
 
     def __init__(self, m: int) -> None:

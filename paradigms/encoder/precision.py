@@ -7,7 +7,7 @@
 | int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 
 "auto" is the precision of the surrounding `autocast`. Outside `autocast`, "auto" is the precision set by
-`choose_precision`. If this is not set, "auto" is bf16 if the device multiplies bf16 natively, else no.
+`choose_precision`. Without either, "auto" is bf16 if the device multiplies bf16 natively, and otherwise no.
 """
 
 import os
@@ -26,8 +26,8 @@ PRECISIONS: dict[str, torch.dtype | None] = {
     "int8": None,
 }
 AUTO = "auto"
-VARIABLE = "ACCELERATE_MIXED_PRECISION"  # which accelerate reads, too
-_chosen: ContextVar[str] = ContextVar("precision", default=AUTO)  # of the innermost `autocast`
+VARIABLE = "ACCELERATE_MIXED_PRECISION"  # accelerate reads it, too
+_chosen: ContextVar[str] = ContextVar("precision", default=AUTO)  # set by the innermost `autocast`
 
 
 def native_precision(device: torch.device) -> str:
@@ -53,7 +53,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def choose_precision(precision: str) -> None:
-    """Set the meaning of "auto" in this process and its child processes; "auto" itself changes nothing."""
+    """Set the meaning of "auto" in this process and its child processes; passing "auto" changes nothing."""
     if precision != AUTO:
         os.environ[VARIABLE] = precision
 

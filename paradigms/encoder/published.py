@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
-    """Replace settings with the settings that the backbone's folder publishes, and log the changes.
+    """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
-    This replaces the pooling (if a side is pooled), the markers (by the prompts) and the lengths (which are
-    limited to the training length). A T5 that does not publish a pooling uses the mean, like Sentence-T5 (Ni
+    The pooling (if a side is pooled) is replaced, the prompts replace the markers, and the lengths are
+    limited to the training length. A T5 that does not publish a pooling uses the mean, like Sentence-T5 (Ni
     et al. 2022, arXiv:2108.08877), because its texts have no [CLS]. fixed: names of settings that keep their
     values. Raises ValueError if the folder names an unknown pooling.
     """

@@ -39,7 +39,7 @@ class EncoderSettings:
     document_marker: str = ""
     query_augmentation: bool = False  # pad queries with [MASK] tokens that count
     attend_augmentation: bool = False  # let the other tokens attend to these [MASK] tokens
-    skip: str = ""  # characters: document tokens that consist of one of them do not count
+    skip: str = ""  # document tokens that consist of one of these characters do not count
     skip_exact: bool = False  # skip only the bare token, not its forms after a space or inside a word
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
     salience: Salience = "none"  # gate λ of ALIGNER's salience head
@@ -84,10 +84,10 @@ class EncoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Settings of late interaction, shared by ColBERT and XTR: punctuation in documents is skipped.
+    """Late-interaction settings shared by ColBERT and XTR: punctuation in documents is skipped.
 
-    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter
-    for XTR. With the same tokens, the two paradigms differ only in A and Z.
+    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter for
+    XTR. With the same tokens, the two paradigms differ only in A and Z.
     """
 
     skip: str = string.punctuation
@@ -97,9 +97,9 @@ class InputFormat(NamedTuple):
     """The length and marker of tokenised texts on one side."""
 
     length: int
-    prefix: str  # marker as a text before the text, or
-    marker: list[int]  # the id of a marker that is one token, or none
-    at: int  # its place: after [CLS]
+    prefix: str  # the marker as text before the input, or
+    marker: list[int]  # the id of a one-token marker; else empty
+    at: int  # position of the marker: after [CLS]
 
 
 def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""text → D or Q, by a Hugging Face encoder, pooling, projection and salience.
+"""text → D or Q, with a Hugging Face encoder, pooling, projection and salience.
 
 One `TextEncoder` serves queries and documents; `EncoderSettings` describes how paradigms differ.
 """
@@ -37,9 +37,9 @@ from paradigms.io.checks import check_several, check_text, json_or_empty, read_s
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
-# Padded tokens per pass on a CPU, whose cache then holds a layer's activations; a GPU has no limit.
+# Padded tokens per pass: a CPU's cache then holds a layer's activations; a GPU has no limit.
 TOKENS = {"cpu": 1536}
-POOLED = -1  # ids of the tokens that a pooled vector is cut into: -1, -2, ...; no vocabulary has them
+POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., which no vocabulary has
 
 
 class TextEncoder(nn.Module):
@@ -51,7 +51,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         names = (name for name, kind in ENCODERS.items() if kind is type(self))
         self.settings = settings = replace(settings, encoder=next(names, type(self).__name__))
-        self.tokens = TOKENS  # padded tokens per pass at most, by device type
+        self.tokens = TOKENS  # maximum number of padded tokens per pass, by device type
         self.split: SplitBackbone | None = None  # set by `freeze`, if only the upper layers are trained
         backbone = packaged(backbone)
         self.backbone: Any = self._load_backbone(backbone)
@@ -148,8 +148,8 @@ class TextEncoder(nn.Module):
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         """Return readable names of a text's tokens.
 
-        ids: token ids of the encoded text, for encoders whose vectors are terms: rounding decides which terms
-        have a weight.
+        ids: token ids of the encoded text. Encoders whose vectors are terms need them, because rounding
+        decides which terms have a weight.
         """
         kind, m = self._vectors(side), self.settings.vectors
         if kind == "pooled":
@@ -243,7 +243,7 @@ class TextEncoder(nn.Module):
         return vectors if self.layer_norm is None else self.layer_norm(vectors)
 
     def _finish(self, vectors: Tensor) -> Tensor:
-        vectors = at_least_float32(vectors)  # similarities then have float32, too
+        vectors = at_least_float32(vectors)  # similarities are then float32, too
         return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     @property
@@ -277,10 +277,10 @@ class TextEncoder(nn.Module):
         """u_i = λ_i · relu(W d_i + b) with 1ᵀλ = ⌈α · length⌉ (Qian et al. 2022, Eq. 3 and 4).
 
         λ is the entropic gate, its hard limit (ties share the budget), or 1 ("relu"). A text without a
-        positive score has salience 0; with Z = Σ A its rel is 0.
+        positive score has salience 0, and its rel with Z = Σ A is 0.
         """
         s = self.settings
-        with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell scores ε apart
+        with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot distinguish scores ε apart
             scores = self.salience_heads[side](vectors).squeeze(-1).relu().where(counts, 0)
         if s.salience == "relu":
             return scores
@@ -303,8 +303,8 @@ class TextEncoder(nn.Module):
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
-                f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
-                "be loaded again: register it in paradigms.encoder.text.ENCODERS before an encoder is built"
+                f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, so it could "
+                "not be loaded again: register it in paradigms.encoder.text.ENCODERS before building an encoder"
             )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:
@@ -341,7 +341,7 @@ class TextEncoder(nn.Module):
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
 
 
-# Name -> class with the arguments (backbone, settings): a subclass of TextEncoder is a new D and Q.
+# Name -> class, called with (backbone, settings): a subclass of TextEncoder is a new D and Q.
 ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
 
 
@@ -349,7 +349,7 @@ def encoder_class(name: str) -> type[TextEncoder]:
     """Look up a class in `ENCODERS`. Raises ValueError if the name is unknown."""
     if name not in ENCODERS:
         raise ValueError(
-            f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. One of your own is registered by "
+            f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. Register your own with "
             "its file: --plugin FILE.py, or load(..., plugin='FILE.py')"
         )
     return ENCODERS[name]

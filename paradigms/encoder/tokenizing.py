@@ -1,4 +1,4 @@
-"""Texts → token ids, by the `tokenizers` library: transformers' wrapper is slow for short queries.
+"""texts → token ids, with the `tokenizers` library: transformers' wrapper is slow for short queries.
 
 `token_rows` calls the tokenizer that transformers wraps; `LightTokenizer` reads a BERT's tokenizer.json
 without transformers.
@@ -51,7 +51,7 @@ def token_rows(
     if backend.padding != padding:
         backend.enable_padding(**padding)
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    encodings = backend.encode_batch_fast(list(texts))  # without the tokens' places in the text
+    encodings = backend.encode_batch_fast(list(texts))  # omits the tokens' positions in the text
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special

@@ -17,8 +17,8 @@ from paradigms.encoder.text import TextEncoder
 class TwoTowers(nn.Module):
     """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
 
-    A saved pair has one folder per side. `settings` belong to the document encoder; `described` returns the
-    settings of both. Raises ValueError if the encoders' vectors have different widths.
+    A saved pair has one folder per side. `settings` belongs to the document encoder; `described` returns both
+    encoders' settings. Raises ValueError if the encoders' vectors have different widths.
     """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:

@@ -24,12 +24,12 @@ from paradigms.train.parallel import gathered, spread
 
 FOLDER, PREFIX = "checkpoints", "step-"
 WRITTEN = contents(*SAVED, marks=["progress.json", "optimizer.safetensors"])  # the files of a checkpoint
-# The files and folders of a training, and of a trained model beside it.
+# Files and folders of a training run, and of a trained model next to it.
 TRAINED = contents(*SAVED, "*.jsonl", "checkpoint/", "training/", f"{FOLDER}/", f"{PREFIX}[0-9]*/", "best/")
 
 
 def place(run: Path, step: int) -> Path:
-    """Path of the checkpoint after `step` steps of the run in the folder `run`."""
+    """Return the path of the checkpoint after `step` steps of the run in the folder `run`."""
     return run / FOLDER / f"{PREFIX}{step}"
 
 
@@ -83,14 +83,14 @@ def cut_history(file: Path, step: int) -> None:
         try:
             values = parse_json(line, str(file))
         except ValueError:
-            break  # a killed process may leave half a line, a power failure anything, after the checkpoint
+            break  # after a checkpoint, a killed process may leave half a line, and a power failure anything
         if values["step"] <= step:
             lines.append(line + "\n")
     write_text(file, "".join(lines))
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Gather the optimizer's full tensors on the CPU, by PARAMETER/KEY; if not `keep`, return none."""
+    """Gather the optimizer's full tensors on the CPU, by PARAMETER/KEY; return {} if not `keep`."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -114,7 +114,7 @@ def put_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Ten
 
 
 def random_states() -> dict[str, Tensor]:
-    """States of this process's torch generators, from which dropout draws."""
+    """Return the states of this process's torch generators, from which dropout draws."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -122,7 +122,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random(file: Path, process: int) -> None:
-    """Set a process's generators from a file with the states of all processes, [process, bytes] each."""
+    """Set a process's generators from a file with tensors [process, bytes] of all processes' states."""
     states = load_file(file)
     torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] over the negatives of all processes, or of the query alone."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or the query's alone."""
 
 from collections.abc import Sequence
 
@@ -25,10 +25,10 @@ class Contrastive(Objective):
     The loss also has γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
     (`SpladeSettings`). distillation: a loss combined with the first term, over each query's positive and hard
     negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
-    whether documents of other queries are negatives; if not, only the query's hard negatives, as in ColBERTv1
-    (Khattab and Zaharia 2020, §3.4). steps: length of the training; SPLADE's term rises over its first third,
-    or has full weight from the start if `steps` is 0. Only encoders use mixed precision: rel, softmax and
-    loss are float32.
+    whether other queries' documents are negatives. If not, only the query's hard negatives count, as in
+    ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of training steps. SPLADE's term rises over the
+    first third, or has full weight from the start if `steps` is 0. Only encoders use mixed precision: rel,
+    softmax and loss are float32.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Contrastive(Objective):
         paradigm: Paradigm,
         corpus: Corpus,
         examples: Sequence[Example],
-        temperature: float | None = None,  # τ; None = the paradigm's own
+        temperature: float | None = None,  # τ; None = the paradigm's τ
         distillation: Distillation | None = None,
         chunk: int = 0,
         in_batch: bool = True,
@@ -101,7 +101,7 @@ class Listwise(Objective):
         model: CrossAttention,
         corpus: Corpus,
         examples: Sequence[Example],
-        temperature: float | None = None,  # τ; None = 1: s has a scale of its own
+        temperature: float | None = None,  # τ; None = 1, because training sets the scale of s
         distillation: Distillation | None = None,
     ) -> None:
         self.candidates = own_count(examples, model.name, distillation is not None)

@@ -20,7 +20,7 @@ class Example:
     query: str
     positive: int  # positions in the corpus
     negatives: tuple[int, ...]
-    relevant: tuple[int, ...]  # judged or presumed relevant to the query: never its negatives
+    relevant: tuple[int, ...]  # judged or presumed relevant to the query; never negatives
     teacher: tuple[float, ...] = ()  # the teacher's scores of the positive and of each negative
 
 
@@ -44,7 +44,7 @@ def build_examples(
     each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
-        raise ValueError(f"{negatives} hard negatives per query were asked for, but no run to mine them from")
+        raise ValueError(f"{negatives} hard negatives per query need a run to mine them from")
     gold: dict[str, list[str]] = {}
     ranked: dict[str, list[str]] = {}
     for query in sorted(split.judgements):
@@ -80,7 +80,7 @@ def build_examples(
 
 
 def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.Random) -> list[int]:
-    """Draw `count` positions from `hard`, then from all others below `size` that are not in `never`."""
+    """Draw `count` positions from `hard`, then from all other positions below `size` except `never`."""
     drawn = rng.sample(hard, min(count, len(hard)))
     left = size - len(never.union(drawn))
     while len(drawn) < count and left > 0:
@@ -109,31 +109,31 @@ class TrainingBatch(NamedTuple):
 
     queries: Batch
     documents: Batch
-    positions: Int[Tensor, " n"]  # of the documents, in the corpus
+    positions: Int[Tensor, " n"]  # the documents' positions in the corpus
     relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
 
     def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
-        """Mask of the pool's documents, from all processes, that are relevant to each query."""
+        """Return a mask of the documents in all processes' pool that are relevant to each query."""
         mask = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
         for relevant in self.relevant.T:  # [b, r, m] may not fit into memory if r is large
             mask |= relevant[:, None] == positions
         return mask
 
     def own(self, first: int = 0) -> Int[Tensor, "b c"]:
-        """Positions of each query's documents, positive first, in a pool with this batch at `first`."""
+        """Positions of each query's documents, positive first, in a pool where the batch is at `first`."""
         b = len(self.relevant)
         places = torch.arange(len(self.positions), device=self.positions.device) + first
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
 def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
-    """The teacher's scores of each example's documents, positive first; None without a teacher."""
+    """Return the teacher's scores of each example's documents, positive first, or None without a teacher."""
     return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
 
 
 def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
-    """1 + k, the number of each example's documents.
+    """Return 1 + k, the number of documents per example.
 
     Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
     """

@@ -151,7 +151,7 @@ def attention(
 
 
 class _Attention(torch.autograd.Function):
-    """Compute in float32; store Q, K and V in their own dtype."""
+    """Attention computed in float32, with Q, K and V stored in their input dtypes."""
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)
@@ -178,7 +178,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    @torch.autocast("cpu", enabled=False)  # whose decorator has no types
+    @torch.autocast("cpu", enabled=False)  # its decorator has no types
     def backward(  # type: ignore[override]
         ctx: Any, gradient: Float[Tensor, "x l n v"]
     ) -> tuple[Tensor | None, ...]:
@@ -227,7 +227,7 @@ def _weights(
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """`layer(x)` computed by oneDNN; values and gradients are equal up to rounding."""
+    """Compute `layer(x)` with oneDNN; values and gradients equal torch's up to rounding."""
     applies = (
         x.device.type == "cpu"
         and x.ndim > 1
@@ -259,7 +259,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Float[Tensor, "... w"], weight: Float[Tensor, "v w"], bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b by the operator that torch.compile uses: it copies neither x nor the result."""
+    """x Wᵀ + b with torch.compile's operator, which copies neither x nor the result."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -1,4 +1,4 @@
-"""Training around the loop: splits, examples, the dev measure, states of frozen layers."""
+"""Set up and run training: splits, examples, the dev measure, and states of frozen layers."""
 
 import hashlib
 import warnings
@@ -42,10 +42,10 @@ from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
 
-DEV_DEPTH = 10  # first documents of the dev queries' run that the dev measure reranks
-NEGATIVES_DEPTH = 100  # first documents of the training queries' run that hard negatives are drawn from
-STATES = "states"  # folder for states of frozen layers, while a run lasts
-PAUSED = "paused.txt"  # in it, between the calls of a run that has used its minutes
+DEV_DEPTH = 10  # documents per dev query that the dev measure reranks
+NEGATIVES_DEPTH = 100  # documents per training query from which hard negatives are drawn
+STATES = "states"  # folder for states of frozen layers during a run
+PAUSED = "paused.txt"  # file in STATES between the calls of a run that has used its minutes
 
 
 class DevMeasure:
@@ -98,9 +98,9 @@ def fit(
 
     runs: first-stage rankings of both splits' queries, for hard negatives and for reranking. With
     `training.own_negatives`, the model itself ranks the training queries once before training (`own_run`).
-    Without dev queries, the last state is the result. Cross-attention needs negatives. teacher: provides the
+    Without dev queries, the last state is returned. Cross-attention needs negatives. teacher: provides the
     scores for `training.distillation`. suspects: detects hard negatives to leave out. states: folder for
-    states of frozen layers (`keep_states`), which trainings share and the caller deletes; by default a
+    states of frozen layers (`keep_states`), which training runs share and the caller deletes; by default, a
     temporary folder in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
@@ -120,7 +120,7 @@ def fit(
     layers = training.trained_layers
     if isinstance(paradigm, CrossAttention):
         objective = Listwise(paradigm, *shared)
-        layers = 0  # it reads pairs: there are no states of single texts
+        layers = 0  # it reads pairs, so single texts have no states
     else:
         objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps)
     dev = None
@@ -141,7 +141,7 @@ def fit(
 def own_run(
     open_model: Callable[[], Encoded], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
 ) -> Run:
-    """The first NEGATIVES_DEPTH documents that a model finds for a split's queries, kept in folder/mined.run.
+    """Find NEGATIVES_DEPTH documents for each query with a model; cache the run in folder/mined.run.
 
     One process opens the model and searches. Raises ValueError if the model cannot search or the file is
     damaged.
@@ -177,7 +177,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
             yield folder
             accelerator.wait_for_everyone()
         except Paused as paused:
-            # A file of no kind that `sweep_states` deletes.
+            # `sweep_states` does not delete files of this kind.
             by_main(partial(write_text, folder / PAUSED, f"{paused}\n"), accelerator)
             raise
         finally:
@@ -216,7 +216,7 @@ def keep_states(
     texts: Mapping[Side, Sequence[str]],
     accelerator: Accelerator,
 ) -> None:
-    """`freeze` the paradigm, and store its frozen layers' states of each side's texts in `folder`.
+    """Freeze the paradigm, and store its frozen layers' states of each side's texts in `folder`.
 
     States that other paradigms or runs stored there are reused. Every process calls this and sees the same
     folder.
@@ -240,7 +240,7 @@ def add_states(
     accelerator: Accelerator,
     layout: str = "",
 ) -> None:
-    """Store each process's share of the texts' states, unless they are `too_large`; then open all."""
+    """Store each process's share of the texts' states, unless they are `too_large`, and open all states."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
     if texts and not store.folder.is_dir():
         accelerator.print(
@@ -262,7 +262,7 @@ def _texts(
     training: TrainingSettings,
     accelerator: Accelerator,
 ) -> dict[Side, list[str]]:
-    """Texts that a training run encodes: the dev texts, and the texts of the examples it draws."""
+    """Return the texts that a training run encodes: the dev texts and the texts of the drawn examples."""
     together = training.batch_size * accelerator.num_processes
     count = training.steps * training.accumulation
     batches = step_batches(len(examples), together, count, seed=training.seed)

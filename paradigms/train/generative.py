@@ -25,8 +25,8 @@ from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.state import by_main
 
-PASSAGES, PASSAGE_WORDS = 6, 16  # indexing sources per document: several, and as short as queries
-SPANS = 3  # spans per document whose text is its identifier
+PASSAGES, PASSAGE_WORDS = 6, 16  # passages per document to index, and words per passage, as in a query
+SPANS = 3  # spans per document if texts are identifiers
 
 
 def fit_generative(
@@ -91,7 +91,7 @@ def fit_pairs(
 def t5_folder(
     name: str, collection: Collection, folder: Path, seed: int, accelerator: Accelerator
 ) -> str | Path:
-    """Return a backbone's name; for "small", create a T5 with random weights in `folder` once."""
+    """Return a backbone's name or, for "small", the path of a random T5 that is created once in `folder`."""
     if name != "small":
         return name
 
@@ -109,8 +109,9 @@ def training_pairs(
 ) -> list[Pair]:
     """Build training pairs from the split's queries and from every document.
 
-    If identifiers are text (SEAL), targets are spans of the query's relevant documents, or of the document.
-    Otherwise they are identifiers, with queries and `PASSAGES` passages of each document as sources.
+    If identifiers are text (SEAL), targets are spans of the query's relevant documents or of the document
+    itself. Otherwise, targets are identifiers, and sources are the queries and `PASSAGES` passages of each
+    document.
     """
     ids, length = model.identifiers, model.settings.document_length
     if ids.kind == "text":

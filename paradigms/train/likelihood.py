@@ -15,7 +15,7 @@ from paradigms.train.losses import Objective
 
 
 class Likelihood(Objective):
-    """Wu et al. 2024, Eq. 8: minus the mean over targets of Σ_tokens log p.
+    """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
     corpus: documents from which NP-decoding's clusters are rebuilt every `settings.refresh` steps.
     """

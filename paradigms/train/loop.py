@@ -41,7 +41,7 @@ Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is be
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of one run. Batch sizes are per process, steps are optimizer steps."""
+    """Settings of one run. Batch sizes are per process; steps are optimizer steps."""
 
     steps: int = 1000
     batch_size: int = 32
@@ -59,19 +59,19 @@ class TrainingSettings:
     # with AVX2 needs 40% less memory for activations in the same time; on AMD with AVX-512, products are
     # twice as fast.
     fast_cpu: bool = True
-    # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs that have
-    # it, which the kernels of `scoring.fused` need. "" = as the process has it.
+    # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
+    # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
     matmul_precision: str = ""
-    temperature: float | None = None  # None = the paradigm's own
+    temperature: float | None = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether documents of other queries are negatives too
-    own_negatives: bool = False  # hard negatives are what the model finds before training (`train.fit`)
+    own_negatives: bool = False  # mine hard negatives with the model before training (`train.fit`)
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
     evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is measured too
     minutes: float = 0.0  # raise `Paused` at the first step that ends later, with a checkpoint; 0 = never
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
-    keep: int = 2  # checkpoints that are kept; a run resumes from the newest intact one
+    keep: int = 2  # checkpoints to keep; a run resumes from the newest intact one
     log_every: int = 10
     workers: int = 0  # processes that tokenise ahead; 0 = in the training process
 
@@ -110,7 +110,7 @@ def train(
     dev: Callable[[Trained], Dev] | None = None,
     progress: bool = True,
 ) -> Trained:
-    """Minimise the objective; return the paradigm's last state, or an earlier one that is better by `dev`.
+    """Minimise the objective; return the paradigm's last state, or an earlier state that `dev` rates higher.
 
     dev: measures each dev query. The last state is returned unless the mean of an earlier state, including
     the untrained one, was higher by more than the standard error.
@@ -118,11 +118,11 @@ def train(
     folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
     folder/best holds the paradigm to return, and folder/history.jsonl the loss curve and the dev values. A
     non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints unchanged. On a
-    CPU a non-finite loss ends it at once; a GPU would have to wait for every loss, which is therefore checked
-    with each log, and before anything is measured or saved.
-    Every process calls this with the same arguments and sees the same folder. Raises BlockingIOError while
-    another training writes there. On CPUs, a resumed run of one or two processes gives the same losses and
-    weights bit for bit; more processes, and GPUs, may round sums in another order.
+    CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its losses are
+    checked with each log and before anything is measured or saved. Every process calls this with the same
+    arguments and sees the same folder. Raises BlockingIOError while another run writes to the folder. On
+    CPUs, a resumed run of one or two processes gives the same losses and weights bit for bit; more processes,
+    and GPUs, may round sums in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -159,7 +159,8 @@ def train(
             collate_fn=objective.collate,
             num_workers=settings.workers,
             generator=torch.Generator(),  # opening a loader must not draw from dropout's generator
-            pin_memory=accelerator.device.type == "cuda",  # copies to the device then need not be waited for
+            pin_memory=accelerator.device.type
+            == "cuda",  # copies to the device then overlap with computation
         )
         batches = iter(loader)
         with progress_bar(progress and accelerator.is_main_process) as bar:
@@ -260,7 +261,7 @@ class _Run:
         )
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.waits = accelerator.device.type == "cpu"  # whose numbers can be read at once
+        self.waits = accelerator.device.type == "cpu"  # its numbers can be read at once
         self.unread: list[tuple[int, str, Tensor]] = []  # numbers on the device: step, name, value
         self.losses, self.norm = deque([math.nan], maxlen=s.accumulation), math.nan  # of the last step read
         self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
@@ -288,7 +289,7 @@ class _Run:
                 self.optimizer.zero_grad()
                 torch.clear_autocast_cache()  # an outer autocast would otherwise reuse old weights
         for group in self.optimizer.param_groups:
-            # Fused AdamW does not count its changes, by which an index notices that weights have changed.
+            # Fused AdamW does not increment versions, which tell an index that weights have changed.
             increment_version(group["params"])
         self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
@@ -303,16 +304,16 @@ class _Run:
         return sum(self.losses) / len(self.losses)
 
     def _note(self, step: int, what: str, value: Tensor) -> None:
-        """Keep a number of a step for `read`."""
+        """Store one of a step's numbers until `read` checks it."""
         self.unread.append((step, what, value))
         if self.waits:
             self.read()
 
     def read(self) -> None:
-        """Read and check all numbers noted since the last call; a GPU must finish their steps first.
+        """Read and check all numbers noted since the last call, after a GPU has finished their steps.
 
-        Raises FloatingPointError at the first that is not finite. A scaler skips a step whose gradient
-        overflows.
+        Raises FloatingPointError at the first non-finite number. With a scaler, gradient norms may be
+        infinite: the scaler skips such steps.
         """
         noted, self.unread = self.unread, []
         values = torch.stack([at_least_float32(value) for _, _, value in noted]).tolist() if noted else []
@@ -342,7 +343,7 @@ class _Run:
             ) from error
 
     def late(self, began: float) -> bool:
-        """Whether the run has used up its minutes; all processes agree."""
+        """Return whether the run has used up its minutes; all processes agree."""
         minutes = self.settings.minutes
         return minutes > 0 and by_main(lambda: time.monotonic() - began > 60 * minutes, self.accelerator)
 
@@ -374,7 +375,7 @@ class _Run:
 
 @contextmanager
 def _multiplying(precision: str) -> Iterator[None]:
-    """Context with torch's float32 matmul precision; "" leaves it as it is."""
+    """Context with torch's float32 matmul precision; "" changes nothing."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision or before)
     try:

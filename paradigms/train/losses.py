@@ -45,12 +45,13 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
 
 
 def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t²: products of an inverted index for a query like these texts (Paria et al. 2020, Eq. 3)."""
+    """Σ_t ā_t²: products that an inverted index computes for a query like these (Paria et al. 2020, Eq. 3).
+    """
     return mean.square().sum()
 
 
 def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t: the mean sum of a text's weights."""
+    """Σ_t ā_t: the mean over texts of the sum of a text's weights."""
     return mean.sum()
 
 
@@ -64,12 +65,12 @@ def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float
     return (omega * mean).square().sum()
 
 
-# Functions of each term's mean weight ā_t in the texts and of the share f_t of texts that have the term.
+# Functions of each term's mean weight ā_t in the texts and the share f_t of texts with the term.
 REGULARISERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"flops": flops, "l1": l1, "df_flops": df_flops}
 
 
 def sparsity(texts: Tokens, kind: str) -> Float[Tensor, ""]:
-    """A regulariser of `REGULARISERS`, for texts whose tokens [1, x, l, 1] are weights of the terms `ids`."""
+    """Apply a regulariser to texts whose tokens [1, x, l, 1] are weights of the terms `ids`."""
     assert texts.ids is not None
     ids = texts.ids.where(texts.mask, 0).flatten()
     weights = texts.vectors.squeeze(-1).where(texts.mask, 0).flatten()
@@ -122,7 +123,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss of this process's batch; `model` is the paradigm as accelerate wrapped it."""
+        """Return the mean loss of this process's batch; `model` is the paradigm wrapped by accelerate."""
 
     def prepare(self, step: int) -> None:  # noqa: B027 - most objectives keep nothing
         """Update state before step `step`, on every process."""

@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=Trainable)
 
 
 def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
-    """Prepare a paradigm for this launch: (module to call in training, paradigm to save and measure).
+    """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
     The second is the paradigm itself or, if the launch shards it, a copy on the main process's CPU, which
     `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only their
@@ -60,7 +60,7 @@ def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Gather a full tensor, sharded or not. Every process calls this, in the same order."""
+    """Return the full tensor of a possibly sharded one. Every process calls this, in the same order."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -73,13 +73,13 @@ def spread(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def sharded() -> bool:
-    """Whether this launch shards models instead of copying them."""
+    """Return whether this launch shards models instead of copying them."""
     requested = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return requested and dist.is_available() and dist.is_initialized()
 
 
 def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
-    """accelerate's FSDP settings. Raises ValueError for settings that would be ignored or fail."""
+    """Return accelerate's FSDP settings. Raises ValueError if a setting would be ignored or fail."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
     for wrong, instead in (
         (plugin.fsdp_version != 2, "fsdp_version: 2"),
@@ -101,7 +101,7 @@ def _shard(
         raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
     layers = paradigm.layers
     if not layers:
-        raise ValueError(f"the backbone of {paradigm.name} has no layers that transformers marks as such")
+        raise ValueError(f"transformers marks no layers in the backbone of {paradigm.name}")
     for module in paradigm.modules():
         if isinstance(module, TextEncoder):
             module.tokens = {}  # processes gather weights together: each runs every layer equally often
@@ -126,12 +126,12 @@ def _shard(
 
 
 def world() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather_documents(documents: Tokens) -> Tokens:
-    """Gather [1, n, i, h] of each process into [1, W·n, i', h], in rank order; i' is the largest i.
+    """Gather each process's [1, n, i, h] into [1, W·n, i', h], in rank order; i' is the largest i.
 
     The backward pass sums the gradients of all processes for this process's documents. As each loss is a mean
     over the process's queries, DistributedDataParallel's mean is the gradient of the whole batch. Raises
@@ -155,7 +155,7 @@ def gather(t: Tensor) -> Tensor:
 
 
 def place_among(count: int) -> int:
-    """Position of this process's first item among `count` items per process, gathered in rank order."""
+    """Return the position of this process's first item, if `count` per process are gathered in rank order."""
     return count * dist.get_rank() if world() > 1 else 0
 
 

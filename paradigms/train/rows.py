@@ -1,4 +1,4 @@
-"""Pairs, triplets or scored candidates in rows, as a corpus and training examples."""
+"""Convert rows of pairs, triplets or scored candidates to a corpus and training examples."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,15 +13,14 @@ QUERY, POSITIVE = ("query", "anchor", "question"), ("positive", "document", "pas
 def examples_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Corpus, list[Example]]:
     """Make a corpus of all documents in the rows, each once, and one training example per row.
 
-    rows: dicts, or a Hugging Face `Dataset`. Each has a query (key `query`, `anchor` or `question`) and a
-    relevant document (`positive`, `document` or `passage`). It may have hard negatives, in every key that
-    begins with `negative`, as a text or a list of texts; and `scores`, a teacher's scores of the relevant
-    document and then of each negative. Documents that are relevant to a query in any row are never its
-    in-batch negatives.
+    rows: dicts, or a Hugging Face `Dataset`. Each row has a query (key `query`, `anchor` or `question`) and a
+    relevant document (`positive`, `document` or `passage`). Keys that begin with `negative` may hold hard
+    negatives, as a text or a list of texts. `scores` may hold a teacher's scores of the relevant document and
+    then of each negative. Documents that are relevant to a query in any row are never its in-batch negatives.
 
-    Raises ValueError, naming the row by its number from 1, if a key is missing, a relevant document is among
-    the query's negatives, or the number of scores differs from that of documents; TypeError for a text that
-    is no string.
+    Raises ValueError, naming the row by its number from 1, if a key is missing, if a relevant document is
+    among the query's negatives, or if the row does not have one score per document. Raises TypeError if a
+    text is not a string.
     """
     places: dict[str, int] = {}
     parsed: list[tuple[str, int, tuple[int, ...], tuple[float, ...]]] = []

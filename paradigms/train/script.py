@@ -1,4 +1,4 @@
-"""Start of a training script: its settings, output folder, collection and environment."""
+"""Start a training script: settings, output folder, collection and environment."""
 
 import hashlib
 import platform
@@ -32,16 +32,16 @@ from paradigms.train.fit import STATES, sweep_states
 from paradigms.train.parallel import sharded
 from paradigms.train.state import by_main
 
-BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at its start
+BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at the start
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """Start a script: check its settings, lock the output folder; return the accelerator and a console.
 
     settings: with output, precision and optionally tracker. Precision "auto" is bf16 if the hardware
-    multiplies it natively. Only the main process's console prints. Raises SystemExit while another run holds
-    the folder, for fp16 on a CPU, and for a launch on missing GPUs. Before the folder is created, raises
-    SystemExit if the collection or backbone does not exist.
+    multiplies it natively. Only the main process's console prints. Raises SystemExit if another run holds the
+    folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are missing. If the collection or
+    backbone does not exist, SystemExit is raised before the folder is created.
     """
     tracking.check_launch()
     check_names(settings)
@@ -81,7 +81,7 @@ def check_names(settings: Any) -> None:
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
     """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`.
 
-    A setting that config.json does not name, since it was added later, differs only if it is not empty now.
+    A setting that was added later, and is missing from config.json, differs only if it is not empty now.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
@@ -98,7 +98,7 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of a folder's files."""
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files."""
     if path.is_file():
         return sha256(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -107,7 +107,7 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Checksums of the given files and folders, skipping any that do not exist."""
+    """Return checksums of the given files and folders, except any that do not exist."""
     return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
 
 

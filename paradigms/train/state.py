@@ -1,4 +1,4 @@
-"""The state of a training run between two steps: agreement of processes, saving, resuming."""
+"""The state of a training run between two steps: agreement between processes, saving and resuming."""
 
 import hashlib
 import json

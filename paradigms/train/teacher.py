@@ -19,17 +19,20 @@ from paradigms.train.state import by_main
 # (query id -> ids of documents to score) -> run with at least these scores.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
 
-PAIRS = 1 << 13  # pairs per file: an interruption loses about as many at most
+PAIRS = 1 << 13  # pairs per file, which is about the most that an interruption can lose
 
 
 def score_of(scores: Run, query: str, document: str, whose: str) -> float:
-    """Look up t(q, d). Raises ValueError if the pair has no finite score. whose: name for the error."""
+    """Look up t(q, d). Raises ValueError if the pair has no finite score.
+
+    whose: owner of the scores, for the error message.
+    """
     score = scores.get(query, {}).get(document)
     if score is None or not math.isfinite(score):
         raise ValueError(
             f"the {whose} has {'no' if score is None else 'an infinite'} score of document {document!r} for "
-            f"query {query!r}: its run must score every relevant document and every negative; a model's "
-            "folder in place of a run scores what is needed"
+            f"query {query!r}: its run must score every relevant document and every negative. Give a "
+            "model's folder instead of a run to score them"
         )
     return score
 
@@ -49,8 +52,8 @@ class FalseNegatives:
     def __post_init__(self) -> None:
         if (self.margin is None) == (self.share is None):
             raise ValueError(
-                "false negatives score above a margin below the positive's score, or a share of it: set "
-                f"one of the two, not margin={self.margin} and share={self.share}"
+                "false negatives need a margin below the positive's score or a share of it: set exactly "
+                f"one, not margin={self.margin} and share={self.share}"
             )
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
@@ -97,9 +100,9 @@ def scored_once(
 ) -> ScorePairs:
     """Score each pair once with a reranker, and store all scores in `file`, a TREC run.
 
-    load: creates the reranker; called only by processes with pairs to score. All processes call the returned
+    load: creates the reranker; only processes with pairs to score call it. All processes call the returned
     function and share the work, in turns of complete queries with about `pairs` pairs (None: one turn). Each
-    turn's scores are in a file beside `file` until all turns are done, so that an interrupted run resumes
+    turn's scores stay in a file next to `file` until all turns are done, so that an interrupted run resumes
     after the last complete turn.
     """
     parts = file.with_suffix(".parts")

@@ -1,4 +1,4 @@
-"""The environment of a script: locked results folder, launch, precision and W&B run."""
+"""A script's environment: locked results folder, launch, precision and W&B run."""
 
 import netrc
 import os
@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from paradigms.io.files import held, write_text
 from paradigms.train.state import by_main
 
-# Time that processes wait for another one that searches a corpus; torch's default on GPUs is 10 minutes.
+# How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.
 PATIENCE = timedelta(days=2)
 
 
@@ -44,8 +44,8 @@ def check_launch() -> None:
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
     """Join the folder's W&B run without prompts.
 
-    Logs offline, and prints a line, if there is neither a key nor WANDB_MODE or if the server does not answer
-    within 15 s.
+    W&B logs offline, and a line is printed, if there is neither a key nor WANDB_MODE, or if the server does
+    not answer within 15 s.
     """
     import wandb
 
