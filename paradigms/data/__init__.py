@@ -1,12 +1,12 @@
 """Load collections of documents, queries and judgements from any source, in one form.
 
-collection = load_collection("pydocs")                      # the built-in one, or
-collection = load_collection("path/to/scifact")             # a folder in BEIR layout
-collection = load_collection("path/to/lotte/science/test")  # or as MIRACL, MS MARCO, LoTTE, DPR have it
-collection = load_collection("hf:BeIR/scifact")             # a dataset of the Hugging Face hub
-collection = load_collection("irds:beir/scifact/test")      # an identifier of ir_datasets
+collection = load_collection("pydocs")                      # the built-in collection
+collection = load_collection("path/to/scifact")             # a folder in the layout of BEIR,
+collection = load_collection("path/to/lotte/science/test")  # or of MIRACL, MS MARCO, LoTTE or DPR
+collection = load_collection("hf:BeIR/scifact")             # a dataset on the Hugging Face hub
+collection = load_collection("irds:beir/scifact/test")      # an ir_datasets identifier
 test = collection.split("test")                             # .queries, .judgements
-print(collection.problems)                                  # problems of the data, counted
+print(collection.problems)                                  # problems in the data, counted
 """
 
 from collections.abc import Callable
@@ -65,13 +65,13 @@ def load_collection(name: str | Path, *, documents: int | None = None) -> Collec
 
 
 def check_collection(name: str | Path) -> None:
-    """Check that a folder has a known layout, without reading it. Raises FileNotFoundError if not."""
+    """Check that a folder has a known layout, without reading it; otherwise, raise FileNotFoundError."""
     if not str(name).startswith(("hf:", "irds:")) and name != "pydocs":
         layout_of(Path(name))
 
 
 def layout_of(folder: Path) -> Callable[[Path], Collection]:
-    """Find the reader of a folder's layout. Raises FileNotFoundError if there is none."""
+    """Find the reader for a folder's layout. Raises FileNotFoundError if no layout fits."""
     name = str(folder)
     if not folder.is_dir():
         raise FileNotFoundError(

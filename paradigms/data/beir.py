@@ -39,7 +39,7 @@ def is_beir(folder: Path) -> bool:
 def read_folder(path: str | Path) -> Collection:
     """Read a folder in BEIR layout; qrels/ may hold any splits, and the collection has the folder's name.
 
-    Raises FileNotFoundError if a file is missing, ValueError, with file and line, for a bad line.
+    Raises FileNotFoundError if a file is missing, and ValueError, with file and line, if a line is invalid.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -58,10 +58,10 @@ def read_folder(path: str | Path) -> Collection:
 
 
 def write_folder(collection: Collection, path: str | Path) -> None:
-    """Write a collection in BEIR layout (plain .jsonl), whole or not at all.
+    """Write a collection in BEIR layout (plain .jsonl), atomically.
 
-    A title that does not begin the text is written as `metadata.title`. Raises ValueError for answers, and
-    for different queries with the same id in two splits, which this layout cannot hold.
+    A title that does not begin the text is written as `metadata.title`. Raises ValueError if the collection
+    has answers, or if two splits use one id for different queries: this layout cannot hold either.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
@@ -79,16 +79,17 @@ def write_folder(collection: Collection, path: str | Path) -> None:
 
 
 def write_corpus(documents: Iterable[Document], file: Path) -> None:
-    """Write corpus.jsonl from (id, title, text), whole or not at all."""
+    """Write corpus.jsonl atomically from (id, title, text)."""
     with atomic_text(file) as stream:
         for id, title, text in documents:
             stream.write(json.dumps({"_id": id, **_divided(title, text)}) + "\n")
 
 
 def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
-    """Read the documents of a corpus.jsonl. Raises the errors of `read_folder`, ValueError if it is empty.
+    """Read the documents of a corpus.jsonl.
 
-    digest: the id, title and text of each document are added to it.
+    digest: receives the id, title and text of each document. Raises the same errors as `read_folder`, and
+    ValueError if the file is empty.
     """
     documents, stored = read_documents([file], json_document)
     rows = documents if digest is None else digest.passing(documents)
@@ -103,7 +104,7 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Split -> file: train, dev and test first, then others by name."""
+    """Map splits to files: train, dev and test first, then others by name."""
     files: dict[str, Path] = {}
     for file in sorted([*folder.glob("qrels/*.tsv.gz"), *folder.glob("qrels/*.tsv")]):
         files[file.name.removesuffix(".gz").removesuffix(".tsv")] = file
@@ -114,7 +115,7 @@ def _qrels(folder: Path) -> dict[str, Path]:
 
 
 def _divided(title: str, text: str) -> dict[str, Any]:
-    """A row of corpus.jsonl from which `title_of` and `text_of` restore title and text."""
+    """Make a row of corpus.jsonl from which `title_of` and `text_of` restore title and text."""
     if not title:
         return {"text": text}
     rest = body(title, text)

@@ -1,4 +1,4 @@
-"""A retrieval collection: documents, and for each split its queries with graded judgements.
+"""A retrieval collection: documents, and splits of queries with graded judgements.
 
 Readers of each layout pass streams of documents, queries and judgements to `assemble`, which checks them and
 counts their problems.
@@ -31,7 +31,7 @@ Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
 
 
 class Joined(Sequence[str]):
-    """Sequences one after the other; nothing is copied."""
+    """Concatenated sequences, without copies."""
 
     def __init__(self, parts: Sequence[Sequence[str]]) -> None:
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
@@ -74,7 +74,7 @@ class Corpus(Sequence[str]):
 
     @classmethod
     def joined(cls, corpora: "Sequence[Corpus]") -> "Corpus":
-        """All documents of several corpora, one after the other; texts are still read on demand."""
+        """Concatenate several corpora; texts are still read on demand."""
         ids = [id for corpus in corpora for id in corpus.ids]
         return cls(ids, Joined(corpora), Joined([corpus.titles for corpus in corpora]))
 
@@ -94,14 +94,14 @@ class Corpus(Sequence[str]):
         return iter(self._texts)
 
     def position(self, id: str) -> int:
-        """The i with ids[i] == id. Raises KeyError for an unknown id."""
+        """Return the i with ids[i] == id. Raises KeyError if the id is unknown."""
         try:
             return self._positions[id]
         except KeyError:
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
 
     def only(self, ids: Iterable[str]) -> "Corpus":
-        """Restrict the corpus to these documents, in its order. Raises KeyError for an unknown id."""
+        """Restrict the corpus to these documents, in corpus order. Raises KeyError if an id is unknown."""
         rows = sorted({self.position(id) for id in ids})
         titles = [self.titles[row] for row in rows]
         return Corpus([self.ids[row] for row in rows], [self[row] for row in rows], titles)
@@ -111,8 +111,8 @@ class Corpus(Sequence[str]):
 class Split:
     """The queries of one split and their judgements, which have the same query ids.
 
-    answers: query id -> answers; a document is relevant if it contains one, and judgements may be empty.
-    groups: query id -> group, for means that are macro-averages over groups; for all queries or none.
+    answers: query id -> answers. A document is relevant if it contains an answer; judgements may be empty.
+    groups: query id -> group, for macro-averages over groups; either all queries have a group or none do.
     """
 
     queries: dict[str, str]
@@ -133,7 +133,7 @@ class Split:
 
 @dataclass
 class Problems:
-    """Problems of the data that did not stop the load: a count and the first few cases of each kind."""
+    """Problems in the data that did not stop the load: a count and the first few cases of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class Problems:
             shown.append(example)
 
     def lines(self) -> list[str]:
-        """One line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
+        """Return one line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
         return [f"{kind}: {n:,}, e.g. {'; '.join(self.examples[kind])}" for kind, n in self.counts.items()]
 
     def __bool__(self) -> bool:
@@ -159,9 +159,9 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    measures: the measures that its paper reports; systems are compared by the first. fingerprint: sha256 of
-    documents in order, queries, judgements and answers, but not of where titles end. Results by document
-    position stay valid as long as the fingerprint is the same.
+    measures: the measures reported in the collection's paper; the first one compares systems. fingerprint:
+    sha256 of documents in order, queries, judgements and answers; it ignores where titles end. Results by
+    document position stay valid as long as the fingerprint is the same.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Collection:
     built_in: bool = False  # pydocs, or a subset of it
 
     def split(self, name: str) -> Split:
-        """Look up a split. Raises ValueError, with the existing names, for an unknown one."""
+        """Look up a split. Raises ValueError, with the existing names, if the name is unknown."""
         if name not in self.splits:
             raise ValueError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
@@ -203,7 +203,7 @@ def best_first(scores: Mapping[str, float], count: int | None = None) -> dict[st
 
 
 def ranked(query: str, scores: Mapping[str, float], count: int | None = None) -> dict[str, float]:
-    """`best_first` for a query's documents. Raises ValueError for a score that is NaN."""
+    """Rank a query's documents by `best_first`. Raises ValueError if a score is NaN."""
     unranked = next((document for document, score in scores.items() if isnan(score)), None)
     if unranked is not None:
         raise ValueError(f"the score of document {unranked!r} for query {query!r} is NaN: it has no rank")
@@ -220,7 +220,7 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 def check_answered(run: Run, queries: Names[str], where: object) -> None:
     """Raise ValueError, beginning with `where`, if the run lacks any of the queries.
 
-    A query for which nothing was retrieved is in the run, without documents.
+    A query without retrieved documents must be in the run, too, with an empty ranking.
     """
     lost = [query for query in queries if query not in run]
     if lost:
@@ -230,7 +230,7 @@ def check_answered(run: Run, queries: Names[str], where: object) -> None:
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """Divide a split in two: (the rest, round(share · queries) queries drawn by a hash of their ids)."""
+    """Divide a split into (the rest, round(share · queries) queries drawn by a hash of their ids)."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
@@ -241,7 +241,7 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
 
 
 def mended(text: str) -> str:
-    """Replace lone surrogates, halves of characters that JSON can hold, by U+FFFD."""
+    """Replace lone surrogates (halves of characters, which JSON can hold) with U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -260,19 +260,19 @@ def body(title: str, text: str) -> str:
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """The title of a row in BEIR's form; `metadata.title` is a title that does not begin the text."""
+    """Return the title of a row in BEIR's form; the text does not begin with a `metadata.title`."""
     metadata = row.get("metadata")
     title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
     return title.strip() if isinstance(title, str) else ""
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """The text of a row in BEIR's form, with its title."""
+    """Return the text of a row in BEIR's form, with the title."""
     return joined(row.get("title") or "", row.get("text") or "")
 
 
 def grade(value: Any, where: str = "a judgement") -> int:
-    """Convert a judgement's grade to an integer, from 1, "1" or "1.0". Raises ValueError for others."""
+    """Convert a grade such as 1, "1" or "1.0" to an integer. Raises ValueError if it is not an integer."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -318,15 +318,15 @@ def assemble(
     problems: Problems | None = None,
     stored: Stored | None = None,
 ) -> Collection:
-    """Make a collection from streams.
+    """Make a collection from streams of documents, queries and judgements.
 
     documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
     for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
-    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads kept documents
-    on demand; without it titles and texts are kept in memory.
+    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads the kept
+    documents on demand; without it, titles and texts stay in memory.
 
-    Only the first of equal ids is kept; judgements for absent documents or queries are left out; empty texts
-    are kept, and lone surrogates replaced. All of these are counted in `problems`.
+    If an id repeats, only its first row is kept. Judgements for absent documents or queries are left out,
+    empty texts are kept, and lone surrogates are replaced. `problems` counts all of these cases.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
@@ -352,7 +352,7 @@ def assemble(
                 problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
             else:
                 judged.setdefault(query, {})[document] = value
-        # In the order of the queries, whatever the order of the judgements.
+        # In the order of the queries, not of the judgements.
         part = Split(every, judged, answers.get(split, {}), groups).only(q for q in every if q in judged)
         splits[split] = part
         digest.add(split, str(len(part.queries)))
@@ -387,7 +387,7 @@ def checked(
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield (position, row) of each row with a new id. rows: (id, title, text) or (id, text).
 
-    Replaces lone surrogates; counts these, repeated ids and empty texts.
+    Lone surrogates are replaced. `problems` counts them, repeated ids and empty texts.
     """
     seen: set[str] = set()
     for place, (id, *parts) in enumerate(rows):
@@ -404,7 +404,10 @@ def checked(
 
 
 def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
-    """Make a corpus of (position, id, title, text). stored: see `assemble`. Raises ValueError if empty."""
+    """Make a corpus from rows (position, id, title, text). stored: see `assemble`.
+
+    Raises ValueError if there are no rows.
+    """
     ids, titles, texts, places = [], [], [], []
     for place, id, title, text in rows:
         ids.append(id)

@@ -35,12 +35,13 @@ class Rows(Sequence[str]):
 def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Read a hub dataset, or a local folder that `datasets` reads, in a BEIR hub layout.
 
-    Corpus and queries are the configurations "corpus" and "queries". Judgements (query-id, corpus-id, score)
-    are "qrels" or "default" of the same dataset (as in mteb/*) or the dataset <path>-qrels (as in BeIR/*);
-    without a score, the grade is 1. With a prefix such as "de", the configurations are "de-corpus" or
-    "corpus-de" and so on; if they have no prefix, it is the name of a split of each, such as NanoSciFact in
-    NanoBEIR-en, which is read as test. The only split, "train", of a dataset Nano* is read as test, too.
-    Raises ValueError, with the configurations searched, if one is missing.
+    Configurations "corpus" and "queries" hold the documents and queries. Judgements (query-id, corpus-id,
+    score) are in the configuration "qrels" or "default" of the same dataset (as in mteb/*), or in the dataset
+    <path>-qrels (as in BeIR/*); without a score, the grade is 1. With a prefix such as "de", the
+    configurations are "de-corpus" or "corpus-de" and so on. If no configuration has the prefix, the prefix
+    names a split of each configuration, such as NanoSciFact in NanoBEIR-en, and this split is read as test.
+    If a dataset Nano* has only a split "train", that split is read as test, too. Raises ValueError, with the
+    configurations searched, if one is missing.
     """
     import datasets
 
@@ -132,7 +133,7 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
-    """The configuration of a part of a collection. wanted: if set, raise ValueError if there is none."""
+    """Find the configuration of a collection's part. wanted: if set, raise ValueError if it is missing."""
     names = [part, "default"] if part == "qrels" else [part]
     if prefix is not None:
         names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]

@@ -11,11 +11,12 @@ CHOICES = ("auto", "leave_out", "keep")
 
 
 def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozenset[str]:
-    """The ids of queries that are documents themselves.
+    """Return the ids of queries that are also documents.
 
-    choice: "auto" = ids that a query and a document share, unless the document is judged relevant; none if
-    fewer than half of these documents contain their query, as numbers may be equal by chance (Cranfield,
-    SciFact). "leave_out" = all shared ids, as BEIR does. "keep" = none. Raises ValueError for others.
+    choice: "auto" = ids that a query and a document share, unless the document is judged relevant. If fewer
+    than half of these documents contain their query, no ids are returned, because numeric ids may coincide
+    (Cranfield, SciFact). "leave_out" = all shared ids, as BEIR does. "keep" = no ids. Raises ValueError for
+    any other choice.
     """
     queries = split.queries
     if choice not in CHOICES:
@@ -44,7 +45,7 @@ def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
 
 
 def left_out(ids: Set[str]) -> str:
-    """A line that reports the documents left out; "" if there are none."""
+    """Return a line that reports the documents left out, or "" if there are none."""
     return (
         f"{len(ids):,} queries are documents themselves, which are left out of their results." if ids else ""
     )

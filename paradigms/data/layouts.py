@@ -25,10 +25,10 @@ def read_miracl(folder: Path) -> Collection:
     """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
 
     Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
-    and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published apart: the passages may
-    lie in the folder, in miracl-corpus-v1.0-<language> beside it, or in that folder inside a miracl-corpus
-    beside the folder's parent. Raises FileNotFoundError, with the places searched, if files are missing, and
-    ValueError for a bad line.
+    and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published separately. The
+    passages may lie in the folder, in miracl-corpus-v1.0-<language> next to it, or in a folder of that name
+    inside a miracl-corpus folder next to the parent. Raises FileNotFoundError, with the places searched, if
+    files are missing, and ValueError if a line is invalid.
     """
     folder = folder.resolve()
     stems = {
@@ -55,7 +55,7 @@ def read_miracl(folder: Path) -> Collection:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files of passages, by number."""
+    """Return the files of passages, ordered by number."""
     corpus = folder.name.replace("miracl-", "miracl-corpus-", 1)
     places = [folder, folder.parent / corpus, folder.parent.parent / "miracl-corpus" / corpus]
     for place in places:
@@ -67,7 +67,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Names of a folder's files, .gz before plain: of two with the same stem, callers use the last."""
+    """List a folder's files, .gz before plain: if two have the same stem, callers use the last."""
     return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
 
 
@@ -81,7 +81,7 @@ def read_lotte(folder: Path) -> Collection:
     Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL
     2022. Files are collection.tsv (id, passage) and, for each split, questions.<split>.tsv (id, question) and
     qas.<split>.jsonl, where answer_pids are the relevant passages. The splits reuse ids for different
-    questions. Raises ValueError for a bad line, FileNotFoundError if a file is missing.
+    questions. Raises ValueError if a line is invalid, and FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
     splits = [match["split"] for match in map(QUESTIONS.fullmatch, _names(folder)) if match]
@@ -121,15 +121,15 @@ def is_msmarco(folder: Path) -> bool:
 def read_msmarco(folder: Path) -> Collection:
     """Read collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
-    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout
-    is ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) reads NQ320K and a subset of MS
-    MARCO's documents in it, as processed by Sun et al. (arXiv:2304.04171).
+    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout is
+    ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) uses it for NQ320K and a subset of MS
+    MARCO's documents, as processed by Sun et al. (arXiv:2304.04171).
 
     queries.all.tsv replaces all other files of queries. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
     (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); anything may
-    follow the split, as in queries.dev.small.tsv. If there is no split `test`, `dev`, which papers report,
-    becomes `test`. Raises ValueError for a bad line, or if a split judges no query that has a text, and
-    FileNotFoundError if a file is missing.
+    follow the split, as in queries.dev.small.tsv. If there is no split `test`, the split `dev`, which papers
+    report, becomes `test`. Raises ValueError if a line is invalid or if a split has no judged query with a
+    text, and FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
     names = _names(folder)[::-1]
@@ -167,7 +167,7 @@ def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
-    """The first two of at most `most` columns of each line; 0 splits the line at every tab."""
+    """Yield the first two columns of each line, which is split into at most `most` columns (0: no limit)."""
     return ((cells[0], cells[1]) for _, cells in _rows(path, 2, most))
 
 

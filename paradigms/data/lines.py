@@ -1,6 +1,6 @@
-"""Documents in lines of files: streamed once, then read from disk on demand.
+"""Documents stored one per line: streamed once, then read from disk on demand.
 
-For a plain file only the offsets of its lines are kept (8 bytes per document); a .gz is read into memory.
+For a plain file, only the offsets of lines are kept (8 bytes per document). A .gz is read into memory.
 """
 
 import mmap
@@ -18,9 +18,9 @@ from paradigms.io.checks import parse_json
 from paradigms.io.gzipped import byte_lines
 
 Parse = Callable[[bytes, str], Document | None]
-"""(line, file and line number) -> its document, or None for a line without one, such as a header."""
+"""(line, file and line number) -> document, or None for a line without a document, such as a header."""
 TITLE, TEXT = 1, 2
-IDS = ("_id", "id", "docid", "doc_id")  # names of an id in JSON
+IDS = ("_id", "id", "docid", "doc_id")  # JSON keys of an id
 
 
 class Lines(Sequence[str]):
@@ -43,19 +43,19 @@ class Lines(Sequence[str]):
         data, start = self._maps[file], offset - self._starts[file]
         end = data.find(b"\n", start)
         document = self._parse(data[start : end if end >= 0 else len(data)], str(self._paths[file]))
-        assert document is not None  # or its offset would not have been kept
+        assert document is not None  # only lines with documents have offsets
         return mended(document[self._column])
 
     def __reduce__(self) -> tuple:
-        # Memory maps do not travel to worker processes; the paths and the offsets do.
+        # Memory maps cannot be sent to worker processes; paths and offsets can.
         return Lines, (self._paths, self._offsets, self._parse, self._column)
 
 
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
-    """Stream the documents of files; also return a function that reads them on demand, once the stream ends.
+    """Stream the documents of files, and return a function that reads them on demand once the stream ends.
 
-    The function is None if a file is a .gz. parse: raises ValueError for a bad line. Raises FileNotFoundError
-    if a file is missing.
+    The function is None if a file is a .gz. parse: raises ValueError if a line is invalid. Raises
+    FileNotFoundError if a file is missing.
     """
     offsets = array("q")
 
@@ -77,7 +77,7 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
-    """Split a line at tabs, into at most `most` cells. Raises ValueError for fewer than `least`, or no id."""
+    """Split a line at tabs into at most `most` cells. Raises ValueError if cells or the id are missing."""
     cells = [cell.strip() for cell in line.split("\t", most - 1)]
     if len(cells) < least or not cells[0]:
         raise ValueError(f"{where}: not {least} columns with tabs between them: {line[:60]!r}")
@@ -85,7 +85,7 @@ def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:
-    """Parse a line that holds a JSON object. Raises ValueError, beginning with `where`, if it does not."""
+    """Parse a line as a JSON object. Raises ValueError, beginning with `where`, if this fails."""
     row = parse_json(line, where)
     if not isinstance(row, dict):
         raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
@@ -93,7 +93,10 @@ def json_object(line: bytes | str, where: str) -> dict[str, Any]:
 
 
 def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:
-    """The id of a JSON row, a string or integer under a key of `IDS`, or `number`. Raises ValueError."""
+    """Return the id of a JSON row: a string or integer under a key of `IDS`, or else `number`.
+
+    Raises ValueError if there is none.
+    """
     id = next((row[key] for key in IDS if row.get(key) is not None), number)
     if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
         raise ValueError(
@@ -103,7 +106,7 @@ def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> st
 
 
 def json_row(line: bytes | str, where: str) -> tuple[str, dict[str, Any]]:
-    """Parse a JSON line to (id, row). Raises ValueError if its title or text is not a string."""
+    """Parse a JSON line into (id, row). Raises ValueError if its title or text is not a string."""
     row = json_object(line, where)
     for key in ("title", "text"):
         if not isinstance(row.get(key), str | None):
@@ -112,7 +115,7 @@ def json_row(line: bytes | str, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def json_document(line: bytes, where: str) -> Document:
-    """Parse a line of corpus.jsonl, as in BEIR and MIRACL. Raises ValueError for a bad line."""
+    """Parse a line of corpus.jsonl, as in BEIR and MIRACL. Raises ValueError if the line is invalid."""
     id, row = json_row(line, where)
     return id, title_of(row), text_of(row)
 

@@ -4,26 +4,26 @@ import re
 
 import numpy as np
 
-BITS = 21  # of a word's number: three fit an int64
+BITS = 21  # bits of a word's number; three numbers fit in an int64
 
 
 def words(text: str) -> list[str]:
-    """The text's words in lower case, without punctuation."""
+    """Return the text's words in lower case, without punctuation."""
     return re.findall(r"\w+", text.lower())
 
 
 def phrase(text: str) -> str:
-    """The words with a space around each, so that a substring is a sequence of whole words."""
+    """Return the words with spaces around them, so that a substring is a sequence of whole words."""
     return f" {' '.join(words(text))} "
 
 
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
-    """Whether each text x has J = |x ∩ y| / |x ∪ y| ≥ threshold with an earlier text y that is not a copy.
+    """Flag texts x with J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not a copy.
 
     x and y are sets of word triples. originals: the first `originals` texts never count as copies, and the
-    others are compared only with these. Exact, by prefix filtering (Chaudhuri et al., ICDE 2006): with
-    elements in the same order, rarest first, sets with J ≥ t share one of the first |x| − ⌈t·|x|⌉ + 1
-    elements of each.
+    other texts are compared only with these. Prefix filtering (Chaudhuri et al., ICDE 2006) is exact: if
+    elements are sorted in one order, rarest first, sets with J ≥ t share an element among the first |x| −
+    ⌈t·|x|⌉ + 1 elements of each set.
     """
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])
@@ -52,7 +52,7 @@ def jaccard(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _word_triples(texts: list[str]) -> list[np.ndarray]:
-    """Distinct triples of consecutive words of each text, each triple as one integer."""
+    """Return the distinct triples of consecutive words in each text, each triple as one integer."""
     numbers: dict[str, int] = {}
     triples = []
     for text in texts:

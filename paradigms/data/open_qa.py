@@ -34,10 +34,10 @@ def is_open_qa(folder: Path) -> bool:
 def read_open_qa(folder: Path) -> Collection:
     """Read psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
 
-    Files of questions are in the folder, in its train/, dev/, test/, or in dataset/train/ and so on:
+    Question files are in the folder, in its train/, dev/ or test/, or in dataset/train/ and so on. They are
     <split>.csv, .qa.csv or .tsv with a question and a Python list of answers per line, .json with a list of
-    {"question", "answers"}, or .jsonl. EntityQuestions' files P17.test.json and so on together are the split
-    test, grouped by relation. Raises ValueError, with file and line, for a bad question or passage.
+    {"question", "answers"}, or .jsonl. EntityQuestions' files P17.test.json and so on together form the split
+    test, grouped by relation. Raises ValueError, with file and line, if a question or passage is invalid.
     """
     folder = folder.resolve()
     documents, stored = read_documents(
@@ -69,7 +69,7 @@ def read_open_qa(folder: Path) -> Collection:
 
 
 def _question_files(folder: Path) -> dict[str, Path]:
-    """Name without suffixes -> file, by name. Raises ValueError if two files have the same name."""
+    """Map names without suffixes to files, sorted. Raises ValueError if two files have the same name."""
     files: dict[str, Path] = {}
     for place in PLACES:
         for path in sorted((folder / place).glob("*")):
@@ -110,7 +110,7 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
 
 
 def _question(row: Any, where: str, problems: Problems) -> Question:
-    """The question and answers of a row; published files have the key "answers" or "answer"."""
+    """Return the question and answers of a row; published files have the key "answers" or "answer"."""
     question = row.get("question") if isinstance(row, dict) else None
     answers = row.get("answers", row.get("answer")) if isinstance(row, dict) else None
     if not isinstance(question, str) or not isinstance(answers, list):

@@ -17,11 +17,11 @@ from paradigms.data.texts import WORD, passages
 
 
 class Pieces:
-    """The passages of a corpus, as a corpus (`Pieces.corpus`), and the documents that they belong to.
+    """The passages of a corpus, as a corpus (`Pieces.corpus`), and the documents they belong to.
 
-    words: most words of a passage, with its title, cut as in `texts.passages`; 0 splits nothing, and each
-    document is its only passage. Passage n of document d has the id "d:n" and begins with d's title. A
-    document without text is one passage without text.
+    words: maximum words per passage, including the title, cut as in `texts.passages`; with 0, each document
+    is one passage. Passage n of document d has the id "d:n" and begins with d's title. A document without
+    text is one passage without text.
     """
 
     def __init__(self, corpus: Corpus, words: int):
@@ -44,7 +44,7 @@ class Pieces:
         self.corpus = Corpus(ids, texts, [corpus.titles[document] for document, _, _ in rows])
 
     def of(self, document: str) -> list[str]:
-        """The ids of a document's passages. Raises KeyError for an unknown document.
+        """Return the ids of a document's passages. Raises KeyError if the document is unknown.
 
         >>> Pieces(Corpus(["a", "b"], ["one two three", "four"]), words=2).of("a")
         ['a:0', 'a:1']
@@ -55,11 +55,11 @@ class Pieces:
 
     @property
     def mean(self) -> int:
-        """Passages per document on average, rounded up."""
+        """Average number of passages per document, rounded up."""
         return -(-len(self.corpus) // max(1, len(self._documents)))
 
     def documents(self, scores: Mapping[str, float], best: int = 1) -> dict[str, float]:
-        """Document → sum of the `best` largest scores of its passages, in no order."""
+        """Map each document to the sum of its passages' `best` largest scores, in no particular order."""
         rows = [self.corpus.position(passage) for passage in scores]
         grouped: dict[int, list[float]] = {}
         for owner, score in zip(self._owners[rows].tolist(), scores.values(), strict=True):

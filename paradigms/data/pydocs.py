@@ -1,20 +1,22 @@
-"""pydocs: known-item search over the API documentation that is part of every installation.
+"""pydocs: known-item search over the API documentation that every installation includes.
 
 About ten thousand docstrings of the Python standard library and of PACKAGES, read with `ast`, never imported.
 A query (`q:` before the id) is a docstring's summary, its first paragraph of 3 to 12 words; the relevant
-document is the rest of the docstring, at least 30 words. The document's id is `module:qualified.name`, and
-its title the id in words, "max pool2d in torch nn functional", or empty if that would contain the query.
+document is the rest of the docstring, at least 30 words. The document's id is `module:qualified.name`. Its
+title is the id in words, such as "max pool2d in torch nn functional", or empty if that title would contain
+the query.
 
 The split `parameters` has other queries (`p:`): the first sentence of a parameter's description (6 to 20
-words, among the document's first PARAMETER_WORDS words), one for each test document that has one. All
-documents that contain these words in sequence are relevant, at most MOST.
+words, among the document's first PARAMETER_WORDS words), one for each test document that describes a
+parameter. All documents that contain these words in sequence are relevant; there are at most MOST.
 
 This is not a published test collection: judgements are incomplete, and documents depend on the installed
 versions. Compare systems only under the same fingerprint, which covers content and versions.
 
 Train, dev and test do not leak into each other: each split holds whole groups of modules (`asyncio`,
-`scipy.stats`), chosen by a hash of the group's name. A docstring is left out if it repeats another's summary,
-or if its document is a near copy of an earlier one (Jaccard similarity of word triples at least NEAR).
+`scipy.stats`), chosen by a hash of the group's name. A docstring is left out if it repeats another
+docstring's summary, or if its document is a near copy of an earlier one (Jaccard similarity of word triples
+at least NEAR).
 """
 
 import ast
@@ -78,7 +80,7 @@ PARAMETER_QUERY_WORDS, PARAMETER_WORDS, MOST = range(6, 21), 70, 10
 DOCUMENT_WORDS = 30
 NEAR = 0.5
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
-PARAMETERS = "parameters"  # the split of the second kind of query
+PARAMETERS = "parameters"  # split with the second kind of query
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def read_pydocs(documents: int | None = None) -> Collection:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and the packages, without build tags (+cpu), which change no docstring."""
+    """Versions of Python and the packages, without build tags (+cpu), which do not affect docstrings."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES},
@@ -126,7 +128,7 @@ def cache_folder() -> Path:
 
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
-    """Collect the docstrings, by id. sources: top-level name -> package folder or module file."""
+    """Collect the docstrings, sorted by id. sources: top-level name -> package folder or module file."""
     files = [item for name, path in sorted(sources.items()) for item in _modules(name, path)]
     collecting = gc.isenabled()
     gc.disable()  # saves a quarter of the time: syntax nodes have no cycles
@@ -159,7 +161,7 @@ def docstrings(module: str, file: Path) -> Iterator[Docstring]:
 
 
 def divided(docstring: str) -> tuple[str, str] | None:
-    """Divide a docstring into (summary, rest); None if either is unsuitable or too short or long."""
+    """Divide a docstring into (summary, rest), or return None if a part is unsuitable, too short or long."""
     text = "\n".join(line.rstrip() for line in inspect.cleandoc(docstring).splitlines())
     summary, _, rest = text.partition("\n\n")
     summary, rest = " ".join(summary.split()), rest.strip()
@@ -169,7 +171,7 @@ def divided(docstring: str) -> tuple[str, str] | None:
 
 
 def parameters(text: str) -> list[str]:
-    """The first sentence about each parameter that the document's beginning describes, if its length fits."""
+    """First sentence about each parameter that the document's beginning describes, if its length fits."""
     sentences = []
     for match in PARAMETER.finditer(text):
         if len(near.words(text[: match.start()])) > PARAMETER_WORDS:
@@ -182,7 +184,7 @@ def parameters(text: str) -> list[str]:
 
 
 def title(item: Docstring) -> str:
-    """The id in words: name, "in", module; "" if that contains the summary, which is the query."""
+    """Return the id in words: name, "in", module; or "" if this would contain the query (the summary)."""
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
     words = " in ".join(parts)
@@ -190,7 +192,7 @@ def title(item: Docstring) -> str:
 
 
 def distinct(items: Iterable[Docstring]) -> list[Docstring]:
-    """Sort docstrings by id, and keep the first of equal ids, equal summaries or near-equal documents."""
+    """Sort docstrings by id; drop repeated ids, repeated summaries and near copies of documents."""
     unique: dict[str, Docstring] = {}
     taken: set[str] = set()
     for item in sorted(items, key=lambda item: item.id):
@@ -204,7 +206,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
 
 
 def split_of(group: str) -> str:
-    """The split of a group of modules, by the hash of its name and SHARES."""
+    """Return the split of a group of modules, from SHARES and a hash of the group's name."""
     point = uniform(group)
     for name, share in SHARES.items():
         if point < share:
@@ -261,7 +263,7 @@ def _assembled(items: list[Docstring]) -> Collection:
 
 
 def _cached(folder: Path) -> Collection | None:
-    """Read the collection in a cache folder; None if it is absent, incomplete or damaged."""
+    """Read the collection in a cache folder, or return None if it is absent, incomplete or damaged."""
     try:
         content = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["content"]
         collection = read_folder(folder)
@@ -271,7 +273,7 @@ def _cached(folder: Path) -> Collection | None:
 
 
 def _sources() -> dict[str, Path]:
-    """Top-level name -> package folder or module file; imports nothing."""
+    """Map top-level names to package folders or module files, without importing them."""
     library = Path(sysconfig.get_path("stdlib"))
     sources = {}
     for name in sorted(sys.stdlib_module_names - OPTIONAL - EXCLUDED):
@@ -322,6 +324,6 @@ def uniform(text: str) -> float:
 
 
 def _key(versions: Mapping[str, str]) -> str:
-    """A short name of the cache, by a hash of the versions and of the code that builds it."""
+    """Return a short name for the cache: a hash of the versions and of the code that builds it."""
     code = Path(__file__).read_bytes() + Path(near.__file__).read_bytes()
     return hashlib.sha256(code + json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]

@@ -11,7 +11,7 @@ from paradigms.data.collection import Document, Problems, checked, joined
 from paradigms.data.lines import json_id, json_object
 from paradigms.io.gzipped import numbered_lines
 
-WORDS = 85  # most words of a passage: about 128 tokens
+WORDS = 85  # maximum words per passage: about 128 tokens
 TEXTS = ("text", "contents", "content", "body")
 JSON_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 HTML = (".html", ".htm", ".xhtml")
@@ -19,19 +19,19 @@ UNSEEN = {"script", "style", "template", "noscript"}  # tags whose text a page d
 INLINE = {"a", "abbr", "b", "bdi", "code", "em", "font", "i", "mark", "s", "small", "span", "strong"}
 INLINE |= {"sub", "sup", "u", "wbr"}  # tags that may occur within a word
 CORPUS, INDEX = "corpus.jsonl", "index"
-MARKER = "search.json"  # the last file that the command `index` writes to its folder, which is not a source
-# Scripts without white space between words: each character is one. Thai, Lao, Burmese, Khmer, kana, Han.
+MARKER = "search.json"  # the last file that the command `index` writes; its folder is not a source
+# Scripts without white space between words: each character is a word. Thai, Lao, Burmese, Khmer, kana, Han.
 ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 RUN, WORD = re.compile(r"\S+"), re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
-UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids hold as in URLs
+UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids escape as in URLs
 
 
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
-    """Yield passages of at most `words` words from a text file, or from all those in and below a folder.
+    """Yield passages of at most `words` words from a text file, or from all text files in and below a folder.
 
-    The id of a passage is "path:line", the line where it begins, with white space escaped as in URLs (%20);
-    the second passage of a line is "path:line.2". Its title is the path. Hidden files are left out; files
-    that are empty or not UTF-8 text, and links that lead out of the folder, are left out and counted.
+    A passage's id is "path:line", with the line where the passage begins and white space escaped as in URLs
+    (%20); the second passage of a line is "path:line.2". The title is the path. Hidden files are left out.
+    Files that are empty or not UTF-8 text, and links that lead out of the folder, are left out and counted.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -47,7 +47,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, title, text) of each document of JSON lines, or of a whole file, HTML without its tags.
+    """Yield (line, title, text) of each document in JSON lines, or of a whole file, with HTML tags removed.
 
     Invalid JSON lines are counted under the file's name.
     """
@@ -63,7 +63,7 @@ def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, s
 
 
 def visible_text(html: str) -> str:
-    """The text of an HTML page; words keep their lines."""
+    """Return the text of an HTML page; words stay on their lines."""
     page = _Page()
     page.feed(html)
     page.close()
@@ -96,7 +96,7 @@ class _Page(HTMLParser):
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of passages of at most `words` words, cut at white space, or else at words."""
+    """Yield (start, end) of passages of at most `words` words, cut at white space or, if need be, at words."""
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:
@@ -108,7 +108,7 @@ def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
 
 
 def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, words) of text between white space, or of each word if it has more than `words`."""
+    """Yield (start, end, words) of each run without white space, or of its words if there are too many."""
     for run in RUN.finditer(text):
         first, end = run.span()
         places = [word.start() for word in WORD.finditer(text, first, end)]
@@ -122,8 +122,8 @@ def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
 def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
     """Yield the files in and below a folder, by name; `folder` may also be one file.
 
-    Hidden files, folders of the command `index` and links to folders are left out; links to files outside of
-    the folder are left out and counted.
+    Hidden files, folders of the command `index` and links to folders are left out; links to files outside the
+    folder are left out and counted.
     """
     root = folder.resolve()
     places = [folder]
@@ -142,18 +142,18 @@ def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
 
 
 def is_index(folder: Path) -> bool:
-    """Whether the command `index` made this folder, or began to."""
+    """Return whether the command `index` made this folder, or began to."""
     names = visible(folder)
     return MARKER in names or (CORPUS in names and names <= {CORPUS, INDEX})
 
 
 def visible(folder: Path) -> set[str]:
-    """Names of a folder's entries that are not hidden."""
+    """Return the names of a folder's entries that are not hidden."""
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
 
 
 def read_text(file: Path, name: str, problems: Problems) -> str:
-    """Read a file's text; a file without text is counted under `name` and gives ""."""
+    """Read a file's text. If the file has no text, count it under `name` and return ""."""
     data = file.read_bytes()
     if data.startswith(b"%PDF-"):
         problems.add("PDF (left out: convert it to text)", name)
@@ -174,8 +174,8 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """Yield a document for each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
     The id may also be called id, docid or doc_id, and defaults to the line's number; the text may be called
-    contents, content or body. Only the first of equal ids is kept. Raises ValueError, with the line, for bad
-    JSON or without a usable id or text.
+    contents, content or body. If an id repeats, only its first document is kept. Raises ValueError, with the
+    line, if the JSON is invalid or lacks a usable id or text.
     """
     rows = ((id, title, text) for _, id, title, text in json_rows(file))
     return ((id, title, text) for _, (id, title, text) in checked("document", rows, problems))

@@ -19,7 +19,7 @@ INFINITY = 0x7F800000  # the bits of ∞ in float32
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run. Raises ValueError, with file and line, for another format, NaN or a repeated document."""
+    """Read a run. Raises ValueError, with file and line, for a bad format, a NaN or a repeated document."""
     run: Run = {}
     for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
         try:
@@ -35,11 +35,11 @@ def read_run(path: str | Path) -> Run:
 
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
-    """Write a run best first, whole or not at all, so that all tools rank the documents alike.
+    """Write a run atomically, best first, so that all tools rank the documents alike.
 
-    Scores are written in full, without ties, which tools break differently: if two are equal in single
-    precision, as trec_eval compares them, the better one is raised to the next float. Reading the file gives
-    the same ranking, and the same scores except for these.
+    Scores are written in full precision, but without ties, which tools break differently: if two scores are
+    equal in single precision, as trec_eval compares them, the better one is raised to the next float. Reading
+    the file gives the same ranking, and the same scores except for the raised ones.
     """
     check_ids([tag, *run], "tag or query id")
     with atomic_text(path) as stream:
@@ -54,7 +54,7 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
 
 def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Make descending scores strictly descending in float32, by the fewest float32 steps."""
+    """Make descending scores strictly descending in float32, with the fewest float32 steps."""
     with np.errstate(over="ignore"):
         bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
     steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the order of the numbers, 1 apart
@@ -66,7 +66,7 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def read_judgements(path: str | Path) -> Judgements:
-    """Read judgements. Raises ValueError, with file and line, for another format or a repeated document."""
+    """Read judgements. Raises ValueError, with file and line, for a bad format or a repeated document."""
     judgements: Judgements = {}
     for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
         if document in judgements.setdefault(query, {}):
@@ -76,7 +76,7 @@ def read_judgements(path: str | Path) -> Judgements:
 
 
 def write_judgements(path: str | Path, judgements: Judgements) -> None:
-    """Write judgements, whole or not at all."""
+    """Write judgements atomically."""
     with atomic_text(path) as stream:
         for query, grades in judgements.items():
             check_ids([query, *grades], "query or document id")

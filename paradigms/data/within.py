@@ -1,7 +1,7 @@
 """Divide queries within documents: every relevant document of a test query also has training queries.
 
 This is the regime of generative retrieval: NQ320K has 307,373 training pairs for 109,739 documents, and its
-test queries ask for these documents (Wu et al. 2024, §6.1); other collections divide by article or module.
+test queries ask for these documents (Wu et al. 2024, §6.1). Other collections split by article or module.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from paradigms.data.collection import Collection, Digest, Split, all_queries, so
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
-TEST, DEV = 0.25, 0.1  # shares of the queries, as far as their documents keep a training query
-NEAR = 0.5  # least Jaccard similarity of word triples of near copies
+TEST, DEV = 0.25, 0.1  # shares of the queries, if their documents keep a training query
+NEAR = 0.5  # minimum Jaccard similarity of near copies' word triples
 
 
 def within_documents(collection: Collection) -> Collection:
     """Divide a collection's queries into new train, dev and test splits over the same documents.
 
-    Dev and test queries are drawn by a hash of their ids. Each of their relevant documents keeps a query in
-    train and does not contain them word for word; near copies of training queries are left out and counted in
-    `problems`. pydocs gets a training query for each parameter that a document describes. Raises ValueError
-    if an id has two different queries, or if no document has two queries.
+    Dev and test queries are drawn by a hash of their ids. Each relevant document keeps a training query and
+    does not contain its dev or test queries word for word. Near copies of training queries are left out and
+    counted in `problems`. pydocs gets a training query for each parameter that a document describes. Raises
+    ValueError if an id has two different queries, or if no document has two queries.
     """
     queries, judged = all_queries(collection)
     if collection.built_in:
@@ -71,9 +71,10 @@ def within_documents(collection: Collection) -> Collection:
 
 
 def most_asked(collection: Collection, documents: int) -> Collection:
-    """Restrict a collection to the documents with the most queries, and to the queries relevant to these.
+    """Restrict a collection to the documents with the most queries, and to the queries for them.
 
-    documents: how many, at least 1; a hash of ids decides between documents with equally many queries.
+    documents: how many to keep, at least 1. A hash of ids breaks ties between documents with equally many
+    queries.
     """
     if documents < 1:
         raise ValueError(f"documents must be at least 1, got {documents}")
@@ -94,7 +95,7 @@ def most_asked(collection: Collection, documents: int) -> Collection:
 
 
 def learned_share(train: Split, test: Split) -> float:
-    """Share of test queries whose relevant documents all have training queries."""
+    """Return the share of test queries whose relevant documents all have training queries."""
     learned = {d for judged in train.judgements.values() for d, grade in judged.items() if grade > 0}
     wanted = [{d for d, grade in judged.items() if grade > 0} for judged in test.judgements.values()]
     return sum(documents <= learned for documents in wanted) / max(1, len(wanted))

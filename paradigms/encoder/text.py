@@ -303,8 +303,8 @@ class TextEncoder(nn.Module):
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
-                f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, so it could "
-                "not be loaded again: register it in paradigms.encoder.text.ENCODERS before building an encoder"
+                f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
+                "be loaded again: register it in paradigms.encoder.text.ENCODERS before building an encoder"
             )
         backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
         if settings.lora_rank:

@@ -45,8 +45,7 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
 
 
 def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t²: products that an inverted index computes for a query like these (Paria et al. 2020, Eq. 3).
-    """
+    """Σ_t ā_t²: an inverted index's products for a query like these texts (Paria et al. 2020, Eq. 3)."""
     return mean.square().sum()
 
 
