@@ -96,7 +96,7 @@ class _Page(HTMLParser):
 
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of passages of at most `words` words, cut at white space or, if need be, at words."""
+    """Yield (start, end) of passages of at most `words` words, cut at white space if possible."""
     start, last, count = -1, 0, 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:
