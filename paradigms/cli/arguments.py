@@ -22,7 +22,7 @@ from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
-# Copies of the keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
+# Copied keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers")
 FORMAT_NAMES = ("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain")
@@ -137,10 +137,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, such as dev"},
 }
-ASK_THEORY = ("dimensions", "oracle")  # commands in modules of their own: the only ones that import theory
+ASK_THEORY = ("dimensions", "oracle")  # commands with separate modules, the only ones that import theory
 READING = "--document-model --model-layout --pickled"
 QUERIES = "--queries --split --identical-ids"
-# Command -> its description and options; every command also has --plugin and --device.
+# Command -> (description, options); every command also has --plugin and --device.
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. On wrong input, print one line and exit with code 1."""
     whole = parser()
     settings, rest = whole.parse_known_args(arguments)
-    # argparse does not assign texts that follow an option.
+    # argparse leaves texts that follow an option unparsed.
     takes_texts = settings.command in ("search", "rerank")
     if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
         whole.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -1,4 +1,4 @@
-"""The commands, except `dimensions`: one function for each."""
+"""The commands except `dimensions` and `oracle`, one function each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run_index(settings: argparse.Namespace) -> None:
 
 
 def run_search(settings: argparse.Namespace) -> None:
-    """Print the results of the given queries, or of each line of standard input."""
+    """Print the results for the given queries, or for each line of standard input."""
     corpus: Corpus | None = None
     source, retriever = None, retriever_in(settings)
     if retriever is None:
@@ -95,7 +95,7 @@ def run_search(settings: argparse.Namespace) -> None:
 
 
 def retriever_in(settings: argparse.Namespace) -> Retriever | None:
-    """Open the folder to search if it holds a generative model; otherwise None."""
+    """Open the folder to search if it holds a generative model; otherwise, return None."""
     if not (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         return None
     if settings.hybrid or settings.among:
@@ -131,7 +131,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
 
 
 def run_explain(settings: argparse.Namespace) -> None:
-    """Show the alignment of one document; XTR's A also depends on the other results of the search."""
+    """Show one document's alignment; XTR's A also depends on the other search results."""
     refuse_blank({"1": settings.query})
     opened = open_folder(settings.folder, pickled=settings.pickled)
     run = opened.retriever.search({"1": settings.query}, settings.k)["1"]
@@ -150,7 +150,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """Search with all systems, write their runs, and show them side by side or as a table of measures."""
+    """Search with all systems, write their runs, and show results side by side or a table of measures."""
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
@@ -211,7 +211,7 @@ def run_serve(settings: argparse.Namespace) -> None:
         name = folder_name(folder)
         if name in retrievers:
             raise ValueError(f"two systems have the name {name}")
-        searches = model.document_length is None  # its documents are in its weights
+        searches = model.document_length is None  # the weights hold the documents
         retrievers[name] = GenerativeRetriever(model) if searches else Reranking(model, corpus, bm25)
     if settings.fuse:
         retrievers[FUSED] = Fused(list(retrievers.values()))
@@ -220,7 +220,7 @@ def run_serve(settings: argparse.Namespace) -> None:
 
 
 def run_export(settings: argparse.Namespace) -> None:
-    """Write a model's folder, and upload it if --push asks for it."""
+    """Write a model's folder, and upload it if --push is given."""
     model = Checkpoint.of(settings).open(pickled=settings.pickled, for_search=False)
     card = model_card(model, settings.results or results_of(settings.model), settings.layout)
     model.save_pretrained(settings.output, settings.layout, card)
@@ -256,7 +256,7 @@ def check_same(systems: list[Opened]) -> None:
                 f"{other.made.words}: index both with the same --words"
             )
         texts = [dict(zip(system.corpus.ids, system.corpus, strict=True)) for system in (first, other)]
-        if texts[0] != texts[1]:  # compared by id, as an update changes the order
+        if texts[0] != texts[1]:  # compared by id, because an update changes the order
             raise ValueError(f"{first.folder} and {other.folder} hold different documents")
     names = [BASELINE, FUSED, *(system.name for system in systems)]
     if len(set(names)) < len(names):
@@ -266,7 +266,7 @@ def check_same(systems: list[Opened]) -> None:
 def identical(
     settings: argparse.Namespace, source: str, corpus: Corpus, queries: dict[str, str]
 ) -> frozenset[str]:
-    """Find the queries of --split that are documents themselves (`own_documents`), and print how many."""
+    """Find the queries of --split that are also documents (`own_documents`), and print how many."""
     if not settings.split or not queries.keys() & set(corpus.ids):
         return frozenset()
     ids = own_documents(corpus, load_collection(source).split(settings.split), settings.identical_ids)

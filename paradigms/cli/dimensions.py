@@ -1,7 +1,7 @@
 """`python -m paradigms dimensions`: how many dimensions keep BM25's best document among the first ten?
 
-This file and oracle.py are the only ones of `paradigms` that import `theory`; the terminal imports each for
-its command alone. experiments/random_projections.py writes a longer report.
+This file and oracle.py are the only ones in `paradigms` that import `theory`; each is imported only for its
+command. experiments/random_projections.py writes a longer report.
 """
 
 import argparse
@@ -28,16 +28,16 @@ from theory.collection import (
     truncated,
 )
 
-RANK, BETA = 10, 0.05  # goal: the best document stays in the first RANK for 1 − BETA of the queries
+RANK, BETA = 10, 0.05  # goal: for a share 1 − BETA of queries, the best document stays in the first RANK
 QUERIES, SAMPLES, BINS = 100, 64, 4  # drawn queries, drawn Gaussian vectors, groups of document length
-FEW = 50  # with fewer queries, the interval is too narrow
-MOST = 512  # most dimensions tried for the truncated SVD
-BATCH = 64  # texts that a model encodes at once
+FEW = 50  # below this number of queries, the interval is too narrow
+MOST = 512  # maximum number of dimensions tried for the truncated SVD
+BATCH = 64  # texts encoded at once
 SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the dimensions needed by map, document length and place of the idf, and compare a model."""
+    """Print the dimensions needed per map, document length and place of the idf, and compare a model."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
     real = bool(queries)
@@ -55,7 +55,10 @@ def run_dimensions(settings: argparse.Namespace) -> None:
 
 
 def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
-    """document id → its title, or its first sentence if it has none. paths: whether titles are file names."""
+    """Map document ids to titles, or first sentences if titles are missing.
+
+    paths: whether titles are file names.
+    """
     queries = {}
     for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
         match = None if title.strip() and not paths else SENTENCE.search(body(title, text))
@@ -64,16 +67,16 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
 
 
 def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
-    """(lines about linear maps, the problem, its exact thresholds [m, samples] over all documents).
+    """Return (lines about linear maps, the problem, exact thresholds [m, samples] over all documents).
 
-    real: whether the user gave the queries; otherwise they are `title_queries`. Raises ValueError if there is
-    no query for which BM25 ranks `RANK` documents below the best one.
+    real: whether the user gave the queries; otherwise, they come from `title_queries`. Raises ValueError if
+    BM25 ranks `RANK` documents below the best one for no query.
     """
     lengths = np.array([len(text.split()) for text in counts.corpus])
     groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
     problem = Problem.of(*weigh(counts), groups)
     (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
-    if not real:  # a title asks for its document, which is in one group of lengths
+    if not real:  # a title asks for one document, which is in one group of lengths
         titled = np.array([counts.corpus.position(id) for id in counts.query_ids])
         for group, values in zip(groups, thresholds, strict=True):
             values[~np.isin(titled, group)] = np.nan

@@ -1,7 +1,7 @@
-"""A folder that can be searched: the documents, their index, and the name of the model that made it.
+"""A searchable folder: documents, their index, and the name of the model that built it.
 
-corpus.jsonl has the documents in BEIR's form; index/ is a `Store`; search.json (`Made`) is written last;
-.begun marks a folder whose build or update has not ended and can be resumed.
+corpus.jsonl holds the documents in BEIR's form, and index/ is a `Store`. search.json (`Made`) is written
+last. .begun marks a folder whose build or update was interrupted and can be resumed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Checkpoint:
 
     model: str = OFFLINE
     document_model: str = ""  # "" = the same
-    model_layout: str = ""  # a key of `FORMATS`; "" = recognised by its files
+    model_layout: str = ""  # a key of `FORMATS`; "" = inferred from the files
 
     @classmethod
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
@@ -52,8 +52,9 @@ class Checkpoint:
         )
 
     def open(self, *, pickled: bool, for_search: bool = True) -> Any:
-        """Load the model on the `chosen_device`, only to encode unless `for_search` is False. Raises the
-        errors of `load`.
+        """Load the model on the `chosen_device`, only to encode unless `for_search` is False.
+
+        Raises the same errors as `load`.
         """
         documents, layout = self.document_model or None, self.model_layout or None
         model = load(self.model, documents=documents, layout=layout, pickled=pickled, for_search=for_search)
@@ -61,23 +62,23 @@ class Checkpoint:
 
 
 def whole(name: str) -> str:
-    """Make the path of an existing file absolute; other names are kept."""
+    """Make the path of an existing file absolute; return other names unchanged."""
     return os.path.abspath(name) if name and Path(name).exists() else name
 
 
 def words_that_fit(model: Any) -> int:
-    """`WORDS`, or fewer if the model reads less; three tokens count as two words, as in English prose."""
+    """Return `WORDS`, or fewer if the model reads less; three tokens count as two words, as in English."""
     length = model.document_length
     return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Checkpoint):
-    """search.json: the source, settings and model of a folder. `pickled` is not kept, for safety."""
+    """search.json: a folder's source, settings and model. For safety, `pickled` is not stored."""
 
     source: str  # a name, or the absolute path of a folder or file
     kind: str  # a key of `INDEXES`
-    words: int  # of a passage; 0: the source is not cut
+    words: int  # per passage; 0: the source is not cut
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
 
@@ -91,7 +92,7 @@ class Opened:
     corpus: Corpus
     index: Indexed  # of pieces.corpus
     pieces: Pieces
-    best: int  # passages of a document whose scores are summed
+    best: int  # number of passages per document whose scores are summed
 
     @property
     def name(self) -> str:
@@ -102,12 +103,12 @@ class Opened:
         return Passages(self.index, self.pieces, self.best)
 
     def only(self, ids: Iterable[str]) -> Opened:
-        """Restrict searches to these documents (`Indexed.only`). Raises KeyError for an unknown id."""
+        """Restrict searches to these documents (`Indexed.only`). Raises KeyError if an id is unknown."""
         return replace(self, index=self.index.only(piece for id in ids for piece in self.pieces.of(id)))
 
 
 def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
-    """Index a source. Updates a finished index (`update`), and resumes an interrupted build.
+    """Index a source, update a finished index (`update`), or resume an interrupted build.
 
     settings: arguments of the command `index`. Raises FileExistsError if the folder holds anything else, and
     ValueError if the source has no documents.
@@ -154,7 +155,7 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
 
 
 def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, precision: str) -> None:
-    """Update an index: encode new and changed documents, delete changed and missing ones.
+    """Update an index: encode new and changed documents, and delete changed and missing documents.
 
     Prints the number of new, changed and missing documents. After an interruption at any point, the same call
     continues: changed documents are first deleted from the index, then written to the corpus, then encoded.
@@ -194,18 +195,18 @@ def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, prec
 
 
 def is_indexed(folder: str) -> bool:
-    """Whether `make` made a folder."""
+    """Return whether a folder was made by `make`."""
     return (Path(folder) / MARKER).is_file()
 
 
 def open_folder(
     folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
 ) -> Opened:
-    """Open a folder that `make` made.
+    """Open a folder made by `make`.
 
-    paradigm: the folder's model, if already loaded. best: if the index holds passages, how many passages of a
-    document are summed. Raises FileNotFoundError if there is no such folder, ValueError if it is incomplete
-    or changed.
+    paradigm: the folder's model, if already loaded. best: if the index holds passages, how many scores are
+    summed per document. Raises FileNotFoundError if the folder does not exist, and ValueError if it is
+    incomplete or changed.
     """
     folder = Path(folder)
     file = folder / MARKER
@@ -231,9 +232,9 @@ def open_folder(
 
 
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
-    """Open folders of different documents, made with one model, as one; otherwise as `open_folder`.
+    """Open folders of different documents, made with one model, as one folder, like `open_folder`.
 
-    Raises ValueError if two hold a document, or their passages are of different lengths.
+    Raises ValueError if two folders share a document or differ in passage length.
     """
     opened = [open_folder(folders[0], pickled=pickled, best=best)]
     first = opened[0]
@@ -242,7 +243,7 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
         return first
     for other in opened:
         if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
-            raise ValueError(f"{other.folder} holds passages of another length than {first.folder}")
+            raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
     indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)

@@ -1,7 +1,7 @@
 """`python -m paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
 
-For each judged query: can any query vectors rank its relevant documents above all others, and do the model's
-vectors? Document vectors are taken from the index, as they are stored (`theory.answerable`).
+For each judged query, can any query vectors rank its relevant documents above all others? Do the model's
+vectors? Document vectors are used as the index stores them (`theory.answerable`).
 """
 
 import argparse
@@ -24,14 +24,14 @@ from paradigms.model import Paradigm
 from paradigms.store import Store
 from theory.answerable import Answer, max_over_tokens, maxima, one_vector, sum_of_maxima, verified
 
-QUERIES = 100  # most judged queries, drawn at random
-VERIFIED, LARGEST = 5, 64  # answers of each kind to check in rational arithmetic; most numbers of a vector
+QUERIES = 100  # maximum number of judged queries, drawn at random
+VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum dimensions of their vectors
 
 
 class Stored(NamedTuple):
-    """All tokens of an index, in float64, sorted by document. ids, salience: None if the index has none.
+    """All tokens of an index in float64, sorted by document. ids, salience: None if the index lacks them.
 
-    axes [h, k]: all vectors, including the queries', are projected onto these; None projects nothing.
+    axes [h, k]: all vectors, including query vectors, are projected onto these axes; None: no projection.
     """
 
     vectors: np.ndarray  # [t, h]
@@ -44,17 +44,20 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What one query asks of the tokens: kinds and asked as in `theory.answerable.sum_of_maxima`."""
+    """One query's question to the tokens; kinds and asked are as in `theory.answerable.sum_of_maxima`."""
 
     tokens: np.ndarray
     owners: np.ndarray
-    query: np.ndarray  # [N, h]: the model's
+    query: np.ndarray  # [N, h], from the model
     kinds: np.ndarray | None = None
     asked: np.ndarray | None = None
-    salience: tuple[np.ndarray, np.ndarray] | None = None  # of the tokens, and of the query's
+    salience: tuple[np.ndarray, np.ndarray] | None = None  # of the tokens and of the query tokens
 
     def scores(self, query: np.ndarray, salience: np.ndarray | None = None) -> np.ndarray:
-        """rel of all documents, up to a factor per query. salience: the query tokens'; None: the model's."""
+        """Return all documents' rel, up to a factor per query.
+
+        salience: salience of the query tokens; None: from the model.
+        """
         sums, chosen = maxima(self.tokens, self.owners, query, self.kinds, self.asked)
         if self.salience is None:
             return sums
@@ -64,7 +67,7 @@ class Question:
         return np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
 
     def answer(self, rows: np.ndarray) -> Answer:
-        """Whether some query vectors rank the documents `rows` above all others."""
+        """Return whether some query vectors rank the documents `rows` above all others."""
         if separates(self.scores(self.query), rows):
             return Answer(True, query=self.query)
         if self.salience is not None:
@@ -90,7 +93,7 @@ class Question:
 
 
 class Outcome(NamedTuple):
-    """The answer for one query, whether the model's vectors answer it, and their R-precision."""
+    """The answer for one query, whether the model's vectors answer it, and the model's R-precision."""
 
     answer: Answer
     reached: bool
@@ -134,7 +137,7 @@ def check(model: Paradigm, longest: int) -> None:
 
 
 def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
-    """The tokens of the documents that have any. axes: as in `Stored`."""
+    """Return the tokens of all documents that have tokens. axes: as in `Stored`."""
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
     vectors, others, lengths = [np.zeros((0, store.dim if axes is None else axes.shape[1]))], [], []
     for row in rows:
@@ -149,9 +152,9 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
 
 
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
-    """At most `most` judged queries, drawn at random: their texts, and the rows of their relevant documents.
+    """Draw at most `most` judged queries: (text, rows of the relevant documents).
 
-    Queries without a relevant document in the index, or without another one, are left out.
+    Queries are left out unless the index holds both a relevant and another document.
     """
     place = {id: n for n, id in enumerate(documents)}
     relevant = {
@@ -179,10 +182,10 @@ def outcomes(tokens: Stored, model: Paradigm, asked: Sequence[tuple[str, np.ndar
 
 
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
-    """The question of the n-th query.
+    """Build the n-th query's question.
 
     Exact matches depend only on the tokens with the query's ids. A document without such a token gets a zero
-    vector instead; if A drops similarities that are not positive, so does every document.
+    vector instead. If A drops non-positive similarities, every document also gets a zero vector.
     """
     mask = queries.mask[n, 0]
 
@@ -200,7 +203,7 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
     there = np.isin(ids, tokens.ids)
     query, ids = query[there], ids[there]
     same = np.flatnonzero(np.isin(tokens.ids, ids))
-    wanted = np.unique(ids) if len(ids) else np.zeros(1, ids.dtype)  # zero vectors alone, and no query token
+    wanted = np.unique(ids) if len(ids) else np.zeros(1, ids.dtype)  # only zero vectors, and no query token
     missing = np.ones((len(tokens.documents), len(wanted)), bool)
     missing[tokens.owners[same], np.searchsorted(wanted, tokens.ids[same])] = False
     if align.positive:
@@ -214,12 +217,12 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
 
 
 def separates(scores: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether the documents `rows` score above all others."""
+    """Return whether the documents `rows` score above all others."""
     return bool(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
 
 
 def summary(made: Sequence[Outcome], name: str) -> list[str]:
-    """Lines that report which queries can be answered, and which ones the model answers."""
+    """Return lines that report which queries can be answered, and which of them the model answers."""
 
     def share(values: Sequence[bool]) -> str:
         return "{:.0%} [{:.0%}, {:.0%}]".format(*proportion(values))
@@ -244,13 +247,13 @@ def summary(made: Sequence[Outcome], name: str) -> list[str]:
 
 
 def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
-    """The share of True, with Wilson's 95% interval: a bootstrap of 0 or 1 has no width."""
+    """Return the share of True with Wilson's 95% interval; a bootstrap interval of 0 or 1 has no width."""
     low, high = binomtest(sum(values), len(values)).proportion_ci(method="wilson")
     return sum(values) / len(values), low, high
 
 
 def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
-    """Whether an answer holds in rational arithmetic; None for one that has no such form, or is too large."""
+    """Check an answer in rational arithmetic; return None if it has no rational form or is too large."""
     if answer.query is not None and len(answer.query) == 1:
         _, chosen = maxima(question.tokens, question.owners, answer.query)
         best, others = chosen[rows, 0], np.flatnonzero(~np.isin(question.owners, rows))

@@ -1,4 +1,4 @@
-"""Read a command's queries from its arguments, a file, a collection's split, or the keyboard."""
+"""Read a command's queries from its arguments, a file, a collection's split or the keyboard."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
 
 
 def refuse_blank(queries: Mapping[str, str]) -> None:
-    """Raise ValueError if a query has no text: it would match all documents alike."""
+    """Raise ValueError if a query has no text, because it would match all documents alike."""
     blank = next((id for id, text in queries.items() if not text.strip()), None)
     if blank is not None:
         raise ValueError(f"query {blank} is blank: give it a text")

@@ -18,8 +18,8 @@ from paradigms.explanation import Explanation
 from paradigms.io.terminal import Terminal, shown
 
 SNIPPET = 240  # characters
-RANKS = 10  # of each system, side by side
-LINKS = 30  # of an alignment, listed
+RANKS = 10  # results per system, side by side
+LINKS = 30  # listed links per alignment
 
 
 def tell(line: str, style: str = "") -> None:
@@ -30,7 +30,7 @@ def tell(line: str, style: str = "") -> None:
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
     """Print each query's documents, best first, with their texts if there is a corpus.
 
-    The score −inf of a document without tokens is written as null in JSON.
+    A document without tokens has the score −inf, which JSON shows as null.
     """
     console = Terminal(highlight=False)
     for query, text in queries.items():
@@ -70,7 +70,7 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
 def alignment(explanation: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
     """Print query tokens in colours; each document token has the colour of its best-scoring query token.
 
-    Below, list the links that make up the score, largest first: S, A and the link's share of rel.
+    Then list the links that make up the score, largest first, with S, A and the share of rel.
     """
     console, links = console or Terminal(highlight=False), explanation.links
     colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in links}))}

@@ -13,7 +13,7 @@ NAMES = ("hf:", "irds:")  # prefixes of collections that are not folders
 def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
     """Yield (id, title, text) from text files, a file of JSON lines, or a collection by name or folder.
 
-    words: most words in a passage of a text file. The source must exist (`check_source`).
+    words: maximum words per passage of a text file. The source must exist (`check_source`).
     """
     rows = _rows(source)
     if rows is not None:
@@ -47,14 +47,14 @@ def check_source(source: str) -> None:
 
 
 def is_text(source: str) -> bool:
-    """Whether the source is a text file or a folder of them, which are cut into passages."""
+    """Return whether the source is a text file or a folder of text files, which are cut into passages."""
     path = Path(source)
     collection = path.is_dir() and any(recognised(path) for recognised, _ in LAYOUTS.values())
     return path.exists() and not collection and _rows(source) is None
 
 
 def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = False) -> int:
-    """The most words in a passage: `asked`, or else `fit`; 0 if the source is not cut.
+    """Return the maximum words per passage: `asked` or else `fit`, or 0 if the source is not cut.
 
     asked: the value of --words. fit: how many words the model reads. passages: whether documents other than
     text files are split. Raises FileNotFoundError if the source does not exist, and ValueError if --words is
@@ -69,7 +69,7 @@ def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = 
 
 
 def _rows(source: str) -> Path | None:
-    """The source's file of JSON lines: the source itself, or corpus.jsonl in its folder."""
+    """Return the source's file of JSON lines: the source itself, or corpus.jsonl in its folder."""
     path = Path(source)
     files = (path, *(path / name for name in (CORPUS, f"{CORPUS}.gz")))
     return next((file for file in files if file.is_file() and file.name.endswith(JSON_LINES)), None)
