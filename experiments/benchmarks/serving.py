@@ -3,7 +3,7 @@
 The service runs in a separate process over exact indexes of one collection. Each client keeps a connection
 and sends a search for k documents as soon as it has the previous answer; every answer is compared with a
 direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
-documents are added to the index folders, and memory is read before and after. With --pylate ENVIRONMENT, a
+documents are added to the index folders, and the memory of the service is read. With --pylate ENVIRONMENT, a
 model that PyLate writes is served by PyLate's server and by ours, and clients send queries to encode.
 Encoders are untrained: times do not depend on training. Results are printed as a table and written as JSON.
 """
@@ -331,7 +331,7 @@ def mixed_load(
     ask = searching(list(retrievers), texts, expected, settings.k, explained=0.2)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
     status, ended, added = f"/proc/{service.pid}/status", threading.Event(), [0]
-    before = memory("VmRSS", status)
+    held = [memory("RssAnon", status)]  # what the service allocated, without the pages of mapped files
 
     def add() -> None:
         places = [
@@ -341,6 +341,8 @@ def mixed_load(
         for place, copy in kept:
             shutil.copytree(place, copy)
         while not ended.wait(5.0) and places:
+            if time.perf_counter() - began > len(held) * settings.mixed / 10:
+                held.append(memory("RssAnon", status))
             place = places[added[0] % len(places)]
             document = f"added {added[0]}"
             retriever: Any = retrievers[place.name]
@@ -350,13 +352,14 @@ def mixed_load(
             shutil.rmtree(place)
             copy.rename(place)
 
+    began = time.perf_counter()
     writer = threading.Thread(target=add)
     writer.start()
     row = load(service.port, ask, settings.clients[-1], settings.mixed)
     ended.set()
     writer.join()
-    after = memory("VmRSS", status)
-    return row | {"documents added": added[0], "MiB before": before / MiB, "MiB after": after / MiB}
+    held.append(memory("RssAnon", status))
+    return row | {"documents added": added[0], "MiB allocated": [round(size / MiB) for size in held]}
 
 
 if __name__ == "__main__":

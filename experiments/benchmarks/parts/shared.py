@@ -69,7 +69,7 @@ def medians(
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read resident memory with mapped files, in bytes, from /proc. line: VmHWM (peak) or VmRSS."""
+    """Read a memory line of /proc in bytes: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
     # Not getrusage, whose maximum includes the memory of the process that started this one.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:
