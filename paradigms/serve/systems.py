@@ -23,7 +23,7 @@ from paradigms.retrieve import Indexed, Passages, Reranking, Retriever
 from paradigms.retrieve.wrappers import Wrapper
 
 CANDIDATES = 100  # of each query, among which another A ranks
-REMEMBERED = 32  # texts whose tokens, and queries whose candidates, are kept for the next change of A
+REMEMBERED = 32  # entries of each cache that makes the next change of A fast
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ServedSystem:
         self.encoded = lru_cache(REMEMBERED)(self._encoded)
         self.candidates = lru_cache(REMEMBERED)(self._candidates)
         self.ranked = lru_cache(REMEMBERED)(self._ranked)
+        self.explained = lru_cache(REMEMBERED)(self._explained_without_model)
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
@@ -124,10 +125,8 @@ class ServedSystem:
         others = [id for id in self.candidates(query) if id != document]
         if self.model is not None:
             made = [self._explained(query, document, text, others, view)]
-        elif text is not None:
-            made = [self.inner.explain_text(query, text)]
         else:
-            made = self.retriever.explain(query, document, others)
+            made = self.explained(query, document, text)
         parts = [""] if len(made) == 1 else [f": {one.system}" for one in made]
         made = [replace(one, system=self.name + part) for one, part in zip(made, parts, strict=True)]
         if text is None and document in ranked:
@@ -137,6 +136,13 @@ class ServedSystem:
         if self.model is not None and self.model.recipe.search == "impute":  # a search has other scores
             ranked = self._scored(query, others, view)
         return made, 1 + sum(score > made[0].rel for id, score in ranked.items() if id != document)
+
+    def _explained_without_model(self, query: str, document: str, text: str | None) -> list[Explanation]:
+        """Explain a score that no view changes. text: an edited text that replaces the document's."""
+        if text is not None:
+            return [self.inner.explain_text(query, text)]
+        others = [id for id in self.candidates(query) if id != document]
+        return self.retriever.explain(query, document, others)
 
     def _encoded(self, text: str, side: Side) -> Tokens:
         assert self.model is not None

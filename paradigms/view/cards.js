@@ -60,12 +60,9 @@ function alignmentCards(grid, changed = () => {}) {
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     svg.setAttribute("aria-hidden", "true");
     drawing.append(svg);
-    const links = `${data.a.length} link${data.a.length === 1 ? "" : "s"}`;
-    facts.append("rel ", element("b", "", number(data.rel)), ` · Z ${number(data.Z)}${data.rest ? ` · rest ${number(data.rest)}` : ""} · ${links}`);
-    if (data.rank) facts.append(" · ", element("b", "rank", data.rank));
     header.append(element("h3", "", data.system), facts);
-    card.append(header);
-    if (data.reads) card.append(element("p", "reads", `A may read: ${data.reads}`));
+    const reads = element("p", "reads");
+    card.append(header, reads);
     card.append(canvas, linked, drawing);
     const sides = {};
     for (const side of ["query", "document"]) {
@@ -93,11 +90,25 @@ function alignmentCards(grid, changed = () => {}) {
       });
       if (!tokens.length) box.append(element("span", "empty", "(no tokens)"));
       box.setAttribute("aria-label", `${side} tokens, ${data.system}`);
-      sides[side] = { tokens, words, keys: keys(words), of: side === "query" ? data.j : data.i };
+      sides[side] = { tokens, words, keys: keys(words) };
     }
-    const share = data.s.map((s, l) => s * data.a[l]);
-    return { card, data, sides, share, canvas, svg, linked };
+    return fill({ card, facts, reads, sides, canvas, svg, linked }, data);
   }
+
+  // Put A, Z and rel of `data` into a card of the same tokens.
+  function fill(made, data) {
+    const links = `${data.a.length} link${data.a.length === 1 ? "" : "s"}`;
+    made.facts.replaceChildren("rel ", element("b", "", number(data.rel)), ` · Z ${number(data.Z)}${data.rest ? ` · rest ${number(data.rest)}` : ""} · ${links}`);
+    if (data.rank) made.facts.append(" · ", element("b", "rank", data.rank));
+    made.reads.textContent = data.reads ? `A may read: ${data.reads}` : "";
+    made.reads.hidden = !data.reads;
+    made.sides.query.of = data.j;
+    made.sides.document.of = data.i;
+    return Object.assign(made, { data, share: data.s.map((s, l) => s * data.a[l]) });
+  }
+
+  const TOKENS = ["system", "query", "document", "query_salience", "document_salience"];
+  const sameTokens = (one, other) => TOKENS.every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
 
   // The matrix, one pixel an entry: query tokens down, document tokens across.
   function drawMatrix({ data, share, canvas }) {
@@ -131,10 +142,11 @@ function alignmentCards(grid, changed = () => {}) {
       const most = active ? total : largest([...weights].map(Math.abs)) || 1;
       sides[name].tokens.forEach((token, y) => {
         const self = active && name === side && y === x;
-        token.style.setProperty("--weight", self ? 0 : Math.min(1, Math.abs(weights[y]) / most));
+        const weight = String(self ? 0 : Math.min(1, Math.abs(weights[y]) / most));
+        if (token.style.getPropertyValue("--weight") !== weight) token.style.setProperty("--weight", weight);
         token.classList.toggle("negative", weights[y] < 0);
         token.classList.toggle("active", self);
-        token.setAttribute("aria-selected", self);
+        if (token.getAttribute("aria-selected") !== String(self)) token.setAttribute("aria-selected", self);
       });
     }
     const token = (name, y) => element("b", "", sides[name].words[y].text);
@@ -228,11 +240,16 @@ function alignmentCards(grid, changed = () => {}) {
     return event.preventDefault();
   }
 
-  // Cards for these systems, in place of those before; a system's data that is drawn already keeps its card.
-  // keep: hold the token that is held, where it is there.
+  // Cards for these systems, in place of those before. A card is kept if its tokens are the same, and is not
+  // drawn again if its data is. keep: hold the token that is held, where it is there.
   function draw(systems, keep = false) {
-    const before = new Map(cards.map((made) => [made.data, made]));
-    cards = systems.map((data) => before.get(data) ?? makeCard(data));
+    const before = new Set(cards.map(({ data }) => data));
+    const kept = new Map(cards.map((made) => [made.data.system, made]));
+    cards = systems.map((data) => {
+      const made = kept.get(data.system);
+      if (made?.data === data) return made;
+      return made && sameTokens(made.data, data) ? fill(made, data) : makeCard(data);
+    });
     for (const child of [...grid.children]) if (!cards.some(({ card }) => card === child)) child.remove();
     cards.forEach(({ card }, n) => grid.children[n] === card || grid.insertBefore(card, grid.children[n] ?? null));
     const fresh = cards.filter(({ data }) => !before.has(data));

@@ -1,6 +1,5 @@
 """Shared by the tests of the service and the page: a small corpus, systems of every kind, a service."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -67,10 +66,11 @@ def serving(
     import uvicorn
 
     from paradigms.serve import Service, application
+    from paradigms.serve.service import listen
 
     app = application(Service(retrievers, corpus, judged), **how)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:
