@@ -1,4 +1,5 @@
-"""The mathematics of retrieval by vectors: published bounds, the exact laws behind them, and where they fail.
+"""The mathematics of retrieval by vectors: published bounds, exact laws, and cases in which bounds fail.
 
-Needs numpy and scipy only; no models are involved. Scalars give floats; arrays broadcast and give arrays.
+The package needs numpy and scipy only; no models are involved. Scalars give floats; arrays broadcast and give
+arrays.
 """

@@ -1,23 +1,26 @@
 """Is the index the limit, or the query encoder? Which queries could any query vectors answer?
 
-Given are the document vectors and a set R of relevant documents. The query is answerable under A if some Q
-scores every document of R strictly above all others, whether or not an encoder produces that Q.
+Let document vectors and a set R of relevant documents be given. The query is answerable under A if some Q
+scores every document of R strictly above all others, whether or not an encoder produces this Q.
 
-- One vector: iff the convex hulls of R and of the others are disjoint, a linear programme (Mangasarian 1965).
-  Its dual is a certificate: weights α on R and β on the others with Σ α d = Σ β d, which scores the same on
-  both sides for any q.
-- Maximum over a document's tokens, one query token (ME-BERT): iff for some choice of a token of each document
-  in R, the chosen tokens are separable from all tokens of the others (finitely many linear programmes).
-- Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), σ the support function of the
-  hull K of its tokens. A lower bound is a Q that answers, found by optimisation; one token is a case of it.
-  An upper bound: no Q of any number of tokens ranks document a first if K_a lies in Σ_c β_c K_c, the mean of
-  the others' hulls for some weights β ≥ 0, Σ β = 1. That is a linear programme too. For |R| = 1 no other
-  reason exists: by Farkas' lemma, if there is no such β, some Q of at most as many tokens as rivals answers.
-- The same sum where a query token sees only tokens of its own kind, with a zero vector for a document without
-  one (COIL, whose kinds are token ids): K_a lies in Σ_c β_c K_c for each kind, with common weights β.
+- One vector: a query is answerable iff the convex hulls of R and of the others are disjoint. A linear
+  programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights α on R
+  and β on the others with Σ α d = Σ β d, so that both sides have the same score for any q.
+- Maximum over a document's tokens, one query token (ME-BERT): a query is answerable iff, for some choice of a
+  token of each document in R, the chosen tokens are separable from all tokens of the others (finitely many
+  linear programmes).
+- Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), where σ is the support function
+  of the hull K of the document's tokens. The lower bound is a Q that answers, found by optimisation, also
+  with one token. For the upper bound, no Q of any number of tokens ranks document a first if K_a lies in
+  Σ_c β_c K_c, the mean of the others' hulls for some weights β ≥ 0, Σ β = 1. Finding β is a linear programme
+  too. For |R| = 1 there is no other reason: by Farkas' lemma, if no such β exists, some Q with at most as
+  many tokens as there are rivals answers.
+- The same sum, where a query token sees only tokens of the same kind (COIL, whose kinds are token ids): K_a
+  lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of a kind has a zero
+  vector.
 
-Rivals enter a programme when they violate its solution, the hardest first; the final solution is checked
-against all rivals.
+Rivals that violate the solution of a programme are added to the programme, the hardest first. The final
+solution is checked against all rivals.
 """
 
 from fractions import Fraction
@@ -31,17 +34,17 @@ from scipy.optimize import linprog
 from theory import checks
 from theory.checks import Array
 
-_ADDED, _ROUNDS = 64, 200  # rivals added to a linear programme at once, and the most rounds of adding some
-_ZERO = 1e-7  # margin that HiGHS cannot tell from 0, for numbers scaled to at most 1
-_STEPS, _DRAWN = 200, 2  # for optimising several query tokens: steps, and random starts
+_ADDED, _ROUNDS = 64, 200  # rivals added to a linear programme per round; maximum number of rounds
+_ZERO = 1e-7  # margin that HiGHS cannot distinguish from 0, for numbers scaled to at most 1
+_STEPS, _DRAWN = 200, 2  # steps and random starts of the optimisation of several query tokens
 Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """Whether some query vectors answer the query, or None if this is undecided.
+    """Whether some query vectors answer the query (True, False, or None if undecided), and the evidence.
 
-    query [N, h]: vectors that answer. relevant, rivals: rows in a certificate that no query vectors answer,
-    with weights (α, β). residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
+    query: vectors that answer, [N, h]. relevant, rivals: rows of the certificate that no query vectors
+    answer, with weights (α, β). residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
     For a dominated document there are no weights, and the residual is the largest residual of its tokens.
     """
 
@@ -54,10 +57,11 @@ class Answer(NamedTuple):
 
 
 def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
-    """Decide whether some q scores the documents in `relevant` [r] above all others. documents [n, h].
+    """Decide whether some q scores the documents in `relevant` above all others.
 
-    The answer is exact up to rounding: a returned query separates in float64, and a certificate has a
-    residual of at most 2e-7 of the largest number. `verified` checks both in rational arithmetic.
+    documents: [n, h]. relevant: rows of documents, [r]. The answer is exact up to rounding: a returned query
+    separates in float64, and a certificate has a residual of at most 2e-7 of the largest number. `verified`
+    checks queries and certificates in rational arithmetic.
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     rows = _rows(relevant, len(D))
@@ -69,10 +73,10 @@ def max_over_tokens(
 ) -> Answer:
     """Decide whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
 
-    tokens [t, h], owners [t]: the document 0 … n−1 of each token. Choices of tokens are tried depth first,
-    those nearest to a solution first; a choice that fails for some documents also fails if more are added.
-    programmes: after this many linear programmes without an answer, the result is None. A certificate belongs
-    to the last choice tried.
+    tokens: [t, h]. owners: the document 0 … n−1 of each token, [t]. Choices of tokens are tried depth first,
+    starting with the choices nearest to a solution; a choice that fails for some documents also fails if more
+    are added. programmes: after this many linear programmes without an answer, the result is None. A
+    certificate belongs to the last choice tried.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
@@ -121,13 +125,14 @@ def sum_of_maxima(
     """Decide whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
 
     kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
-    one token of each asked kind, and no tokens of other kinds may occur. By default, all tokens are of one
+    one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
     kind.
 
-    The answer is True with such a Q, found by optimisation from `start` [N, h], one token and random starts.
-    It is False if a relevant document is dominated (module docstring), which rules out every Q. Domination is
-    tested against the rivals that score highest for the first start; the programme has at most `variables`
-    variables. The answer is None if neither bound decides. Other arguments are as in `max_over_tokens`.
+    The answer is True if optimisation from `start` [N, h], one token or a random start finds such a Q. The
+    answer is False if a relevant document is dominated (module docstring), which rules out every Q.
+    Domination is tested against the rivals that score highest for the first start; the programme has at most
+    `variables` variables. The answer is None if neither bound decides. Other arguments are as in
+    `max_over_tokens`.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     if kinds is None or asked is None:
@@ -152,7 +157,7 @@ def sum_of_maxima(
     hardest = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
     for row in rows:
         own_tokens = np.flatnonzero(owner == row)
-        # Variables of the programme for each document: one for each pair of tokens of a kind, and β.
+        # For each document, the programme has a variable for each pair of tokens of a kind, and β.
         names, counts = np.unique(kind[own_tokens], return_counts=True)
         pairs = (kind[:, None] == names) @ counts
         each = np.bincount(owner, weights=pairs) + 1
@@ -171,9 +176,9 @@ def maxima(
     kinds: Indices | None = None,
     asked: Indices | None = None,
 ) -> tuple[Array, Indices]:
-    """Σ_j max_i ⟨q_j, d_i⟩ [n], and the token that attains each maximum [n, N]; tokens sorted by owner.
+    """Σ_j max_i ⟨q_j, d_i⟩, [n], and the token that attains each maximum, [n, N].
 
-    kinds, asked: as in `sum_of_maxima`.
+    Tokens must be sorted by owner. kinds, asked: as in `sum_of_maxima`.
     """
     S = tokens @ query.T
     if kinds is not None and asked is not None:
@@ -189,7 +194,8 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
 
     A query holds if each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens,
     pass one row of each relevant document, and the rivals' rows). A certificate holds if the linear system
-    for the weights in its support has an exact nonnegative solution. Returns False if the answer has neither.
+    for the weights in its support has an exact nonnegative solution. Returns False if the answer has neither
+    a query nor a certificate.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     if answer.answerable and answer.query is not None and relevant is not None:
@@ -231,7 +237,7 @@ class _Rivals:
 
 
 def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
-    """Maximise γ: ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1; add violated rows in steps."""
+    """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1; add rows that violate it."""
     R, scale, h = rivals.own, rivals.scale, rivals.own.shape[1]
     if not len(R):
         return Answer(True, query=np.zeros((1, h)))
@@ -262,7 +268,7 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
 
 
 def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer | None:
-    """Answer from the kinds with a single token in every document; joined, these tokens are one vector."""
+    """Answer from the kinds with a single token in every document: joined, these tokens form one vector."""
     count = owner[-1] + 1
     first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
     alone = [j for j in first if (kind == wanted[j]).sum() == count]
@@ -284,7 +290,7 @@ def _optimised(
     pool, best = np.arange(owner.max() + 1), -np.inf
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
-        if step % 25 == 0:  # the hardest rivals, of all documents
+        if step % 25 == 0:  # find the hardest rivals among all documents
             scores, _ = maxima(T, owner, Q, kind, wanted)
             others = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
             if scores[rows].min() > scores[others].max() + 1e-12:
@@ -309,8 +315,8 @@ def _optimised(
 def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
     """Solve for common weights β ≥ 0 that place each token of one document in Σ_c β_c K_c of its kind.
 
-    own, others: indices of the document's and of the rivals' tokens. Returns the residual of the solution,
-    or None if the linear programme finds none.
+    own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
+    solution, or None if the linear programme has no solution.
     """
     rivals, h = np.unique(owner[others]), T.shape[1]
     count = len(rivals)
@@ -370,7 +376,7 @@ def _kinds(kinds: ArrayLike, asked: ArrayLike, owner: Indices) -> tuple[Indices,
         raise ValueError(f"kinds has shape {kind.shape}; allowed: a kind for each of {len(owner)} tokens")
     pairs = len(np.unique(np.column_stack([owner, kind]), axis=0))
     if set(kind.tolist()) != set(wanted.tolist()) or pairs != (owner[-1] + 1) * len(np.unique(wanted)):
-        raise ValueError("kinds: every document needs a token of each asked kind, and of no other")
+        raise ValueError("kinds: every document needs a token of each asked kind, and no other tokens")
     return kind, wanted
 
 

@@ -1,9 +1,10 @@
 """Random buckets in place of MaxSim: expected scores, and the number of repetitions a collection needs.
 
-Dhulipala et al. 2024 (MUVERA): `planes` random planes cut the space into 2^planes buckets. A query token at
-the angle θᵢ to a document's token i does not get the maximum of its similarities Sᵢ, but their mean over the
-document's tokens in its bucket or, if there are none, over the tokens at the least Hamming distance. One
-plane separates two vectors with probability θ/π (Goemans & Williamson 1995), so
+In MUVERA (Dhulipala et al. 2024), `planes` random planes cut the space into 2^planes buckets. Let a query
+token have the angle θᵢ and the similarity Sᵢ to a document's token i. The query token gets, instead of the
+maximum of Sᵢ, the mean of Sᵢ over the document's tokens in the same bucket or, if there are none, over the
+tokens at the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans &
+Williamson 1995), so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
@@ -22,7 +23,7 @@ from theory import checks
 from theory.checks import Array
 from theory.recall import at_least
 
-_ROUNDING = 1e-6  # of angles computed by arccos, in radians
+_ROUNDING = 1e-6  # rounding error of angles computed by arccos, in radians
 
 
 def collision(angles: ArrayLike, planes: int) -> Any:
@@ -32,7 +33,7 @@ def collision(angles: ArrayLike, planes: int) -> Any:
 
 
 def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens: exact, without filling.
+    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly, without filling.
 
     first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All
     three vectors lie on one side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
@@ -50,9 +51,9 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
     """E[Aᵢ], [m, ...], for a document's m tokens, at `angles` [m, ...] to a query token.
 
-    Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0 alone if
-    `fill` is False. It follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent. The
-    integrand is a polynomial of degree m − 1, which ⌈m/2⌉ Gauss-Legendre nodes integrate exactly.
+    E[Aᵢ] = Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0
+    alone if `fill` is False. This follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent.
+    The integrand is a polynomial of degree m − 1, which ⌈m/2⌉ Gauss-Legendre nodes integrate exactly.
     """
     angles, planes = checks.interval(angles, "angles", 0, np.pi), int(checks.whole(planes, "planes", least=0))
     distances = np.arange(planes + 1 if fill else 1)
@@ -65,7 +66,7 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
         for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
             logs = np.log(np.maximum(above + equal * t, 1e-300))
             shares += weight * equal * np.exp(logs.sum(0) - logs)
-        if np.log(np.maximum(above, 1e-300)).sum(0).max() < -30:  # no token is further away
+        if np.log(np.maximum(above, 1e-300)).sum(0).max() < -30:  # all tokens are within this distance
             break
     return shares
 
@@ -73,11 +74,11 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
 def expected_recall(
     means: ArrayLike, variances: ArrayLike, repetitions: int, best: ArrayLike, candidates: int
 ) -> float:
-    """Expected share of the documents `best` among the first `candidates` of n.
+    """Expected share of the documents `best` that are among the first `candidates` of n documents.
 
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
     documents. Scores are assumed independent and normal, with variances `variances` / repetitions. Raises
-    ValueError for a negative variance, no candidate, or no document in `best`.
+    ValueError for a negative variance, no candidates, or no documents in `best`.
     """
     count, places = checks.whole(repetitions, "repetitions"), int(checks.whole(candidates, "candidates"))
     means = checks.vector(means, "means", axes=1, nonzero=False)

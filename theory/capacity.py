@@ -83,7 +83,7 @@ def moment_gap(documents: ArrayLike) -> float | Array:
 
 
 def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
-    """Return at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
+    """Find a set of at most ⌊(h+2)/2⌋ of h + 2 points in R^h that no inner product puts above the others.
 
     points: [h + 2, h]. Radon 1921: an affine dependence Σ c_i x_i = 0, Σ c_i = 0 splits the points into
     points with c > 0 and points with c < 0. The convex hulls of both parts meet. At a common point, a linear
@@ -198,7 +198,7 @@ def ring(queries: int) -> Array:
 
 
 def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
-    """All sets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
+    """Return all sets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
     from itertools import combinations
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))

@@ -1,11 +1,11 @@
 """How many real numbers and judged queries each A needs: a count of cells, at unlimited precision.
 
 n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
-relevance. A relevance pattern, a set of k documents for each query, is answered if the documents' vectors
-score each set strictly above its complement. Scores are piecewise linear in the P numbers of the documents,
-so an order changes only across hyperplanes of R^P, and the number of their cells bounds the number of
-patterns that any documents answer. P is nMh, minus h where adding one vector to all document vectors changes
-no order (the first three rows).
+relevance. A relevance pattern gives each query a set of k documents. Document vectors answer the pattern if
+each set scores strictly above all other documents. Scores are piecewise linear in the P numbers of the
+documents, so an order changes only across hyperplanes of R^P. The number of cells of these hyperplanes bounds
+the number of patterns that any documents answer. P is nMh, minus h where adding one vector to all document
+vectors changes no order (the first three rows).
 
 | A | which token counts is decided by | then the order by |
 |---|---|---|
@@ -17,15 +17,16 @@ no order (the first three rows).
 | pool (XTR, with or without imputation) | m·N·C(nM, 2): the order in the pool | m·C(n, 2) |
 | salience (ALIGNER, k = 1) | m·N·n·C(M, 2): the order in each document | m·C(n, 2), of degree 3 |
 
-The second arrangement cuts each cell of the first, so the product of both counts is a bound. If the M^N or
-N^M ways to choose are few, another bound is smaller: it counts all m·C(n, 2) differences at once, each under
-all M^2N choices. With a salience > 0 for each token, P = nM(h + 1), scores are quotients of polynomials in
-vectors and saliences; multiplied out, their differences have degree 3, and `warren` counts sign patterns.
+The second arrangement cuts each cell of the first, so the product of the two counts is a bound. If there are
+few (M^N or N^M) ways to choose tokens, another bound is smaller: it counts all m·C(n, 2) differences at once,
+each under all M^2N choices. With a salience > 0 for each token, P = nM(h + 1), and scores are quotients of
+polynomials in vectors and saliences. Multiplied out, the differences of scores have degree 3, and `warren`
+counts sign patterns.
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
-for any, Zaslavsky 1975). Bounds of sign ranks by such counts: Alon, Frankl and Rödl 1985. A count of cells
-bounds the VC dimension: Goldberg and Jerrum 1995. If the query vectors are free too, 2k numbers answer
-everything (`theory.capacity`).
+for any hyperplanes, Zaslavsky 1975). Alon, Frankl and Rödl 1985 bound sign ranks by such counts; Goldberg and
+Jerrum 1995 bound the VC dimension. If the query vectors are free too, 2k numbers answer all patterns
+(`theory.capacity`).
 """
 
 from typing import Any, Literal, get_args
@@ -48,8 +49,8 @@ def log_cells(hyperplanes: float, dimension: float) -> float:
     H = float(checks.whole(hyperplanes, "hyperplanes", least=0))
     P = float(checks.whole(dimension, "dimension"))
     if P >= H:
-        return float(H * np.log(2))  # every sign vector
-    # Terms fall towards i = 0 from the largest, at P − 1 or at the middle, by a factor or within some √H.
+        return float(H * np.log(2))  # all sign vectors occur
+    # The largest term is at P − 1 or at the middle. Towards i = 0, terms fall by a factor or within some √H.
     top = min(P - 1, np.ceil(H / 2))
     i = np.arange(max(0.0, top - 100 - 40 * np.sqrt(min(H, 1e8))), P)
     terms = special.gammaln(H) - special.gammaln(i + 1) - special.gammaln(H - i)
@@ -59,7 +60,7 @@ def log_cells(hyperplanes: float, dimension: float) -> float:
 def warren(polynomials: float, degree: float, dimension: float) -> float:
     """ln of (8eDH/P)^P: the most strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
 
-    Warren 1968 with the constant of Goldberg and Jerrum 1995. The result is H·ln 2 where H·ln 2 is smaller.
+    The bound is Warren's (1968), with the constant of Goldberg and Jerrum 1995. The result is at most H·ln 2.
     """
     H, D, P = (
         float(checks.whole(x, name))
@@ -73,8 +74,8 @@ def log_patterns(
 ) -> float:
     """ln of a bound on the relevance patterns that documents answer under A, for fixed query vectors.
 
-    aligned: A, as in the table above. documents n ≥ 2, queries m, numbers h of a vector, vectors M of a
-    document, tokens N of a query. Raises ValueError for an unknown A.
+    aligned: A, as in the table above. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
+    document. tokens: N per query. Raises ValueError if A is unknown.
     """
     if aligned not in get_args(Aligned):
         raise ValueError(f"aligned = {aligned!r}; allowed: {', '.join(get_args(Aligned))}")
@@ -120,8 +121,8 @@ def least_numbers(
 ) -> int:
     """The least h at which `log_patterns` allows all patterns of m queries with k of n documents.
 
-    With fewer numbers per vector some pattern is unanswered, if queries ignore relevance. distinct: as in
-    `theory.capacity.pattern_bits`, which counts the patterns.
+    With fewer numbers per vector, some pattern is unanswered if queries do not depend on the relevance.
+    distinct: as in `theory.capacity.pattern_bits`, which counts the patterns.
     """
     wanted = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
 
@@ -143,10 +144,10 @@ def judged_queries(
 ) -> int:
     """The number m of judged queries that predict the answered share of new queries within `error`.
 
-    For any document vectors, the answered share of m random queries differs from the probability of
-    answering a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with
-    probability `failure` (Vapnik and Chervonenkis 1971, with the growth function Π of `log_patterns`). This m
-    is an upper bound on the number needed.
+    For any document vectors, the answered share of m random queries differs from the probability of answering
+    a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with probability `failure` (Vapnik and
+    Chervonenkis 1971, with the growth function Π of `log_patterns`). This m is an upper bound on the number
+    needed.
     """
     gap, level = float(checks.probability(error, "error")), float(checks.probability(failure, "failure"))
 
@@ -160,7 +161,7 @@ def judged_queries(
 def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, tokens: int = 1) -> int:
     """The largest t with 2^t ≤ Π(t): the VC dimension of "is this query answered?" over documents' vectors.
 
-    Each query, with its fixed set of relevant documents, is one instance. This is an upper bound.
+    The result is an upper bound. An instance is a query with a fixed set of relevant documents.
     """
 
     def shattered(t: int) -> bool:
@@ -174,8 +175,8 @@ def table(
 ) -> list[dict[str, Any]]:
     """Make a row for each A: least h, numbers per document, VC bound and judged queries.
 
-    Least h and numbers per document are needed for all patterns with distinct sets. vectors, tokens: M and N
-    if A uses several. numbers: h in the last two columns.
+    The least h and the numbers per document are for all patterns with distinct sets. vectors, tokens: M and N
+    for alignments that use several. numbers: h in the last two columns.
     """
     rows = []
     for name, aligned, M, N in (
@@ -197,7 +198,7 @@ def table(
 
 
 def _least(enough: Any) -> int:
-    """The least whole t ≥ 1 for which enough(t) is true; it must stay true for every larger t."""
+    """Return the least whole t ≥ 1 with enough(t), which must stay true for every larger t."""
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high

@@ -1,7 +1,7 @@
-"""Check arguments: float64 arrays inside the domain of a statement, or a ValueError.
+"""Argument checks: each returns a float64 array inside the domain of a statement, or raises ValueError.
 
-Every function takes a scalar or an array-like and returns a float64 array of the same shape, which may share
-memory with the argument. Error messages contain the argument, its value and the allowed values.
+Every check takes a scalar or an array-like and returns a float64 array of the same shape, which may share
+memory with the argument. Error messages contain the argument's name and value, and the allowed values.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def margins(value: ArrayLike, name: str = "margin") -> Array:
-    """Normalized margins 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1).
+    """Check normalized margins 0 < ε ≤ 1 of a correctly ordered pair (Luan et al. 2021, Definition 2.1).
 
     Margins below 1e-150 also raise ValueError, because ε² underflows.
     """
@@ -22,31 +22,31 @@ def margins(value: ArrayLike, name: str = "margin") -> Array:
 
 
 def dimensions(value: ArrayLike, name: str = "k") -> Array:
-    """Finite dimensions k ≥ 1, not necessarily whole: the exact laws extend to real k."""
+    """Check finite dimensions k ≥ 1, not necessarily whole: the exact laws extend to real k."""
     array = _numbers(value, name)
     return _require(array, (array >= 1) & np.isfinite(array), name, "finite and at least 1")
 
 
 def probability(value: ArrayLike, name: str = "beta") -> Array:
-    """Probabilities strictly inside (0, 1), such as error levels."""
+    """Check probabilities strictly inside (0, 1), such as error levels."""
     array = _numbers(value, name)
     return _require(array, (array > 0) & (array < 1), name, "in (0, 1)")
 
 
 def interval(value: ArrayLike, name: str, least: float, most: float) -> Array:
-    """Numbers in the closed interval [least, most], such as angles."""
+    """Check numbers in the closed interval [least, most], such as angles."""
     array = _numbers(value, name)
     return _require(array, (array >= least) & (array <= most), name, f"in [{least:g}, {most:g}]")
 
 
 def positive(value: ArrayLike, name: str) -> Array:
-    """Finite numbers > 0, such as temperatures and constants of a bound."""
+    """Check finite numbers > 0, such as temperatures and constants of a bound."""
     array = _numbers(value, name)
     return _require(array, (array > 0) & np.isfinite(array), name, "finite and greater than 0")
 
 
 def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -> Array:
-    """Whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
+    """Check whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
     array = _numbers(value, name)
     upto = f" and at most {most:g}" if np.isfinite(most) else ""
     is_whole = np.isfinite(array) & (array == np.floor(array))
@@ -59,9 +59,9 @@ def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
-    """Finite vectors on the last axis, [..., v], v ≥ 1.
+    """Check finite vectors on the last axis, [..., v], v ≥ 1.
 
-    axes: the required number of axes: 1 for one vector, 2 for a matrix of row vectors.
+    axes: required number of axes, 1 for a single vector, 2 for a matrix of row vectors.
     nonzero: whether zero vectors raise ValueError.
     """
     array = _numbers(value, name)
@@ -82,7 +82,7 @@ def finite(**matrices: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a Python float for an array without axes, and otherwise the array."""
+    """Convert an array without axes to a Python float; return other arrays unchanged."""
     return float(value) if np.ndim(value) == 0 else value
 
 

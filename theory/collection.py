@@ -110,7 +110,7 @@ class Problem:
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Draw Gaussian vectors that all queries share; for each query, the law is as with fresh vectors."""
+        """Draw Gaussian vectors that all queries share; for one query alone, they act like fresh vectors."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 

@@ -1,22 +1,23 @@
 """How often does a random projection swap two documents that are ranked by cosine, and how large must k be?
 
-Users renormalise after a projection, so what counts is cos(Aq, Ad), not ⟨Aq, Ad⟩ (`theory.projections`). For
-Gaussian A the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends on the cosines ρ₁ = cos(q, d1) > ρ₂ = cos(q, d2),
-ρ₁₂ = cos(d1, d2) and on k, and on nothing else. The three projected vectors are k independent draws from a
-normal law in R³, so their cosines are sample correlations about a known mean, with a variable in common. The
-event concerns a 3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the
-variance V below; for projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional
-integral is derived here.
+Users renormalise after a projection, so cos(Aq, Ad) counts, not ⟨Aq, Ad⟩ (`theory.projections`). For Gaussian
+A, the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends only on k and on the cosines ρ₁ = cos(q, d1) > ρ₂ =
+cos(q, d2) and ρ₁₂ = cos(d1, d2). The three projected vectors are k independent draws from a normal law in R³,
+so the projected cosines are sample correlations about a known mean, with a variable in common, and the event
+concerns a 3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the variance V
+below; for projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional integral is
+derived here.
 
-Derivation. Let G be the ratio of the lengths of Ad2 and Ad1 outside Aq, each over its expected scale
-√(1−ρᵢ²). Given G, the order is that of the inner products of q with G·d1/√(1−ρ₁²) and d2/√(1−ρ₂²), whose
-error is Student's (`theory.projections.pairwise_error`). By Pitman 1939 and Morgan 1939, sinh ln G is
-√((1−r²)/(k−1)) times a Student variable with k − 1 degrees of freedom, r the partial correlation
-(ρ₁₂−ρ₁ρ₂)/√((1−ρ₁²)(1−ρ₂²)), and G is independent of all components along Aq. With cᵢ = ρᵢ/√(1−ρᵢ²):
+Derivation. Let G be the ratio of the lengths of Ad2 and Ad1 outside Aq, each divided by the expected scale
+√(1−ρᵢ²). Given G, the documents are ordered like the inner products of q with G·d1/√(1−ρ₁²) and d2/√(1−ρ₂²),
+whose error follows Student's law (`theory.projections.pairwise_error`). By Pitman 1939 and Morgan 1939,
+sinh ln G is √((1−r²)/(k−1)) times a Student variable with k − 1 degrees of freedom, where r is the partial
+correlation (ρ₁₂−ρ₁ρ₂)/√((1−ρ₁²)(1−ρ₂²)), and G is independent of all components along Aq. With
+cᵢ = ρᵢ/√(1−ρᵢ²):
 
     P(error) = E_x T_k(−√k (c₁e^{x/2} − c₂e^{−x/2}) / √(2 cosh x − 2r)),    sinh x = √(1−r²) sinh w,
 
-w with density ∝ cosh^{1−k} w, and T_k Student's distribution function. ρ₁, ρ₂, ρ₁₂ and k broadcast.
+where w has a density ∝ cosh^{1−k} w, and T_k is Student's distribution function. ρ₁, ρ₂, ρ₁₂ and k broadcast.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from theory import checks
 from theory.checks import Array
 from theory.projections import log_pairwise_error
 
-_POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # for the integral: nodes, zooms, and the range of logarithms to keep
+_POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # nodes, zooms and kept range of logarithms, for the integral
 
 
 class Cosines(NamedTuple):
@@ -42,7 +43,7 @@ class Cosines(NamedTuple):
 
 
 def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
-    """The three cosines of query, better and worse document. The vectors [..., v] broadcast."""
+    """Return the three cosines of query, better and worse document. The vectors [..., v] broadcast."""
     q, first, second = (
         checks.vector(x, name) / np.linalg.norm(np.asarray(x, dtype=np.float64), axis=-1, keepdims=True)
         for x, name in ((query, "query"), (better, "better"), (worse, "worse"))
@@ -54,7 +55,7 @@ def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
 def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
     """P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) under a Gaussian projection to k ≥ 2 numbers, exactly.
 
-    better, worse, between: ρ₁ > ρ₂ and ρ₁₂, cosines of three vectors (`cosines`). Real k are allowed.
+    better, worse, between: ρ₁ > ρ₂ and ρ₁₂, the cosines of three vectors (`cosines`). Real k are allowed.
     """
     return checks.plain(np.exp(log_cosine_error(k, better, worse, between)))
 
@@ -62,7 +63,7 @@ def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: Arr
 def log_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
     """ln P of `cosine_error`, even far below the smallest float64; −inf if ρ₁ = 1.
 
-    Uses the trapezoidal rule in w, on a range narrowed to where the integrand is not negligible.
+    The trapezoidal rule is applied in w, on a range narrowed to where the integrand is not negligible.
     """
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
     if not np.all(k >= 2):
@@ -72,7 +73,7 @@ def log_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between:
         c = first / sines[0], second / sines[1]
         partial = np.clip(np.nan_to_num((cross - first * second) / (sines[0] * sines[1])), -1, 1)
     result = np.full(k.shape, -np.inf)
-    inside = (sines[0] > 0) & (sines[1] > 0)  # otherwise d1 = q, or d2 = −q: never swapped
+    inside = (sines[0] > 0) & (sines[1] > 0)  # otherwise d1 = q or d2 = −q, and the pair is never swapped
     if inside.any():
         result[inside] = _integral(k[inside], c[0][inside], c[1][inside], partial[inside])
     return checks.plain(result)
@@ -91,7 +92,7 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (first * np.exp(x / 2) - second * np.exp(-x / 2)) / length
         z = np.nan_to_num(z, nan=0.0, posinf=1e150, neginf=-1e150)
-        # T_k(−√k z) is the error of a pair of margin |z|/√(1+z²), or for z < 0 its complement.
+        # T_k(−√k z) is the error of a pair with the margin |z|/√(1+z²), or one minus this error for z < 0.
         swapped = log_pairwise_error(k, np.clip(np.abs(z) / np.sqrt(1 + z**2), 1e-150, 1))
         student = np.where(z >= 0, swapped, np.log1p(-np.exp(swapped)))
         log_cosh = np.abs(w) + np.log1p(np.exp(-2 * np.abs(w))) - np.log(2)

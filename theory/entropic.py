@@ -1,13 +1,14 @@
 """Entropy-regularised top-k: max sᵀλ + εH(λ) over 1ᵀλ = k, λ ∈ [0,1]^m  (Qian et al. 2022, Eq. 4, 5, 9).
 
-The solution is a softmax with a cap, λ_i = min(1, exp((s_i + a)/ε)): the n1 largest scores are capped at 1
-and the rest U share the remaining budget, λ_U = (k − n1)·softmax(s_U/ε). H(λ) = −Σ λ_i ln λ_i.
+Here H(λ) = −Σ λ_i ln λ_i. The solution is a softmax with a cap, λ_i = min(1, exp((s_i + a)/ε)): the n1
+largest scores are capped at 1, and the rest U share the remaining budget, λ_U = (k − n1)·softmax(s_U/ε).
 
-In all functions below, scores s are [..., m]. A score of −inf, or a False in `mask` [..., m], is padding: it
-gets λ = 0 and does not count towards the length. k and ε broadcast against the leading axes [...]. If the
-budget k is at least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per row.
+In all functions below, scores s are [..., m]. A score of −inf, or a False in `mask` [..., m], marks padding,
+which gets λ = 0 and does not count towards the length. k and ε broadcast against the leading axes [...]. If
+the budget k is at least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per
+row.
 
-Three misprints of the paper stand beside their corrections: the KKT line has +ε1ᵀλ where the objective has
+Three misprints of the paper are included with corrections: the KKT line has +ε1ᵀλ where the objective has
 −ε1ᵀλ, the dual lacks a factor ε, and the "descent" of A.1 ascends.
 """
 
@@ -50,11 +51,13 @@ class Iterates(NamedTuple):
 def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Solution:
     """λ = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1, exactly, in O(m log m).
 
-    Sort s descending; a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget when the first n are capped,
-    and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et al. 2022, Eq. 5.
+    With s in descending order, a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget if the first n are
+    capped, and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et al. 2022,
+    Eq. 5.
 
-    scores [..., m], k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, k < 0
-    or not finite, ε ≤ 0 or not finite (`hard_top_k` is the limit ε → 0), or a mask of another shape.
+    scores: [..., m]. k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, a k
+    that is negative or not finite, an ε that is not positive or not finite (`hard_top_k` is the limit ε → 0),
+    or a mask of another shape.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     x = s / temperature[..., None]
@@ -64,7 +67,7 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
     n = np.arange(x.shape[-1])
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(budget[..., None] - n, 0))
-        first = (descending + left - tails <= 0).argmax(-1)  # exists below the length, if k is
+        first = (descending + left - tails <= 0).argmax(-1)  # exists if k is below the length
         scaled_shift = np.take_along_axis(left - tails, first[..., None], -1)[..., 0]
     everything = budget >= length
     capped = np.where(everything, length, first)
@@ -80,8 +83,8 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
 def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """λ [..., m] = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1; ε = 0 gives the hard limit.
 
-    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). Arguments and errors as in `solve`,
-    but ε may be 0, for all rows at once.
+    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). Arguments and errors are as in
+    `solve`, except that ε may be 0, for all rows at once.
     """
     if np.all(np.asarray(epsilon) == 0):
         return hard_top_k(scores, k, mask)
@@ -91,7 +94,8 @@ def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Ma
 def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
     """lim_{ε→0} of the entropic top-k: 1 above the k-th score; tokens tied with it share the rest equally.
 
-    For whole k without ties this is the 0/1 indicator of the k largest. Arguments and errors as in `solve`.
+    For whole k without ties, this is the 0/1 indicator of the k largest scores. Arguments and errors are as
+    in `solve`.
     """
     s, budget, _ = _arguments(scores, k, 1.0, mask)
     real = np.isfinite(s)
@@ -106,9 +110,10 @@ def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
 def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """J_ij = ∂λ_i/∂s_j = (1/ε)(λ_i 1[i=j] − λ_i λ_j / r) for i, j ∈ U with r = k − n1; 0 elsewhere.
 
-    [..., m, m]: symmetric, positive semidefinite, rows sum to 0. If a score lies exactly at the cap, λ is not
-    differentiable; the result is then the derivative for the uncapped score. Autograd through the masked
-    softmax with U held fixed gives the same matrix. Arguments and errors as in `solve`.
+    J is [..., m, m], symmetric and positive semidefinite, and its rows sum to 0. If a score lies exactly at
+    the cap, λ is not differentiable; the result is then the derivative for the uncapped score. Autograd
+    through the masked softmax with U held fixed gives the same matrix. Arguments and errors are as in
+    `solve`.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
     temperature = np.asarray(epsilon, dtype=float)[..., None, None]
@@ -119,7 +124,7 @@ def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = N
 def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 unless U is empty.
 
-    At k = 0 this is the right derivative; at k ≥ m it is zero. Arguments and errors as in `solve`.
+    At k = 0 this is the right derivative; at k ≥ m it is zero. Arguments and errors are as in `solve`.
     """
     return _free_gates(scores, k, epsilon, mask)[1]
 
@@ -127,10 +132,10 @@ def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: M
 def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """∂λ/∂ε = −(λ_U/ε²)(s − s̄), s̄ = Σ_U λ_i s_i / (k − n1), 0 elsewhere: [..., m], sums to 0.
 
-    Arguments and errors as in `solve`.
+    Arguments and errors are as in `solve`.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
-    s = np.where(gates > 0, np.asarray(scores, dtype=float), 0.0)  # −inf on padding
+    s = np.where(gates > 0, np.asarray(scores, dtype=float), 0.0)  # scores are −inf on padding
     mean = (share * s).sum(-1, keepdims=True)
     return -gates * (s - mean) / np.asarray(epsilon, dtype=float)[..., None] ** 2
 
@@ -145,8 +150,8 @@ def iterate(
     iteration is w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is
     right, and is never slower (`contraction`).
 
-    Eq. 5 is followed to the letter for k ≥ m too, where λ_T only tends to 1 and `solve` gives 1 at once.
-    Arguments and errors as in `solve`, and iterations ≥ 1.
+    Eq. 5 is followed literally for k ≥ m too, where λ_T only tends to 1 and `solve` gives 1 at once.
+    Arguments and errors are as in `solve`, and iterations must be ≥ 1.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     steps = int(checks.whole(iterations, "iterations"))
@@ -157,7 +162,7 @@ def iterate(
         log_budget = np.log(budget)
         for step in range(steps):
             total = np.logaddexp.reduce((s + b) / temperature[..., None], axis=-1)
-            a = temperature * (log_budget - np.where(np.isneginf(total), 0.0, total))  # ε ln k of padding
+            a = temperature * (log_budget - np.where(np.isneginf(total), 0.0, total))  # ε ln k for padding
             b = np.where(np.isfinite(s), np.minimum(-s - a[..., None], 0), 0.0)
             gates[step] = np.exp((s + b + a[..., None]) / temperature[..., None])
             caps[step], shift[step] = b, a
@@ -167,8 +172,8 @@ def iterate(
 def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
-    Derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at its fixed
-    point. Raises ValueError unless 0 < k < m; other arguments and errors are as in `solve`.
+    The rate is derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at
+    the fixed point. Raises ValueError unless 0 < k < m; other arguments and errors are as in `solve`.
     """
     s, budget, _ = _arguments(scores, k, epsilon, mask)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
@@ -181,9 +186,9 @@ def contraction(
 ) -> Array:
     """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
 
-    Returns [iterations − 1, ...]. By concavity the rate is at most n1/k at every step, and after enough
-    steps it equals n1/k. It is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and
-    errors as in `convergence_rate`, and iterations ≥ 2.
+    Returns [iterations − 1, ...]. By concavity, the rate is at most n1/k at every step and equals n1/k after
+    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and
+    errors are as in `convergence_rate`, and iterations must be ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
     convergence_rate(scores, k, epsilon, mask)
@@ -199,9 +204,10 @@ def sufficient_iterations(
 ) -> Array:
     """T with Σλ_T ≥ (1 − tolerance)k for Eq. 5: T = 1 + ⌈ln(e_1/tolerance) / ln(k/n1)⌉, [...].
 
-    From 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. e_1 = exp((a* − a_1)/ε) − 1
-    grows exponentially with the spread of s over ε, so “a few iterations” suffice only if scores lie within
-    a few ε of one another. Arguments and errors as in `convergence_rate`, and 0 < tolerance < 1.
+    T follows from 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. The first excess
+    e_1 = exp((a* − a_1)/ε) − 1 grows exponentially with the spread of s over ε, so “a few iterations” suffice
+    only if scores lie within a few ε of one another. Arguments and errors are as in `convergence_rate`, with
+    0 < tolerance < 1.
     """
     allowed = checks.probability(tolerance, "tolerance")
     rate = np.asarray(convergence_rate(scores, k, epsilon, mask))
@@ -216,7 +222,7 @@ def sufficient_iterations(
 def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """sᵀλ + εH(λ) [...], the objective of Eq. 4, with 0 ln 0 = 0.
 
-    gates λ [..., m] ≥ 0; other arguments and errors as in `solve`.
+    gates: λ ≥ 0, [..., m]. Other arguments and errors are as in `solve`.
     """
     s, _, temperature = _arguments(scores, 0, epsilon, mask)
     weights = np.asarray(gates, dtype=float)
@@ -237,9 +243,9 @@ def dual(
 ) -> Array:
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
-    Qian et al. 2022, A.1, with the factor ε of the last term, which follows from substituting λ. At the
-    optimum −g − εk equals the primal. shift a [...], caps b [..., m]; factor replaces this ε; other
-    arguments and errors as in `solve`.
+    Qian et al. 2022, A.1, with the factor ε in the last term, which follows from substituting λ. At the
+    optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: replaces this ε. Other
+    arguments and errors are as in `solve`.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
@@ -254,8 +260,8 @@ def dual_as_printed(
 ) -> Array:
     """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the ε.
 
-    Its maximiser over a has Σλ = εk instead of k, so it is not the dual of Eq. 4, and Eq. 5 does not ascend
-    it.
+    The maximiser over a has Σλ = εk instead of k, so this is not the dual of Eq. 4, and Eq. 5 does not ascend
+    this function.
     """
     return dual(scores, k, epsilon, shift, caps, mask, factor=1.0)
 
@@ -265,8 +271,9 @@ def stationarity(
 ) -> Array:
     """∂/∂λ of the Lagrangian −sᵀλ − εH(λ) − ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ) = −s + ε ln λ − a − b, [..., m].
 
-    It is 0 at the solution λ = exp((s+a+b)/ε): the KKT line of Qian et al. 2022, A.1, with the sign of its
-    Eq. 6. scores and gates [..., m] finite, gates > 0; shift a [...], caps b [..., m].
+    This is the KKT line of Qian et al. 2022, A.1, with the sign of Eq. 6. The derivative is 0 at the solution
+    λ = exp((s+a+b)/ε). scores and gates: finite, [..., m], with gates > 0. shift: a, [...]. caps: b,
+    [..., m].
     """
     s = checks.vector(scores, "scores", nonzero=False)
     weights = checks.positive(gates, "gates")
@@ -277,13 +284,13 @@ def stationarity(
 def stationarity_as_printed(
     scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
 ) -> Array:
-    """The same derivative with the +ε1ᵀλ of the KKT line as printed: 2ε, not 0, at λ = exp((s+a+b)/ε)."""
+    """The derivative with +ε1ᵀλ, as in the printed KKT line: 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
     temperature = checks.positive(epsilon, "epsilon")[..., None]
     return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
 
 
 def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
-    """λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (which may be 0)."""
+    """Return λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (maybe 0)."""
     solution = solve(scores, k, epsilon, mask)
     s, _, temperature = _arguments(scores, k, epsilon, mask)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)
@@ -294,7 +301,7 @@ def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask)
 
 
 def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array, Array]:
-    """s with −inf as padding, and k and ε broadcast to its leading axes; raises ValueError if invalid."""
+    """Check s, k and ε. Return s with −inf as padding, and k and ε broadcast to the leading axes of s."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim == 0 or s.shape[-1] == 0:
         raise ValueError(f"scores has shape {s.shape}; allowed: [..., m] with m of at least 1")

@@ -1,12 +1,12 @@
 """Scoring a document from its retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
 
-Lee et al. 2023 (XTR). P_ij = q_iᵀd_j are similarities of n query tokens to every token of a pool, the
-tokens of all documents in order; Â_ij = 1 where j is among the k largest of row i over the whole pool; the
-score of a document uses only its own columns.
+Lee et al. 2023 (XTR). P_ij = q_iᵀd_j is the similarity of query token i (of n) to token j of a pool, which
+has the tokens of all documents in order. Â_ij = 1 if j is among the k largest of row i over the whole pool.
+The score of a document uses only the document's columns.
 
-Everywhere below: `similarities` P is [n, t], finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one column. This is the readable version; fast paths are tested
-against it.
+Everywhere below, `similarities` P is [n, t] and finite; `owners` [t] gives the document 0 … C−1 of each
+column, and every document owns at least one column. This module is the readable version; fast paths are
+tested against it.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ CLIPPED_NORMALISER = 1e-6  # the paper's "small number" in place of Z = 0
 
 
 def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
-    """Â [n, t]: exactly the min(k, t) largest similarities of each row, ties to the earlier column.
+    """Â [n, t]: exactly the min(k, t) largest similarities of each row. Ties go to the earlier column.
 
     Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
     Raises ValueError if k < 1 or k is not whole, or if the similarities are not a finite matrix.
@@ -34,7 +34,7 @@ def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
 
 
 def colbert_scores(similarities: ArrayLike, owners: ArrayLike) -> Array:
-    """f_ColBERT = (1/n) Σ_i max_j P_ij for every document, [C]. Lee et al. 2023, Eq. 1."""
+    """f_ColBERT = (1/n) Σ_i max_j P_ij for every document, [C] (Lee et al. 2023, Eq. 1)."""
     P, owner = _pool(similarities, owners)
     return _row_maxima(P, owner).mean(0)
 
@@ -43,7 +43,7 @@ def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
 
     Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
-    rows. If there are none, Z is a small number and f_XTR = 0. Errors as in `retrieved`.
+    rows. If there are none, Z is a small number and f_XTR = 0. Errors are as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
@@ -62,17 +62,17 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
     """m_i = the k'-th largest similarity of each query token, or the smallest if the pool is smaller, [n].
 
-    Lee et al. 2023, §3.2. Errors as in `retrieved`.
+    Lee et al. 2023, §3.2. Errors are as in `retrieved`.
     """
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
     return np.where(retrieved(P, k), P, np.inf).min(1)
 
 
 def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
-    """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i when row i retrieved nothing), [C].
+    """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i if row i retrieved no token), [C].
 
-    Lee et al. 2023, Eq. 4, with m_i of either sign as in `imputed_similarities`. The score is defined for
-    every document, but retrieval ranks only the `candidates`. Errors as in `retrieved`.
+    Lee et al. 2023, Eq. 4, with m_i from `imputed_similarities`, which may be negative. The score is defined
+    for every document, but retrieval ranks only the `candidates`. Errors are as in `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
@@ -81,8 +81,8 @@ def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """(1/n) Σ_i max_j [Â_ij P_ij + (1 − Â_ij) m_i], [C]: Eq. 4 of Lee et al. 2023 taken literally.
 
-    Equal to `imputed_scores`, because no retrieved similarity is below m_i. The paper's condition m_i ≥ 0 is
-    not needed.
+    The result equals `imputed_scores`, because no retrieved similarity is below m_i. The paper's condition
+    m_i ≥ 0 is not needed.
     """
     P, owner = _pool(similarities, owners)
     filled = np.where(retrieved(P, k), P, imputed_similarities(P, k)[:, None])
@@ -90,7 +90,7 @@ def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int
 
 
 def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np.bool_]:
-    """Documents with a token that some query token retrieved, [C]. Lee et al. 2023, Eq. 3."""
+    """Documents with a token that some query token retrieved, [C] (Lee et al. 2023, Eq. 3)."""
     _, seen = _retrieved_maxima(similarities, owners, k)
     return np.any(seen, axis=0)
 
@@ -98,9 +98,9 @@ def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np
 def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' − f_ColBERT = (1/n) Σ_{i missing} (m_i − max_j P_ij) ≥ 0, [C].
 
-    Derived here from Eq. 1 and 4 of Lee et al. 2023. Search is assumed to be exact: a missing row's maximum
-    is then at most m_i, and a present row's maximum is retrieved. The gap is 0 when every row retrieved a
-    token of the document.
+    The formula is derived here from Eq. 1 and 4 of Lee et al. 2023. Search is assumed to be exact: a missing
+    row's maximum is then at most m_i, and a present row's maximum is retrieved. The gap is 0 if every row
+    retrieved a token of the document.
     """
     P, owner = _pool(similarities, owners)
     _, seen = _retrieved_maxima(P, owner, k)
@@ -117,9 +117,9 @@ def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
 
 
 def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) -> float:
-    """L_CE = −ln P⁺, P⁺ = softmax(f/τ) of the positive document; scores f [C]. Lee et al. 2023, §2.1 (τ = 1).
+    """L_CE = −ln P⁺, where P⁺ = softmax(f/τ) of the positive document (Lee et al. 2023, §2.1, where τ = 1).
 
-    Raises ValueError for a positive outside 0 … C−1 or τ ≤ 0.
+    scores: f, [C]. Raises ValueError if `positive` is outside 0 … C−1 or τ ≤ 0.
     """
     scaled = _scaled(scores, positive, temperature)
     return float(logsumexp(scaled) - scaled[positive])
@@ -130,8 +130,9 @@ def colbert_gradient(
 ) -> Array:
     """∂L_CE/∂P [n, t] under f_ColBERT.
 
-    −(1−P⁺)/(nτ) on the row maxima of the positive, +P⁻/(nτ) on the row maxima of each negative; Lee et al.
-    2023, appendix A (τ = 1). Ties go to the earlier column. Errors as in `cross_entropy`.
+    The gradient is −(1−P⁺)/(nτ) on the row maxima of the positive and +P⁻/(nτ) on the row maxima of each
+    negative (Lee et al. 2023, appendix A, where τ = 1). Ties go to the earlier column. Errors are as in
+    `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     everything = np.ones(P.shape, dtype=bool)
@@ -143,10 +144,10 @@ def xtr_gradient(
 ) -> Array:
     """∂L_CE/∂P [n, t] under f_XTR.
 
-    −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive, +P⁻/(Z⁻τ) on the retrieved maxima of a
-    negative; Lee et al. 2023, appendix A (τ = 1), with the set of retrieved tokens, and hence Z, locally
-    constant. A document without a retrieved token has f_XTR = 0 and gradient 0 (the paper: undefined). Errors
-    as in `cross_entropy`.
+    The gradient is −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive and +P⁻/(Z⁻τ) on the retrieved
+    maxima of a negative (Lee et al. 2023, appendix A, where τ = 1). The set of retrieved tokens, and hence Z,
+    is taken as locally constant. A document without a retrieved token has f_XTR = 0 and gradient 0; the paper
+    leaves both undefined. Errors are as in `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
@@ -155,29 +156,29 @@ def xtr_gradient(
 def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
     """Σ |∂L_CE/∂P_ij| over each document's columns, [C].
 
-    (1−P⁺)/τ for the positive and P⁻/τ for a negative, for any n and Z; 0 if nothing was retrieved. So
-    in-batch token retrieval does not push harder on a document with few retrieved tokens, as appendix A may
-    suggest: it spreads the same mass over fewer entries.
+    The mass is (1−P⁺)/τ for the positive and P⁻/τ for a negative, for any n and Z, or 0 if no token of the
+    document was retrieved. So in-batch token retrieval does not push harder on a document with few retrieved
+    tokens, as appendix A may suggest: it spreads the same mass over fewer entries.
     """
     P, owner = _pool(gradient, owners)
     return np.asarray(np.bincount(owner, weights=np.abs(P).sum(0)), dtype=np.float64)
 
 
 def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -> float | Array:
-    """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) when all scores lie in [−1, 1] (cosines), B documents in the batch.
+    """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) for scores in [−1, 1] (cosines) and B documents in the batch.
 
-    Derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B counts the positive. B ≥
-    2 and τ > 0 broadcast; float for scalars. Raises ValueError outside these ranges.
+    The limit is derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B includes the
+    positive. B ≥ 2 and τ > 0 broadcast; scalars give a float. Raises ValueError outside these ranges.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     return checks.plain(1 / (1 + negatives * np.exp(-2 / checks.positive(temperature, "temperature"))))
 
 
 def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Array:
-    """τ = 2 / ln((B−1) P/(1−P)): the largest at which cosines can give the positive the probability P.
+    """τ = 2 / ln((B−1) P/(1−P)): the largest τ at which cosines can give the positive the probability P.
 
-    Inverse of `positive_probability_limit`; +inf if P ≤ 1/B, since every τ allows that. B ≥ 2 and P in (0, 1)
-    broadcast; float for scalars.
+    This is the inverse of `positive_probability_limit`. The result is +inf if P ≤ 1/B, which every τ allows.
+    B ≥ 2 and P in (0, 1) broadcast; scalars give a float.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     wanted = checks.probability(probability, "probability")
@@ -191,9 +192,9 @@ def level_loss(
 ) -> float | Array:
     """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) if the positive scores f⁺ and each of the B−1 negatives f⁻.
 
-    The failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0, which
-    requires a small τ. All arguments broadcast; float for scalars. Raises ValueError for B < 2, τ ≤ 0 or
-    scores that are not finite.
+    This is the failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0,
+    which requires a small τ. All arguments broadcast; scalars give a float. Raises ValueError if B < 2, τ ≤ 0
+    or a score is not finite.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     gap = _finite(negative, "negative") - _finite(positive, "positive")
@@ -210,16 +211,16 @@ def scoring_cost(
     *,
     consistent: bool = True,
 ) -> dict[str, float]:
-    """FLOPs of the scoring stage.
+    """FLOPs of the scoring stages of ColBERT and XTR.
 
-    n query tokens retrieve k' tokens each; documents have m̄ tokens of d dimensions. Lee et al. 2023,
-    appendix B and Table 1, whose settings are the defaults. The paper (consistent=False) counts C = nk'
+    n query tokens retrieve k' tokens each; documents have m̄ tokens of d dimensions. The defaults are the
+    settings of Lee et al. 2023, appendix B and Table 1. The paper (consistent=False) counts C = nk'
     candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1), XTR C·n(r̄ + 1).
-    Both cannot hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens per candidate
-    over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
+    C and r̄ cannot both hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens per
+    candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
 
     Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
-    loads). Raises ValueError for any argument below 1.
+    loads). Raises ValueError if an argument is below 1.
     """
     n = float(checks.whole(query_tokens, "query_tokens"))
     tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))

@@ -1,11 +1,11 @@
 """Theorems of the papers, the evidence that a check returns, and the registry THEOREMS.
 
-A theorem is a statement with a function that looks for violations of it. A paper's theorem has a `claim`:
-what the paper asserts, in our words, with the words at issue in quotation marks; the verdict is about the
-claim. A theorem without a claim is our own law, or a law by the authors named in its source. If a claim is
-wrong, `correction` states what holds instead; the check then tests the correction as our statement, and
-measures how far the printed form differs from it. Each theorem is one function in another file of this
-folder; this file imports them all, and `experiments/theory_checks.py` runs them.
+A theorem is a statement with a function that looks for violations. A paper's theorem has a `claim`, which
+gives the paper's assertion in our words, with the words at issue in quotation marks; the verdict is about the
+claim. A theorem without a claim is a law derived here, or a law by the authors named in `source`. If a claim
+is wrong, `correction` states the fact that holds instead; the check then tests the correction as our
+statement, and measures the difference from the printed form. Each theorem is one function in another file of
+this folder; this file imports all theorems, and `experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class Theorem:
 
     @property
     def paper(self) -> str:
-        """The paper that makes the claim, or `OURS`."""
+        """Name of the paper that makes the claim, or `OURS`."""
         return self.source.partition(",")[0] if self.claim else OURS
 
 
@@ -73,7 +73,7 @@ THEOREMS: dict[str, Theorem] = {}
 def theorem(
     statement: str, source: str, assumption: str = "none", correction: str = "", claim: str = ""
 ) -> Callable[[Check], Check]:
-    """Decorator that registers a check under its function's name."""
+    """Register a check under the name of the decorated function."""
 
     def register(check: Check) -> Check:
         THEOREMS[check.__name__] = Theorem(statement, source, assumption, correction, check, claim)
@@ -97,7 +97,7 @@ def median_ratio(quantity: ArrayLike, bound: ArrayLike) -> float:
 
 
 # Tolerance of statements tested on draws, in standard errors. A normal variable deviates further with
-# probability 6.8e-6, so that a run, with some 40 such tests, fails by chance less than once in 1,500.
+# probability 6.8e-6, so a run with some 40 such tests fails by chance less than once in 1,500 runs.
 DEVIATIONS = 4.5
 
 
@@ -115,10 +115,10 @@ def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
 
 
 def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
-    """Return the largest excess of a share over a probability bound, as in `deviations`; at least 0."""
+    """Return the largest excess of a share over a probability bound, in standard errors; at least 0."""
     tail = stats.binom.sf(np.rint(np.asarray(share) * draws) - 1, draws, np.minimum(bound, 1))
     return float(np.max(stats.norm.isf(np.minimum(tail, 0.5))))
 
 
-# Each of these files defines theorems with the names above.
+# Each of these files registers theorems with the functions above.
 from theory.claims import projections, recall, aligner, xtr, generative, capacity  # noqa: E402, F401, I001

@@ -198,7 +198,7 @@ def drawn_shares(
 ) -> np.ndarray:
     """Return how often each document token is drawn from the query's bucket, over draws of explicit planes.
 
-    One token is drawn from the tokens in the bucket: token i with probability E[Aᵢ], so that counts are
+    One token is drawn from the tokens in the bucket. Token i is drawn with probability E[Aᵢ], so counts are
     binomial.
     """
     sides = np.einsum("th,dph->dtp", unit, rng.standard_normal((draws, planes, unit.shape[1]))) > 0
@@ -232,7 +232,8 @@ def bucket_shares_of_many(rng: np.random.Generator, samples: int) -> Evidence:
     worst, gaps, draws = 0.0, [], 2 * samples
     for planes, fill in ((2, True), (4, True), (4, False)):
         first, second = rng.uniform(0.1, 0.9, 2) * np.pi
-        # A plane has the three on one side with probability 1 − (θ₁ + θ₂ + θ₁₂)/2π = (1 − θ₁/π)(1 − θ₂/π).
+        # All three vectors lie on one side of a plane with probability
+        # 1 − (θ₁ + θ₂ + θ₁₂)/2π = (1 − θ₁/π)(1 − θ₂/π).
         between = first + second - 2 * first * second / np.pi
         along = (np.cos(between) - np.cos(first) * np.cos(second)) / np.sin(first)
         beyond = np.sqrt(np.sin(second) ** 2 - along**2)

@@ -38,7 +38,7 @@ def atomic_identifiers(rng: np.random.Generator, samples: int) -> Evidence:
     H, E = rng.standard_normal((count, h)), rng.standard_normal((documents, h))
     relevance = H @ E.T
     log_p = log_softmax(relevance, axis=1)
-    worst = np.ptp(relevance - log_p, axis=1).max()  # the same number of every document of a query
+    worst = np.ptp(relevance - log_p, axis=1).max()  # rel − log p is the same for all documents of a query
     ended = log_p + log_softmax(rng.standard_normal((count, documents, 8)), axis=2)[:, :, 0]
     other = float(np.mean(ended.argmax(1) != relevance.argmax(1)))
     detail = "an end token, of which the claim does not speak, adds log p(end | d, q): on random states "
@@ -55,7 +55,7 @@ def atomic_identifiers(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def sign_of_the_loss(rng: np.random.Generator, samples: int) -> Evidence:
     count = min(samples, 500)
-    logits = rng.standard_normal((count, 5, 30))  # of 5 places, whose tokens have number 0
+    logits = rng.standard_normal((count, 5, 30))  # 5 places; the document's token is number 0 at each place
     eq_8 = log_softmax(logits, axis=2)[:, :, 0].sum(1)
     eq_10 = (logsumexp(logits, axis=2) - logits[:, :, 0]).sum(1)
     detail = f"Eq. 8 is {eq_8[0]:.2f} where Eq. 10 is {eq_10[0]:.2f}"
@@ -71,12 +71,12 @@ def sign_of_the_loss(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evidence:
     count, tokens = min(samples, 300), 3000
-    logits = 2 * rng.standard_normal((count, tokens))  # one token each of as many prefixes
+    logits = 2 * rng.standard_normal((count, tokens))  # one token for each of `count` prefixes
     s, C = logits[:, 0], np.exp(logits[:, 1:]).sum(1)
     log_p = s - np.logaddexp(s, np.log(C))
     gap = log_p - (s - np.log(C))
     worst = max(excess(gap, 1e-12), excess(-np.exp(s) / C, gap))
-    # Prefixes whose states are the same up to a scale: p stays small, and C alone tells them apart.
+    # The prefixes' states are equal up to scale: p stays small, and only C distinguishes the prefixes.
     scaled = rng.uniform(0.5, 3, (count, 1)) * rng.standard_normal(tokens)
     scaled[:, 0] = np.abs(scaled[:, 0])
     other = log_softmax(scaled, axis=1)[:, 0]
@@ -178,7 +178,7 @@ def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
     "ω ~ N(0, I), independent",
 )
 def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evidence:
-    # φ(x)ᵀφ(y) is lognormal, with moments that draws estimate badly: Gauss-Hermite quadrature over ω in R³.
+    # φ(x)ᵀφ(y) is lognormal, and draws estimate its moments badly: use Gauss-Hermite quadrature over ω in R³.
     h, m, worst, instances = 3, 16, 0.0, min(samples, 10)
     nodes, weights = np.polynomial.hermite_e.hermegauss(30)
     W = np.stack(np.meshgrid(*[nodes] * h), -1).reshape(-1, h)
@@ -186,7 +186,7 @@ def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evide
     for _ in range(instances):
         x, y = unit_tokens(rng, 2, h)
         products = kernels.positive_features(x[None], W) * kernels.positive_features(y[None], W)
-        one = products[0] * len(W)  # φ(x)ᵀφ(y) of one feature ω; all of W carry 1/√len(W) each
+        one = products[0] * len(W)  # φ(x)ᵀφ(y) of one feature ω, without the factor 1/√len(W)
         mean = p @ one
         seen = np.sqrt(p @ (one - mean) ** 2 / m) / mean
         deviation = kernels.kernel_relative_deviation(x, y, m)

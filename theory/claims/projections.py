@@ -77,7 +77,7 @@ def every_row(v: int) -> np.ndarray:
 
 
 def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
-    """P(⟨Aq, Aδ⟩ ≤ 0) for a Rademacher A: the exact k-fold convolution of one row's contribution."""
+    """P(⟨Aq, Aδ⟩ ≤ 0) for Rademacher A, by an exact k-fold convolution of one row's contribution."""
     rows = every_row(len(q))
     products = (rows @ q) * (rows @ delta)
     row = np.bincount(products - products.min()) / len(products)
@@ -88,7 +88,7 @@ def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
 
 
 def whole_number_errors(rng: np.random.Generator, pairs: int) -> Iterator[tuple[int, float, float]]:
-    """Draw vectors of small whole numbers; yield (k, ε, exact Rademacher error with ties) of each pair."""
+    """Draw vectors of small whole numbers; yield (k, ε, exact Rademacher error with ties) for each pair."""
     for _ in range(pairs):
         q, delta = rng.integers(-2, 3, (2, 6)) + 3 * np.eye(2, 6, dtype=int)
         delta = delta if q @ delta >= 0 else -delta
@@ -113,7 +113,7 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     worst, draws = 0.0, 10 * samples
     for k, v in ((8, 12), (32, 40)):
         q, better, worse = rng.standard_normal((3, v))
-        better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # ⟨q, δ⟩ > 0
+        better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # so that ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
         exact, seed = projections.pairwise_error(k, margin), int(rng.integers(2**31))
         drawn: dict[str, Any] = {"ensemble": "gaussian", "samples": draws, "seed": seed}
@@ -164,7 +164,7 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
-    """Check whether the k of `method` keeps the errors of both ensembles at most β."""
+    """Check whether the k of `method` keeps the errors of both ensembles at or below β."""
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k, exact = (projections.required_dimension(margin, beta, name) for name in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
@@ -258,7 +258,7 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
         if (margin := projections.normalized_margin(q, better, worse)) <= 0:
             better, worse, margin = worse, better, -margin
         delta = (better - worse) / np.linalg.norm(better - worse)
-        product = (signs @ q) * (signs @ delta) / np.linalg.norm(q)  # every equally likely row
+        product = (signs @ q) * (signs @ delta) / np.linalg.norm(q)  # for all equally likely rows
         predicted = 1 + margin**2 - 2 * projections.concentration(q, better, worse)
         worst = max(worst, apart(1 + product.var(), 1 + predicted), apart(1 + product.mean(), 1 + margin))
     sparse, gaussian = projections.rademacher_error_two_sparse(64, 0.2), projections.pairwise_error(64, 0.2)
@@ -327,7 +327,7 @@ def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
     epsilon, k = rng.uniform(0.01, 0.99, samples), np.floor(10 ** rng.uniform(0, 3, samples))
     bound = 2 * np.exp(-0.5 * k * projections.distortion(epsilon))
     gaussian = stats.chi2.cdf((1 - epsilon) * k, k) + stats.chi2.sf((1 + epsilon) * k, k)
-    counts = stats.binom(k, 0.5)  # ‖Ax‖² = (2/k)‖x‖² · the number of rows of two equal signs
+    counts = stats.binom(k, 0.5)  # ‖Ax‖² = (2/k)‖x‖² · (number of rows with two equal signs)
     rademacher = counts.cdf(np.ceil((1 - epsilon) * k / 2) - 1) + counts.sf(np.floor((1 + epsilon) * k / 2))
     worst = max(excess(gaussian, bound), excess(rademacher, bound))
     return Evidence(worst, 2 * samples, tightness=median_ratio(gaussian, bound))

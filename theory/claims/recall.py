@@ -63,7 +63,7 @@ def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Ev
     exact, limit = [], []
     for instance in range(min(samples, 150)):
         margins, k = rng.uniform(0.05, 0.5, rng.integers(1, 60)), float(rng.integers(1, 200))
-        if instance % 2:  # where the bounds bite: one small margin, few dimensions
+        if instance % 2:  # bounds are close for one small margin and few dimensions
             margins, k = rng.uniform(0.01, 0.1, 1), float(rng.integers(1, 20))
         r = int(rng.integers(1, min(len(margins), 10) + 1))
         exact.append(recall.orthogonal_recall_failure(k, margins, r))
@@ -97,7 +97,7 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
         methods = ("eq3", "lemma1_sum", "t_union", "markov_union")
         k = np.array([recall.required_dimension_recall(margins, r, method=method) for method in methods])
         worst = max(worst, excess(k[1:], k[:-1] * (1 + 1e-9)))
-        # The error of `exact` depends on a slope that few samples show: the law is drawn at the bound's k.
+        # The error of `exact` depends on a slope that few samples show: draw from the law at the bound's k.
         lost = float(np.mean(rng.chisquare(k[-1], samples) <= sampled**2))
         if deviation_above(lost, samples, 0.05) > DEVIATIONS:
             worst = max(worst, lost - 0.05)
@@ -133,13 +133,13 @@ def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     drawn: dict[str, Any] = {"samples": draws, "seed": int(rng.integers(2**31))}
     thresholds = recall.recall_thresholds(query, best, others, [r], **drawn)
     exact, error = recall.recall_failure(k, thresholds[0])
-    law = int(np.sum(rng.chisquare(k, draws) <= thresholds[0] ** 2))  # losses drawn by the law
+    law = int(np.sum(rng.chisquare(k, draws) <= thresholds[0] ** 2))  # losses drawn from the law
     lost = 0
     for _ in range(draws):
         A = rng.standard_normal((k, len(query)))
         scores = np.vstack([best, others]) @ (A.T @ (A @ query))
         lost += np.sum(scores[1:] >= scores[0]) >= r
-    # With equal probabilities, the explicit share of all losses is a hypergeometric variable.
+    # If the probabilities are equal, the explicit projections' share of all losses is hypergeometric.
     same = stats.hypergeom(2 * draws, law + lost, draws)
     worst = float(stats.norm.isf(min(same.cdf(lost), same.sf(lost - 1), 0.5)))
     if apart(exact, stats.chi2.cdf(thresholds[0] ** 2, k).mean()) > 1e-9:
@@ -232,7 +232,7 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     needed = projections.required_dimension(cross)
     enough, _ = multivector.simulated_maxscore_error(needed, **example, **drawn)
     golden = max(apart(margin, np.sqrt(0.5)), float(conditions), apart(cross, 1 / np.sqrt(201)))
-    # Every error has segment 1 of d2 above segment 0 of d1: the pair with the margin `cross`.
+    # In every error, segment 1 of d2 is above segment 0 of d1, which is the pair with the margin `cross`.
     if deviation_above(enough, 20 * samples, 0.05) > DEVIATIONS:
         golden = max(golden, enough - 0.05)
     golden = max(golden, abs(k - 77))
@@ -309,7 +309,7 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
-    chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # of two words, by the exact binomial tail
+    chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # for two words, by the exact binomial tail
     needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
     slope, start = np.polyfit(np.log(sizes), needed, 1)
     off = float(np.abs(np.polyval([slope, start], np.log(sizes)) / needed - 1).max())

@@ -12,7 +12,7 @@ EXACT_SEARCH = "exact search"
 
 
 def pools(rng: np.random.Generator, samples: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Draw 1–8 query tokens and pools of 3–12 documents: similarities of either sign, k' within the pool."""
+    """Draw 1–8 query tokens and pools of 3–12 documents, with similarities of any sign and k' ≤ pool size."""
     for _ in range(samples):
         count = rng.integers(3, 13)
         owners = np.concatenate([np.arange(count), rng.integers(0, count, rng.integers(0, 40))])
@@ -56,7 +56,7 @@ def imputation(rng: np.random.Generator, samples: int) -> Evidence:
     for P, owners, k in pools(rng, min(samples, 300)):
         colbert, gap = token_retrieval.colbert_scores(P, owners), token_retrieval.imputation_gap(P, owners, k)
         imputed = token_retrieval.imputed_scores(P, owners, k)
-        literal = token_retrieval.imputed_scores_as_printed(P, owners, k)  # max over j, no condition on m_i
+        literal = token_retrieval.imputed_scores_as_printed(P, owners, k)  # max over j, for any m_i
         off = *np.abs(imputed - colbert - gap), *np.abs(literal - imputed)
         worst = max(worst, excess(colbert, imputed), *off)
         gaps.extend(gap[token_retrieval.candidates(P, owners, k)])
@@ -69,7 +69,7 @@ def imputation(rng: np.random.Generator, samples: int) -> Evidence:
 def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
     worst, ratios = 0.0, []
     for P, owners, k in pools(rng, min(samples, 300)):
-        P = P - P.min() + 0.1  # positive, so that a ratio means something
+        P = P - P.min() + 0.1  # positive, so that ratios are meaningful
         outside = ~token_retrieval.candidates(P, owners, k)
         bound = token_retrieval.non_candidate_bound(P, k)
         if outside.any():
@@ -87,12 +87,12 @@ def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     worst, h, count = 0.0, 1e-6, min(samples, 100)
-    for P, owners, k in [*pools(rng, count)]:  # all drawn before the directions
+    for P, owners, k in [*pools(rng, count)]:  # draw all pools before the directions
         gradient = token_retrieval.xtr_gradient(P, owners, k, 0)
         direction = rng.standard_normal(P.shape)
         moved = (token_retrieval.xtr_scores(P + sign * h * direction, owners, k) for sign in (1, -1))
         ahead, behind = (token_retrieval.cross_entropy(scores, 0) for scores in moved)
-        if np.diff(np.sort(P, axis=1)).min() > 20 * h:  # no tie changes hands between the two
+        if np.diff(np.sort(P, axis=1)).min() > 20 * h:  # the step is too small to change an order
             worst = max(worst, abs((ahead - behind) / (2 * h) - float((gradient * direction).sum())))
     return Evidence(worst, count, tolerance=1e-5)
 
