@@ -1,7 +1,7 @@
-"""The stored tokens of a corpus under one paradigm, in memory or in a folder. Stores are never searched here.
+"""Storage of a corpus's tokens under one paradigm, in memory or in a folder. `paradigms.find` searches it.
 
-`store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, with all of their
-tokens or, after `pruning`, fewer. `columns` manages files that change by whole commits. `kind` defines the
+`store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, with all their
+tokens or, after `pruning`, fewer. `columns` manages files that change in atomic commits. `kind` defines the
 parts of a store; `codecs` and `residuals` convert tokens to columns.
 """
 

@@ -1,7 +1,7 @@
 """Convert shards of documents to the columns of a new store, in a hidden folder or in memory.
 
-Every change is one commit, so a process that is killed leaves the old state. A build makes many commits to a
-hidden folder, and resumes from the last one.
+Every change is an atomic commit, so a killed process leaves the previous state. A build makes many commits to
+a hidden folder and resumes from the last commit.
 """
 
 import hashlib
@@ -38,14 +38,14 @@ from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, KEY, KEYS, 
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
-HELD = 16  # shards that are kept as float16, at most, to train a quantiser
-Advance = Callable[[float], object]  # called with the number of documents, or queries, that are just done
+HELD = 16  # maximum number of shards kept as float16 to train a quantiser
+Advance = Callable[[float], object]  # callback: the number of documents or queries just completed
 
 
 def store_files(folder: Path) -> Collection[str] | None:
-    """`io.files.Contents` of a store: the files in its manifest, and files left by an interrupted change.
+    """Return a store's `io.files.Contents`: its manifest's files, and leftovers of interrupted changes.
 
-    A damaged manifest marks a store only if the file of document lengths is also there.
+    A folder with a damaged manifest counts as a store only if it contains the file of document lengths.
     """
     try:
         manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"), MANIFEST)
@@ -59,7 +59,7 @@ def store_files(folder: Path) -> Collection[str] | None:
 
 
 def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the manifest of an empty store. Raises ValueError if the kind of store rejects its entries."""
+    """Make the manifest of an empty store. Raises ValueError if the kind of store rejects an entry."""
     made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
     kind.check(made)
     return made
@@ -78,9 +78,9 @@ def build_memory(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> ColumnMemory:
-    """Fill columns in memory; arguments as in `build_folder`."""
+    """Build a store's columns in memory; arguments as in `build_folder`."""
     if launch is not None and launch.num_processes > 1:
-        raise ValueError("a store in memory is built by one process: give a folder that all processes see")
+        raise ValueError("only one process can build a store in memory: give a folder that all processes see")
     files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
     codec, each = None, different(shards)
     rows: Iterator[Rows] = (encoded(kind.codec, s, files.manifest, str(files), advance) for s in each)
@@ -119,14 +119,14 @@ def build_folder(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> None:
-    """Fill a hidden folder beside `folder`, with all processes of the launch, then move it there.
+    """Fill a hidden folder with all processes of the launch, then move it to `folder`.
 
-    derive: writes the kind's derived files. count: number of documents, if known. source: everything that
-    tokens depend on besides the manifest's entries and the sources of the shards.
+    derive: function that writes the kind's derived files. count: number of documents, if known. source: what
+    tokens depend on besides the manifest's entries and the shards' sources.
 
-    A quantiser is trained on `sample`, documents drawn at random, if the count is known and above HELD
-    shards; process 0 encodes it. Otherwise it is trained on the first HELD shards, or all, which are stored
-    as float16 until then. All other shards are coded as they are encoded.
+    If the count is known and exceeds HELD shards, process 0 encodes `sample`, documents drawn at random, and
+    trains the quantiser on it. Otherwise the quantiser is trained on the first HELD shards, or all, which are
+    stored as float16 until then. All other shards are quantised when they are encoded.
     """
     made = entries(kind, reduction, manifest)
     launch = launch or Alone()
@@ -141,7 +141,7 @@ def build_folder(
             writer = stack.enter_context(begun(hidden, {"building": building, **made}))
         launch.wait_for_everyone()
         work = Building(hidden, writer, kind.quantiser, made["dim"])
-        launch.wait_for_everyone()  # before process 0 may train what the others look for
+        launch.wait_for_everyone()  # before process 0 may train the codec that the others look for
         documents = number = 0
         if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
             if writer is not None:
@@ -177,7 +177,11 @@ def build_folder(
 def sampled(
     kind: Kind, sample: Iterable[Shard], manifest: Mapping[str, Any], place: str, count: int
 ) -> tuple[list[np.ndarray], int]:
-    """Encode documents until their tokens train the quantiser: vectors, and tokens of `count` documents."""
+    """Encode documents until they have enough tokens to train the quantiser.
+
+    place: name of the store in errors. Returns their vectors, and an estimate of all `count` documents'
+    number of tokens.
+    """
     parts: list[np.ndarray] = []
     documents = tokens = 0
     for shard in sample:
@@ -191,7 +195,10 @@ def sampled(
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
-    """Encode a shard as the rows to append to each file, in document order. place: named in errors."""
+    """Encode a shard as the rows to append to each file, in document order.
+
+    place: name of the store in errors.
+    """
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
     for places, tokens in shard.encode():
@@ -210,28 +217,29 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
 
 
 def lines(ids: Iterable[str]) -> bytes:
-    """Write ids as JSON lines."""
+    """Format ids as JSON lines."""
     return "".join(json.dumps(id) + "\n" for id in ids).encode()
 
 
 def key_of(id: str) -> np.ndarray:
-    """The entry of an id in KEYS: [1] of `KEY`."""
+    """Make the entry of an id in KEYS, an array [1] of dtype `KEY`."""
     line = lines([id])
     hash = hashlib.blake2b(line, digest_size=8).digest()
     return np.frombuffer(hash + len(line).to_bytes(4, "little"), KEY)
 
 
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
-    """Extract the manifest's fields from the real tokens of the documents `ids`, in DTYPES.
+    """Extract the manifest's fields from the documents' tokens, without padding, converted to DTYPES.
 
-    Raises ValueError, naming the document, if a value does not fit its dtype.
+    ids: the documents' ids. place: name of the store in errors. Raises ValueError, naming the document, if a
+    value does not fit its dtype.
     """
     rows = {}
     for name in manifest["fields"]:
         values = getattr(tokens, name)
         if values is None:
             raise ValueError(f"{place} stores the tokens' {name}, but the documents have none")
-        kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to move
+        kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to copy
         if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
             wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()
             ends = tokens.mask[0].sum(-1).cumsum(0).cpu()

@@ -1,9 +1,9 @@
-"""Build an index in a hidden folder beside its final place, with one process or all processes of a launch.
+"""Build a store in a hidden folder beside its final place, with one process or all processes of a launch.
 
-Process r of w encodes shards r, r + w, … Process 0 alone writes the columns, in shard order; a shard that is
-not next waits as a file, as do those that a quantiser is trained on. The bytes do not depend on the number of
-processes or on interruptions. If a process fails, its launch ends, and the next start resumes from the stored
-shards.
+Process r of w encodes the shards r, r + w, … Only process 0 writes the columns, in shard order. Until a
+shard's turn comes, or until the quantiser is trained, the shard waits as a separate file. The resulting bytes
+do not depend on the number of processes or on interruptions. If a process fails, its launch ends, and the
+next start resumes from the stored shards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,16 +19,16 @@ from paradigms.io.files import check_replaceable, contents, remove_folder, repla
 from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, FolderWriter, Writer
 from paradigms.store.kind import DOCUMENTS, DTYPES, KEYS, LENGTHS, Codec, Quantiser, Rows
 
-VECTORS = "vectors.bin"  # of tokens that no quantiser has coded
-TRAINED = "trained"  # entry of the manifest: the number of tokens of which an index was built
-UNKNOWN = 1 << 26  # tokens of an index whose number of documents is not known while it is built
+VECTORS = "vectors.bin"  # vectors that are not quantised, or not yet
+TRAINED = "trained"  # manifest entry: the expected number of tokens when the quantiser was trained
+UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 STORED = ".safetensors"
 BUILT = contents(
     *FILES, f"{SHARDS}/", "*.partial"
-)  # the files of a build's hidden folder, which its name marks
-SOURCES = "sources.bin"  # for every shard in the columns, the checksum of what it was made from
+)  # the files of a build's hidden folder, which is recognised by its name
+SOURCES = "sources.bin"  # a checksum of the input of each shard in the columns
 SOURCE = ("uint8", (32,))
-# Files that no setting changes.
+# Files that do not depend on the settings.
 ENCODED = {SOURCES, LENGTHS, DOCUMENTS, KEYS, *(f"{name}.bin" for name in DTYPES)}
 
 
@@ -52,9 +52,10 @@ class Alone:
 
 
 class Building:
-    """The shards in a build's folder. writer: writes its columns; None in every process but the first.
+    """The shards in a build's folder.
 
-    quantiser: codes the shards once it is trained; until then all are stored as files, as float16.
+    writer: the writer of the columns; None in every process except process 0. quantiser: encodes the shards
+    once it is trained; until then, all shards are stored as float16 files.
     """
 
     def __init__(
@@ -72,22 +73,25 @@ class Building:
 
     @property
     def untrained(self) -> bool:
-        """Whether the quantiser is still to be trained."""
+        """Whether there is a quantiser that has not been trained yet."""
         return self._quantiser is not None and self._codec is None
 
     def open_codec(self) -> None:
-        """Take notice of what process 0 has committed."""
+        """Open the codec if process 0 has trained and committed it."""
         ready = TRAINED in self.table.read()
         self._codec = self._quantiser.open(self.table, self._dim) if self._quantiser and ready else None
 
     def train(self, parts: Iterable[np.ndarray], held: int, tokens: int) -> None:
-        """Train the quantiser, in process 0; arguments as in `Quantiser.train`."""
+        """Train the quantiser in process 0; arguments as in `Quantiser.train`."""
         assert self._quantiser is not None
         assert self._writer is not None
         trained(self._quantiser, self._writer, parts, held, tokens, self._dim)
 
     def train_on_stored(self, launch: Launch, documents: int, count: int | None) -> None:
-        """Train the quantiser on the stored shards of `documents`, of `count` in all if that is known."""
+        """Train the quantiser on the stored shards.
+
+        documents: number of documents in these shards. count: number of all documents, if known.
+        """
         launch.wait_for_everyone()
         if self._writer is not None:
             files = sorted(self._folder.glob(f"*{STORED}"))
@@ -101,13 +105,13 @@ class Building:
         self.open_codec()
 
     def holds(self, n: int, source: bytes) -> bool:
-        """Whether shard n is stored. Raises ValueError if it was made from something else."""
+        """Return whether shard n is stored. Raises ValueError if it was made from a different source."""
         if self._sources.get(n, source) != source:
             raise interrupted(self.table.folder, "documents")
         return n in self._sources
 
     def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
-        """Store shard n: the rows that it appends to each file of the folder."""
+        """Store shard n. columns: file name → the rows to append."""
         whole = {**columns, SOURCES: np.frombuffer(source, np.uint8)}
         if not self.untrained:
             whole = in_codes(self._codec, whole)
@@ -127,7 +131,7 @@ class Building:
             raise interrupted(self.table.folder, "documents")
 
     def append_stored(self, writer: FolderWriter) -> None:
-        """Append the stored shards that are next in line."""
+        """Append stored shards to the columns, in order, up to the first shard that is missing."""
         while (file := self._file(self._appended)).exists():
             self._append(writer, in_codes(self._codec, load_file(file)))
             file.unlink()
@@ -149,11 +153,11 @@ class Building:
 
 @contextmanager
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
-    """Start or resume a build in a table's folder, as its only writer.
+    """Start or resume a build in a table's folder; yield the folder's only writer.
 
-    entries: manifest entries that identify the build. Raises ValueError if a build with other entries was
-    interrupted there, and BlockingIOError while another process builds there. After an error, a folder
-    without documents is removed.
+    entries: manifest entries that identify the build. Raises ValueError if the folder contains an interrupted
+    build with other entries, and BlockingIOError if another process is building there. After an error, the
+    folder is removed if it contains no documents.
     """
 
     def begin() -> None:
@@ -161,9 +165,9 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
         standing, files = table.standing(), table.folder / SHARDS
         wanted = dict(entries)
         if isinstance(standing.get("files"), dict) and standing["files"].keys() <= ENCODED:
-            standing["settings"] = wanted["settings"]  # no file depends on the other settings yet
+            standing["settings"] = wanted["settings"]  # the files do not depend on the settings yet
         if wanted.items() <= standing.items():
-            with suppress(*DEFECTS):  # a damaged build begins anew
+            with suppress(*DEFECTS):  # if the build is damaged, start over
                 table.write(table.read() | {"settings": wanted["settings"]})
                 files.mkdir(exist_ok=True)
                 return
@@ -185,19 +189,19 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
 def trained(
     quantiser: Quantiser, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int
 ) -> Codec:
-    """Train a quantiser (arguments as in `Quantiser.train`), commit what it writes and open its codec."""
+    """Train a quantiser, commit its files and open the codec; arguments as in `Quantiser.train`."""
     quantiser.train(writer, parts, held, tokens, dim)
     writer.commit(**{TRAINED: tokens})
     return quantiser.open(writer, dim)
 
 
 def estimated(tokens: int, documents: int, count: int | None) -> int:
-    """The number of tokens of `count` documents, if `documents` of them have `tokens`."""
+    """Estimate the number of tokens in `count` documents, given that `documents` of them have `tokens`."""
     return UNKNOWN if count is None else tokens * count // max(1, documents)
 
 
 def in_codes(codec: Codec | None, columns: Rows) -> Rows:
-    """Replace the vectors of a shard by codes. codec: None if vectors stay."""
+    """Replace a shard's vectors by codes. codec: None keeps the vectors."""
     if codec is None or VECTORS not in columns:
         return columns
     coded = codec.encode({"vectors": columns[VECTORS]})
@@ -206,7 +210,7 @@ def in_codes(codec: Codec | None, columns: Rows) -> Rows:
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Update the manifest's counts for documents appended to the files."""
+    """Return the manifest's counts after `columns` have been appended."""
     lengths = columns[LENGTHS]
     return {
         "documents": manifest["documents"] + len(lengths),
@@ -215,7 +219,7 @@ def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dic
 
 
 def interrupted(folder: Path, what: str) -> ValueError:
-    """Make the error for a folder in which another build was interrupted."""
+    """Make the error for a folder that contains an interrupted build of other documents or settings."""
     return ValueError(
         f"{folder} holds an interrupted build of other {what}: end that one, or remove the folder"
     )

@@ -1,4 +1,4 @@
-"""Hash of the weights that made an index: a model with other weights must not search it."""
+"""Hash of a model's weights, because only the model that made an index may search it."""
 
 import hashlib
 from weakref import WeakKeyDictionary
@@ -13,17 +13,17 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKe
 
 
 def weights_checksum(paradigm: Paradigm) -> str:
-    """sha256 of all weights of the encoder, as hexadecimal digits: the same under every alignment.
+    """Return the SHA-256 of all encoder weights as hexadecimal digits; it does not depend on the alignment.
 
-    Adapters are hashed as merged into the weights, the way `save_pretrained` writes them. A model with
-    adapters and its merged copy can therefore share an index, on processors that round products alike. The
-    hash is cached until a weight is replaced or changed in place. Changes through `.data` are not noticed,
-    nor are steps of a fused optimizer, except those of `train`.
+    Adapters are hashed after merging them into the weights, as `save_pretrained` does. A model with adapters
+    and its merged copy can therefore share an index, on processors that round products alike. The hash is
+    cached until a weight is replaced or changed in place. Changes through `.data` are not noticed. Steps of a
+    fused optimizer are only noticed in `train`.
     """
     state_dict = paradigm.encoder.state_dict()
     weights = list(state_dict.values())
     known, state = _known.get(paradigm.encoder), None
-    if not any(weight.is_inference() for weight in weights):  # inference tensors do not count changes
+    if not any(weight.is_inference() for weight in weights):  # inference tensors have no version counter
         state = [(weight.data_ptr(), weight._version) for weight in weights]
         if known is not None and known[0] == state:
             return known[1]

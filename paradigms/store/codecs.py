@@ -11,15 +11,15 @@ from paradigms.scoring import VECTOR
 from paradigms.scoring.stored import Scanned
 from paradigms.store.kind import DTYPES, Rows
 
-# 8 bits of a float16 above 0: 16 weights for each power of two, from 2^−8 (code 1) to 248.
+# Keep 8 bits of a positive float16: 16 weights for each power of two, from 2^−8 (code 1) to 248.
 LOW, DROPPED = 7 << 4, 6
-LARGEST = 0x7BFF  # the largest finite float16, as its bits
-TERMS = 1 << 24  # in a vocabulary, at most
+LARGEST = 0x7BFF  # bits of the largest finite float16
+TERMS = 1 << 24  # maximum number of terms in a vocabulary
 
 
 @dataclass(frozen=True)
 class Float16:
-    """Store tokens uncompressed: vectors in float16, ids, salience."""
+    """A codec that stores tokens uncompressed: float16 vectors, ids and salience."""
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         return {name: (DTYPES[name], (dim,) if name == "vectors" else ()) for name in fields}
@@ -31,10 +31,13 @@ class Float16:
         return columns
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
-        """The vectors, without a copy, if rows are whole VECTORs and some document has several tokens."""
+        """Return the kernels' input, without copying vectors.
+
+        Returns None if rows are not whole VECTORs or if every document has a single token.
+        """
         vectors = np.asarray(columns["vectors"])
         if vectors.shape[1] % VECTOR or len(vectors) == len(offsets) - 1:
-            return None  # one vector a document: a matrix product, for which no kernel is loaded
+            return None  # with one vector per document, a matrix product needs no kernel
         from paradigms.scoring import kernels
 
         return Scanned(kernels.halves(vectors), offsets, columns)
@@ -42,7 +45,7 @@ class Float16:
 
 @dataclass(frozen=True)
 class Weights:
-    """An id and a weight ≥ 0 for each token: SPLADE, uniCOIL, BM25.
+    """A codec that stores an id and a weight ≥ 0 for each token: SPLADE, uniCOIL, BM25.
 
     bits: 16 stores weights as float16; 8 rounds them by at most 3%. Weights above 248 need 16 bits.
     """
@@ -59,7 +62,7 @@ class Weights:
         if "ids" not in fields:
             raise ValueError('an inverted index needs the ids of terms: set fields=("vectors", "ids")')
         if "salience" in fields:
-            raise ValueError("an inverted index holds no salience of terms: take an exact index")
+            raise ValueError("an inverted index cannot store salience: use an exact index")
         return {"weights": "uint8" if self.bits == 8 else "uint16", "ids": "int32"}
 
     def encode(self, tokens: Rows) -> Rows:

@@ -1,11 +1,11 @@
-"""Files of rows that change by whole commits, in a folder or in memory: readers never see half a change.
+"""Files of rows that change in atomic commits, in a folder or in memory: readers never see half a change.
 
-A column is a file of rows of one numpy dtype, a subarray dtype if a row is several numbers.
+A column is a file of rows of one numpy dtype, or of a subarray dtype if a row consists of several numbers.
 
-In a folder, columns are only appended to, and `manifest.json` records how many bytes of each file count and
-their crc32. A commit writes beyond these lengths, flushes, then replaces the manifest at once. Bytes beyond
-the recorded lengths, and files that no manifest names, were left by an interrupted writer; the next writer
-removes them. A file that is started again gets a name with the new generation.
+In a folder, columns are append-only, and `manifest.json` records each file's committed length in bytes and
+crc32. A commit writes beyond these lengths, flushes the files and then replaces the manifest atomically. An
+interrupted writer may leave bytes beyond the recorded lengths, or files that the manifest does not name; the
+next writer removes them. A file that is rewritten gets a name with the new generation.
 """
 
 import mmap
@@ -26,10 +26,10 @@ from paradigms.io.files import locked, read_settled, settle, write_json
 FORMAT = 3
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
-SHARDS = "shards"  # folder of a build, for encoded shards that are not yet in the columns
-FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # of a store, or of its build
-GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # in "vectors.3.bin"
-DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # raised by reading a damaged file
+SHARDS = "shards"  # a build's subfolder for encoded shards that are not in the columns yet
+FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # files of a store or its build
+GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # the ".3" in "vectors.3.bin"
+DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # errors from reading a damaged file
 
 
 @runtime_checkable
@@ -43,25 +43,25 @@ class Files(Protocol):
         """File name → {"bytes": n, …}, with the number of committed bytes."""
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """The rows of a column, read-only; none if the file does not exist.
+        """Return the rows of a column, read-only, or an empty array if the file does not exist.
 
-        Raises ValueError if its bytes are not whole rows.
+        column: the dtype of a row. Raises ValueError if the file's length is not a whole number of rows.
         """
 
     def damaged(self, name: str, problem: object) -> ValueError:
         """Make the error that names a damaged file."""
 
     def writing(self) -> "AbstractContextManager[Writer]":
-        """The only writer, on the newest commit."""
+        """Lock the files against other writers, and yield a writer that starts from the newest commit."""
 
 
 @runtime_checkable
 class Writer(Protocol):
-    """Changes to `Files`, visible after the next `commit`. Its own arrays include uncommitted rows."""
+    """Changes to `Files`, which readers see after the next `commit`. `array` includes uncommitted rows."""
 
     @property
     def files(self) -> Files:
-        """The last commit."""
+        """The files at the last commit."""
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, Any]]: ...
@@ -69,17 +69,17 @@ class Writer(Protocol):
     def damaged(self, name: str, problem: object) -> ValueError: ...
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
-        """Write at the end of a file, which is created if it does not exist."""
+        """Append rows to a file, which is created if it does not exist."""
 
     def remove(self, name: str) -> None:
-        """Drop a file at the next commit; rows appended later start a new one."""
+        """Remove a file at the next commit; rows appended later start a new file."""
 
     def commit(self, **state: Any) -> None:
-        """Make all changes visible to readers, with `state` in the manifest; None drops an entry."""
+        """Make all changes visible to readers. state: manifest entries to set, or to remove if None."""
 
 
 class _FolderFiles:
-    """Files of a folder by name. entries: each file's name in the folder and its committed bytes."""
+    """Files of a folder, by name. entries: each file's name in the folder and committed bytes."""
 
     def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
         self.folder, self.entries = folder, entries
@@ -88,7 +88,7 @@ class _FolderFiles:
         return str(self.folder)
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """A column, mapped into memory. Raises ValueError if its bytes are not whole rows."""
+        """Map a column into memory. Raises ValueError if its length is not a whole number of rows."""
         entry = self.entries.get(name)
         if not entry or not entry["bytes"]:
             return np.zeros(0, column)
@@ -98,20 +98,20 @@ class _FolderFiles:
         return np.memmap(self.folder / entry["file"], column, "r", shape=(count,))
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """The error that names a damaged file."""
+        """Make the error that names a damaged file."""
         file = self.entries[name]["file"] if name in self.entries else name
         return ValueError(f"{self.folder / file} is damaged ({problem}): build the index again")
 
 
 class ColumnFolder(_FolderFiles):
-    """Columns in a folder: `read` the newest commit, map its `array`s, write in `writing`."""
+    """Columns in a folder. `read` opens the newest commit, `array` maps a column, `writing` makes changes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, {})
         self.manifest: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """Read the manifest, and check that every file it names has its full length.
+        """Read the manifest, and check that no file is shorter than the manifest records.
 
         Raises FileNotFoundError if there is no manifest, and ValueError, naming the file, if a file is
         damaged or has another format.
@@ -121,15 +121,15 @@ class ColumnFolder(_FolderFiles):
             file = self.folder / entry["file"]
             size = file.stat().st_size if file.is_file() else 0
             if size < entry["bytes"] or not file.is_file():
-                self.entries = {}  # the error names the file as it is
+                self.entries = {}  # so that the error contains this file name unchanged
                 raise self.damaged(file.name, f"{size or 'no'} bytes where {entry['bytes']} belong")
         self._take(manifest)
         return manifest
 
     def verify(self, most: int | None = None) -> None:
-        """Compare the checksum of every file of up to `most` bytes, in small pieces.
+        """Verify the checksum of every file of at most `most` bytes, reading the files in small pieces.
 
-        Raises ValueError, naming the damaged file.
+        Raises ValueError, naming the file, if a checksum differs.
         """
         for name, entry in self.entries.items():
             if (most is None or entry["bytes"] <= most) and _checksum(
@@ -138,7 +138,7 @@ class ColumnFolder(_FolderFiles):
                 raise self.damaged(name, "its checksum differs")
 
     def standing(self) -> dict[str, Any]:
-        """The manifest, unchecked; empty if none can be read."""
+        """Return the manifest without checking it, or {} if it cannot be read."""
         try:
             manifest = parse_json(read_settled(self.folder / MANIFEST), MANIFEST)
         except (OSError, ValueError):
@@ -146,9 +146,9 @@ class ColumnFolder(_FolderFiles):
         return manifest if isinstance(manifest, dict) else {}
 
     def identity(self) -> tuple[int, ...]:
-        """The folder's inode, which a rebuild replaces, and when the folder and its manifest last changed.
+        """Return the folder's inode, which a rebuild changes, and the change times of folder and manifest.
 
-        Empty if there is no manifest.
+        Returns () if there is no manifest.
         """
         settle(self.folder)
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -157,7 +157,7 @@ class ColumnFolder(_FolderFiles):
         return ()
 
     def begin(self, entries: Mapping[str, Any]) -> None:
-        """Remove all files of the folder, and write a first manifest with these entries."""
+        """Remove all files in the folder, and write an initial manifest with these entries."""
         for file in self.folder.iterdir():
             if not file.is_dir():
                 file.unlink()
@@ -166,10 +166,10 @@ class ColumnFolder(_FolderFiles):
 
     @contextmanager
     def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[FolderWriter]":
-        """Yield the folder's only writer, which starts from the newest commit.
+        """Lock the folder against other writers, and yield a writer that starts from the newest commit.
 
-        begin: prepares the folder, which is created if it is missing. Raises BlockingIOError while another
-        process writes there.
+        begin: function that prepares the folder, which is then created if it is missing. Raises
+        BlockingIOError if another process is writing to the folder.
         """
         with locked(self.folder, make=begin is not None):
             if begin is not None:
@@ -187,7 +187,10 @@ class ColumnFolder(_FolderFiles):
             writer.close()
 
     def sweep(self, also: Collection[str] = ()) -> None:
-        """Remove bytes and files that no commit has recorded, under the manifest's names and `also`."""
+        """Remove bytes and files that the last commit does not record.
+
+        also: names, besides those in the manifest, whose unrecorded files are removed.
+        """
         names = self.entries.keys() | set(also)
         lengths = {entry["file"]: entry["bytes"] for entry in self.entries.values()}
         for file in self.folder.glob("*"):
@@ -231,36 +234,36 @@ class FolderWriter(_FolderFiles):
         super().__init__(files.folder, {name: dict(entry) for name, entry in files.entries.items()})
         self.files = files
         self._streams: dict[str, BinaryIO] = {}
-        self.names = set(self.entries)  # every name that was ever written here
+        self.names = set(self.entries)  # all names that this writer has read or written
         self._generation: int = files.manifest["generation"]
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
-        """Write at the end of a file, which is created if it does not exist."""
+        """Append rows to a file, which is created if it does not exist."""
         data = rows if isinstance(rows, bytes) else rows.tobytes()
         entry = self.entries.get(name) or self._anew(name)
         if name not in self._streams:
             mode: Literal["ab", "wb"] = (
                 "ab" if entry["bytes"] else "wb"
-            )  # a leftover of that name is overwritten
+            )  # overwrite a leftover file of that name
             self._streams[name] = (self.folder / entry["file"]).open(mode)
         self._streams[name].write(data)
         entry["bytes"] += len(data)
         entry["crc32"] = zlib.crc32(data, entry["crc32"])
 
     def remove(self, name: str) -> None:
-        """Drop a file at the next commit; rows appended later start a new one."""
+        """Remove a file at the next commit; rows appended later start a new file."""
         if name in self._streams:
             self._streams.pop(name).close()
         self.entries.pop(name, None)
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """A column, including uncommitted rows, mapped into memory."""
+        """Map a column into memory, including uncommitted rows."""
         if name in self._streams:
             self._streams[name].flush()
         return super().array(name, column)
 
     def commit(self, **state: Any) -> None:
-        """Make all changes visible to readers, with `state` in the manifest; None drops an entry."""
+        """Make all changes visible to readers. state: manifest entries to set, or to remove if None."""
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
@@ -270,12 +273,12 @@ class FolderWriter(_FolderFiles):
         self.files.sweep(self.names)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all open files."""
         while self._streams:
             self._streams.popitem()[1].close()
 
     def _anew(self, name: str) -> dict[str, Any]:
-        """Add an empty entry, under a file name that no commit has used."""
+        """Add an empty entry with a file name that has never been committed."""
         if name in self.names:
             self._generation = self.files.manifest["generation"] + 1
         self.names.add(name)
@@ -286,7 +289,7 @@ class FolderWriter(_FolderFiles):
 
 
 def _checksum(file: Path, size: int) -> int:
-    """crc32 of the first `size` bytes."""
+    """Compute the crc32 of a file's first `size` bytes."""
     checksum = 0
     with file.open("rb") as stream:
         while size and (data := stream.read(min(size, CHUNK))):
@@ -299,58 +302,58 @@ class ColumnMemory:
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
         self.manifest, self._columns = dict(manifest), dict(columns or {})
-        self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column, and not joined yet
+        self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column but not joined yet
 
     def __str__(self) -> str:
         return "the store in memory"
 
     @property
     def files(self) -> "ColumnMemory":
-        """This object, which a reader opens after the last commit."""
+        """This object itself, which readers open after the last commit."""
         return self
 
     @property
     def entries(self) -> dict[str, dict[str, Any]]:
-        """Each column's bytes."""
+        """Column name → {"bytes": n}."""
         return {name: {"bytes": self._joined(name).nbytes} for name in {**self._columns, **self._pieces}}
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """A column, read-only. Raises ValueError if its bytes are not whole rows."""
+        """Return a column, read-only. Raises ValueError if its length is not a whole number of rows."""
         data = self._joined(name)
         return np.frombuffer(data, column) if len(data) else np.zeros(0, column)
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """The error that names a damaged column."""
+        """Make the error that names a damaged column."""
         return ValueError(f"{name} of {self} is damaged ({problem}): build the index again")
 
     @contextmanager
     def writing(self) -> "Iterator[ColumnMemory]":
-        """A copy to change; this object stays as it is."""
+        """Yield a copy that can be changed; this object does not change."""
         yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self.entries})
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
-        """Add rows at the end of a column, which is created if it does not exist."""
+        """Append rows to a column, which is created if it does not exist."""
         data = rows if isinstance(rows, bytes) else np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         self._pieces.setdefault(name, []).append(np.frombuffer(data, np.uint8))
 
     def remove(self, name: str) -> None:
-        """Drop a column; rows appended later start a new one."""
+        """Remove a column; rows appended later start a new column."""
         self._columns.pop(name, None)
         self._pieces.pop(name, None)
 
     def commit(self, **state: Any) -> None:
-        """Put `state` into the manifest; None drops an entry."""
+        """Change the manifest. state: entries to set, or to remove if None."""
         manifest = self.manifest | state
         self.manifest = {key: value for key, value in manifest.items() if value is not None}
 
     def _joined(self, name: str) -> np.ndarray:
-        """A column's bytes, starting on a memory page, so that rows are aligned with cache lines."""
+        """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
         column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
             whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
             start = column.nbytes
             whole[:start] = column
-            while pieces:  # each is freed once it is copied
+            while pieces:  # free each piece once it is copied
                 piece = pieces.pop(0)
                 whole[start : start + piece.nbytes] = piece
                 start += piece.nbytes

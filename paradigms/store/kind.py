@@ -1,7 +1,7 @@
-"""A kind of store, composed of small frozen objects: a codec, files derived from the rows, a finder.
+"""Kinds of store, composed of small frozen objects: a codec, files derived from the rows, and a finder.
 
-A function with typed keywords composes each kind (`find.kinds`), as a paradigm is composed of an encoder, A
-and Z. The fields of all parts are the kind's settings, which the manifest records:
+Each kind is made by a function with typed keywords (`find.kinds`), just as a paradigm is composed of an
+encoder, A and Z. The fields of all parts are the kind's settings, which the manifest records:
 
     Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
 """
@@ -24,77 +24,77 @@ if TYPE_CHECKING:
 
 DOCUMENTS, LENGTHS = "documents.jsonl", "lengths.bin"
 DELETED, ERRORS = "deleted.bin", "errors.bin"
-KEYS, KEY = "keys.bin", np.dtype([("hash", "<u8"), ("bytes", "<u4")])  # of each id's line in DOCUMENTS
+KEYS, KEY = "keys.bin", np.dtype([("hash", "<u8"), ("bytes", "<u4")])  # one per line of DOCUMENTS
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
-WIDEST = 1 << 16  # dimensions of a vector
+WIDEST = 1 << 16  # maximum dimensions of a vector
 Rows = dict[str, np.ndarray]
-"""What tokens consist of, in DTYPES: vectors [t, h], ids [t], salience [t]; or columns by name."""
+"""Fields of tokens with dtypes from DTYPES (vectors [t, h], ids [t], salience [t]), or columns, by name."""
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Converts tokens to columns, and back."""
+    """A conversion of tokens to columns and back."""
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
-        """The columns of tokens with these fields, and their dtypes.
+        """Return column names and dtypes for tokens with these fields.
 
-        Raises ValueError for tokens that it cannot hold.
+        Raises ValueError if the codec cannot store such tokens.
         """
 
     def encode(self, tokens: Rows) -> Rows:
-        """Convert the fields of some tokens to columns."""
+        """Convert fields of tokens to columns."""
 
     def decode(self, columns: Rows) -> Rows:
-        """Convert columns back to the fields of tokens."""
+        """Convert columns back to fields of tokens."""
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
-        """The input of the compiled kernels; None if they cannot read these columns."""
+        """Return the input of the compiled kernels, or None if they cannot read these columns."""
 
 
 @runtime_checkable
 class Quantiser(Protocol):
-    """A codec that is trained on tokens of a build."""
+    """A codec that is trained on tokens during a build."""
 
     def wanted(self, tokens: int) -> int:
-        """How many tokens train it for an index of so many."""
+        """Return the number of training tokens to use for an index of `tokens` tokens."""
 
     def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
-        """Write the codec's files.
+        """Train the codec and write its files.
 
-        parts: vectors [t, dim] of tokens, `held` in all. tokens: how many the index will have.
+        parts: vectors [t, dim], `held` in total. tokens: number of tokens that the index will have.
         """
 
     def open(self, files: Files | Writer, dim: int) -> Codec:
-        """The trained codec. Raises ValueError if its files are damaged."""
+        """Open the trained codec. Raises ValueError if its files are damaged."""
 
 
 @runtime_checkable
 class Derived(Protocol):
-    """Files that depend on all rows, which finders read."""
+    """Files for finders that are derived from all rows."""
 
     def check(self, dim: int) -> None:
-        """Raise ValueError, before anything is encoded, for settings under which every build must fail."""
+        """Raise ValueError, before anything is encoded, if no build with these settings can succeed."""
 
     def write(self, writer: Writer, store: "Store", anew: bool) -> None:
-        """Bring the files up to date, before a commit.
+        """Update the files before a commit.
 
-        store: the rows after the commit. anew: True if rows are new or have moved, False if some were only
+        store: the rows after the commit. anew: True if any row is new or has moved, False if rows were only
         appended.
         """
 
     def behind(self, store: "Store") -> bool:
-        """Whether `write` left something out that it would write anew, as `compact` lets it do."""
+        """Return whether `write` has left out rows, which `compact` makes it include."""
 
     def open(self, store: "Store") -> Any:
-        """Open the data that finders read, in a time that does not depend on the number of tokens.
+        """Open the data that finders read, in time that does not depend on the number of tokens.
 
-        Raises ValueError, naming the file, if one is damaged.
+        Raises ValueError, naming the file, if a file is damaged.
         """
 
 
 @dataclass(frozen=True)
 class NoFiles:
-    """No derived files."""
+    """A placeholder for kinds without derived files."""
 
     def check(self, dim: int) -> None: ...
     def write(self, writer: Writer, store: "Store", anew: bool) -> None: ...
@@ -106,10 +106,10 @@ class NoFiles:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of store: an entry of `find.INDEXES` makes it.
+    """A kind of store, made by an entry of `find.INDEXES`.
 
-    name: its key in `INDEXES`. codec: used during a build. quantiser: the codec that replaces it at the end.
-    finder: searches the store (`find.Finder`).
+    name: key in `INDEXES`. codec: the codec of a new build. quantiser: the codec that replaces `codec` after
+    training. finder: the `find.Finder` that searches the store.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Kind:
 
     @property
     def parts(self) -> list[Any]:
-        """The objects whose fields are settings."""
+        """The objects whose fields are the kind's settings."""
         return [part for part in (self.codec, self.quantiser, self.derived, self.finder) if part is not None]
 
     @property
@@ -133,7 +133,7 @@ class Kind:
         return reduce(dict.__or__, map(asdict, self.parts))
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Raise ValueError for manifest entries that no store of this kind can have."""
+        """Raise ValueError if a store of this kind cannot have these manifest entries."""
         names, dim = manifest["fields"], manifest["dim"]
         if type(dim) is not int or not 1 <= dim <= WIDEST:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
@@ -149,7 +149,7 @@ Kinds = Mapping[str, Callable[..., Kind]]
 
 
 def kind_of(manifest: Mapping[str, Any], kinds: Kinds, files: Files) -> Kind:
-    """The kind that a manifest names, with its settings. Raises ValueError, naming the manifest."""
+    """Make the kind that a manifest describes. Raises ValueError, naming the file, if it is not valid."""
     name = manifest.get("kind")
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(

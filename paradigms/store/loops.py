@@ -11,10 +11,11 @@ from paradigms.io.compiled import cached_njit
 @no_type_check
 @cached_njit(nogil=True)
 def encode(residuals, spread, bits, step, fineness, codes, scales):
-    """Codes and scales of residuals [t, h]: residual ≈ scale · spread · (code − (2^bits − 1) / 2).
+    """residual ≈ scale · spread · (code − (2^bits − 1) / 2): quantise residuals [t, h] to codes and scales.
 
-    Codes come from the best step for a normal distribution of the residual's size, rounded to `fineness`
-    steps per factor of two. The scale then is the least-squares fit to them. A residual of 0 has scale 0.
+    Each residual is quantised with the best step for a normal distribution of its size, rounded to `fineness`
+    steps per factor of two. The scale is then fitted to the codes by least squares. A residual of 0 has scale
+    0.
     """
     count, width = residuals.shape
     packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)

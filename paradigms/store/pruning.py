@@ -1,11 +1,11 @@
-"""D′ in place of D: fewer tokens of a text, by salience or by pooling, and how far D′ is from D.
+"""D′ in place of D: fewer tokens of a text, by salience or by pooling, and the distance between D′ and D.
 
-Salience prunes documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's tokens is
-stored, and a share β^q of the query's tokens is searched with. Both may be smaller than the α that trained
-the gate. A pruned text is `Tokens` with fewer real tokens, so rel, its alignment and its Z are computed from
-the kept tokens alone: top-p counts them, and Z = Σ A sums over them. Saliences keep the values computed from
-the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et al. 2024,
-arXiv:2409.14683). To refine with all vectors, rerank with an index of all tokens.
+Pruning by salience applies to documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's
+tokens is stored, and a share β^q of each query's tokens is used in searches. Both shares may be smaller than
+the α that trained the gate. A pruned text is a `Tokens` with fewer unmasked tokens, so rel, A and Z are
+computed from the kept tokens alone: top-p counts these, and Z = Σ A sums over these. Saliences are still
+computed from the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et al.
+2024, arXiv:2409.14683). To refine results with all vectors, rerank with an index of all tokens.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from paradigms.relax import token_budget
 
 
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
-    """Keep the ⌈ratio · length⌉ tokens of each text with the largest salience.
+    """Keep the ⌈ratio · length⌉ tokens of each text that have the largest salience.
 
-    Ties keep the earlier token, so texts without salience are truncated: the baseline for every salience.
-    Kept tokens move together, in the order of the text, which makes them cheaper to score.
-    Raises ValueError for a ratio outside (0, 1].
+    The earlier of two tied tokens is kept, so texts without salience are truncated: the baseline for every
+    salience. The kept tokens are moved together, in the order of the text, and the padding shrinks. Raises
+    ValueError if ratio is outside (0, 1].
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
@@ -47,10 +47,11 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
 @dataclass(frozen=True)
 class TokenReduction:
-    """Reduce the tokens of documents that an index stores: the `most_salient` ones, then `pooled`.
+    """Reduce the document tokens that an index stores: keep the `most_salient` tokens, then pool them.
 
-    keep: β^d, the share of kept tokens. pool: number of tokens per pooled one, on average; 1 pools none.
-    pooling: the method of grouping. Raises ValueError for keep outside (0, 1] or pool below 1.
+    keep: β^d, the share of tokens to keep. pool: average number of tokens per pooled token; 1 disables
+    pooling. pooling: method of grouping tokens (`pooled`). Raises ValueError if keep is outside (0, 1] or
+    pool is below 1.
     """
 
     keep: float = 1.0
@@ -77,9 +78,9 @@ class TokenReduction:
 def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
     """Pool each document [1, n, i, h] to ⌈length / pool⌉ tokens: cluster means of vectors and saliences.
 
-    pooling: "ward" cuts Ward's hierarchical clustering of the unit vectors, whose squared distances are
-    2 − 2 cosine, at that number of clusters, ordered by their first tokens. "sequential" takes each run of
-    `pool` tokens. Means are not normalised, as published. Ids have no mean, and are left out.
+    pooling: "ward" makes ⌈length / pool⌉ clusters by Ward's hierarchical clustering of unit vectors, whose
+    squared distances are 2 − 2 cosine, and orders the clusters by their first tokens. "sequential" groups
+    every run of `pool` tokens. Means are not normalised, as published. Ids have no mean and are left out.
     """
     if pool == 1:
         return tokens
@@ -103,7 +104,7 @@ def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
 
 
 def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
-    """The cluster of each vector, numbered by first members."""
+    """Return each vector's cluster; clusters are numbered in the order of their first members."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
     if len(vectors) <= clusters:
@@ -115,12 +116,12 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
 
 
 def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
-    """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h]. The larger one is
-    the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
+    """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h].
 
-    For every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
+    The larger one is the Hausdorff distance between D and D′. Both are 0 for documents without tokens. For
+    every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
     """
-    D, E = whole.vectors[0].double(), other.vectors[0].double()  # whose squares lose less
+    D, E = whole.vectors[0].double(), other.vectors[0].double()  # squares lose fewer digits in float64
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
     both = whole.mask[0][:, :, None] & other.mask[0][:, None, :]
     near = far.masked_fill(~both, torch.inf)

@@ -1,14 +1,15 @@
-"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector as its nearest centroid c and b bits per dimension.
+"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector x as a centroid c and b bits per dimension.
 
-c: centroids of k-means over tokens (ColBERTv2, Santhanam et al. 2022; PLAID), kept as bytes. z ∈ {0, …, 2^b −
-1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: its spread per dimension, one for the whole store. s:
-a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them: qᵀx ≈ qᵀc + s ·
-((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+c: the nearest k-means centroid (ColBERTv2, Santhanam et al. 2022; PLAID), stored as bytes. z ∈ {0, …, 2^b −
+1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: the residuals' spread per dimension, shared by the
+whole store. s: a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them:
+qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
 
-A build trains the codec on a sample of tokens, and codes all others as they come. Many centroids (more than
-`FLAT`) have two levels, as in FAISS's inverted lists: k-means of about √K cells, and in each k-means of its
-share of the centroids. A token is compared with the centroids of its `CELLS` nearest cells alone, where there
-is no GPU; tests/store/test_residuals.py states how often these contain the nearest of all.
+A build trains the codec on a sample of tokens, and encodes all other tokens as they arrive. More than `FLAT`
+centroids are organised in two levels, as in FAISS's inverted lists: k-means makes about √K cells, and
+another k-means divides each cell into its share of the centroids. Without a GPU, a token is then compared
+only with the centroids in its `CELLS` nearest cells. tests/store/test_residuals.py states how often these
+contain the nearest centroid.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,26 +29,26 @@ from paradigms.scoring.stored import Codes, Scanned
 from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import DTYPES, Rows
 
-# The step of the uniform quantiser of 2^b levels with the least squared error on N(0, 1).
+# Steps of the uniform quantisers with 2^b levels that minimise the squared error on N(0, 1).
 STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
-MANTISSA = 16  # levels of s per factor of two: 2.2% off at most, where a code of 4 bits is 10% off
-UNIT = 96  # the level at which s is the quantiser's step: residuals of 2^-6 to 2^10 times σ have their scale
+MANTISSA = 16  # levels of s per factor of two: an error of at most 2.2%, while a 4-bit code errs by 10%
+UNIT = 96  # level at which s equals the quantiser's step: scales cover residuals of 2^-6 to 2^10 times σ
 LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - UNIT) / MANTISSA)]).astype(np.float32)
 NARROWEST = (
-    0.25  # smallest σ of a dimension, relative to the mean: dimensions that hardly vary cost no accuracy
+    0.25  # smallest σ of a dimension, relative to the mean, so that nearly constant dimensions do no harm
 )
 MOST_CENTROIDS = 1 << 16
-PER_CENTROID = 32  # tokens of the sample that k-means sees
-FLAT = 1 << 10  # centroids up to which a token is compared with all
-REFINED = 2  # rounds of Lloyd's algorithm over all cells, after those in each
-CELLS = 16  # nearest cells whose centroids a token is compared with
-SIMILARITIES = 1 << 25  # of tokens to centroids that are in memory at once
+PER_CENTROID = 32  # sampled tokens per centroid for k-means
+FLAT = 1 << 10  # maximum number of centroids that are all compared with each token
+REFINED = 2  # rounds of Lloyd's algorithm over all cells, after the rounds within each cell
+CELLS = 16  # number of nearest cells whose centroids are compared with a token
+SIMILARITIES = 1 << 25  # similarities of tokens and centroids in memory at once
 CODEC = "codec.safetensors"
-CODED = 1 << 15  # tokens that are coded at once
+CODED = 1 << 15  # tokens encoded at once
 
 
 def centroids_for(tokens: int) -> int:
-    """The power of two nearest to 4√tokens, at most 65,536; lists grow in number and in length."""
+    """Return the power of two nearest to 4√tokens, at most 65,536: lists grow in number and in length."""
     return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
 
 
@@ -55,8 +56,8 @@ def centroids_for(tokens: int) -> int:
 class Residuals:
     """Residual codes: dim · bits / 8 + 7 bytes per token, list entry included, and dim + 12 bytes per list.
 
-    bits: bits per dimension (1, 2, 4 or 8). lists: the number of centroids; 0 means the power of two nearest
-    to 4√tokens. rounds: iterations of k-means.
+    bits: bits per dimension (1, 2, 4 or 8). lists: number of centroids; 0 means the power of two nearest to
+    4√tokens. rounds, seed: iterations and random seed of k-means.
     """
 
     bits: int = 4
@@ -102,16 +103,13 @@ class Residuals:
 
 
 class Centroids:
-    """Centroids c [K, h] in cells; cell n has the centroids cells[n] to cells[n + 1]."""
+    """Centroids c [K, h], grouped in cells; cell n contains the centroids cells[n] to cells[n + 1]."""
 
     def __init__(self, centroids: Float[Tensor, "K h"], cells: np.ndarray) -> None:
         self.centroids, self.cells = centroids, cells
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """The centroid of each vector: argmin_c ‖x − c‖², over the nearest cells if there are many.
-
-        On a GPU over all centroids.
-        """
+        """argmin_c ‖x − c‖² for each vector: over all centroids on a GPU, else over the nearest cells."""
         if torch.cuda.is_available():
             centroids = self.centroids.cuda()
             return torch.cat([_nearest(p.cuda(), centroids).cpu() for p in vectors.split(CODED)])
@@ -120,7 +118,7 @@ class Centroids:
         return torch.cat([self._in_cells(part) for part in vectors.split(CODED)])
 
     def _in_cells(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """argmin_c ‖x − c‖² over the `CELLS` nearest cells: all vectors near a cell in one product."""
+        """argmin_c ‖x − c‖² over the `CELLS` nearest cells, with one matrix product per cell."""
         cells = self.cells.tolist()
         near = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
         near = near.topk(CELLS, sorted=False).indices.flatten()
@@ -147,9 +145,10 @@ class Centroids:
 
 
 class Codec:
-    """A trained quantiser: centroids int8 [K, h] in units [K], spread σ [h] (`padded_width`).
+    """A trained codec.
 
-    cells: int64 [C + 1]; cell n has the centroids cells[n] to cells[n + 1].
+    centroids: int8 [K, h], with h = `padded_width`, in multiples of units [K]. spread: σ [h]. cells: int64
+    [C + 1]; cell n contains the centroids cells[n] to cells[n + 1].
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Codec:
         self.nearest = Centroids(self.centroids, cells).nearest
 
     def check(self) -> None:
-        """Raise ValueError unless this encodes vectors of `dim` numbers, with values that fit float16."""
+        """Raise ValueError if the arrays do not fit vectors [dim], or have values that do not fit float16."""
         count, width, most = len(self.packed), padded_width(self.dim, self.bits), np.finfo(np.float16).max
         shapes = {"centroids": (count, width), "units": (count,), "spread": (width,)}
         kinds = {"centroids": np.int8, "units": np.float32, "spread": np.float32}
@@ -183,15 +182,15 @@ class Codec:
             or not (np.abs(self.units) <= most).all()
             or not ((self.spread >= 0) & (self.spread <= most)).all()
         ):
-            raise ValueError("no centroid, or units and spread that are not finite or too large")
+            raise ValueError("it has no centroids, or units or spread that are not finite, or too large")
 
     @classmethod
     def fit(
         cls, sample: Float[Tensor, "s h"], count: int, bits: int, *, seed: int, rounds: int = 5
     ) -> "Codec":
-        """Train on a sample: `count` centroids, by `rounds` of Lloyd's algorithm (FAISS), then σ.
+        """Train `count` centroids on a sample with `rounds` of Lloyd's algorithm (FAISS), then compute σ.
 
-        Deterministic for one seed, sample and number of threads.
+        The result is deterministic for a given seed, sample and number of threads.
         """
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
@@ -203,7 +202,7 @@ class Codec:
             coarse = _kmeans(sample, round(count**0.5), rounds, seed)
             near = torch.cat([_nearest(part, coarse) for part in sample.split(CODED)])
             sizes = torch.bincount(near, minlength=len(coarse)).numpy()
-            # Each cell has its share of the centroids: the largest remainders are rounded up.
+            # Divide the centroids among the cells in proportion to their sizes; round cumulative sums.
             ends = np.rint(np.cumsum(sizes) * (count / len(sample))).astype(np.int64)
             shares = np.maximum(np.diff(ends, prepend=0), sizes > 0)
             parts = [
@@ -211,7 +210,7 @@ class Codec:
                 for cell in np.flatnonzero(sizes).tolist()
             ]
         centres, cells = torch.cat(parts), np.cumsum([0, *map(len, parts)])
-        for _ in range(REFINED if len(parts) > 1 else 0):  # over the cells' edges
+        for _ in range(REFINED if len(parts) > 1 else 0):  # across the edges of the cells
             near = Centroids(centres, cells).nearest(sample)
             count_of = torch.bincount(near, minlength=len(centres))[:, None]
             sums = torch.zeros_like(centres).index_add_(0, near, sample)
@@ -242,7 +241,7 @@ class Codec:
         return {"vectors": self.decode_vectors(*coded).numpy()} | rest
 
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned:
-        """The codes as input of the kernels, which score them without decoding."""
+        """Return the kernels' input: the codes, which are scored without decoding."""
         from paradigms.scoring import kernels
 
         codes, scales, centroids = (columns[name] for name in ("codes", "scales", "centroids"))
@@ -250,7 +249,7 @@ class Codec:
         return Scanned(coded, offsets, columns, Codes(self.spread, self.middle, self.centroids.numpy()))
 
     def encode_vectors(self, vectors: Float[Tensor, "t h"]) -> Rows:
-        """Encode vectors as codes, uint8 [t, h·b/8], scales, uint8 [t], and centroids, uint16 [t]."""
+        """Encode vectors as codes (uint8 [t, h·b/8]), scales (uint8 [t]) and centroids (uint16 [t])."""
         from paradigms.store import loops
 
         vectors = padded(vectors, self.bits)
@@ -285,12 +284,12 @@ class Codec:
 
     @property
     def step(self) -> np.float32:
-        """The scale s for a residual of size σ, quantised to 2^b levels."""
+        """The scale s of a residual of size σ that is quantised to 2^b levels."""
         return np.float32(STEPS[self.bits])
 
     @property
     def levels(self) -> np.ndarray:
-        """The scale s of each byte: float32 [256]."""
+        """The scale s that each byte stands for, float32 [256]."""
         return LEVELS * self.step
 
     @property
@@ -302,7 +301,7 @@ class Codec:
 
 
 def _kmeans(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "k h"]:
-    import faiss  # takes a while, and only builds need it
+    import faiss  # slow to import, and only builds need it
 
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(sample)}
     kmeans = faiss.Kmeans(sample.shape[1], min(count, len(sample)), niter=rounds, seed=seed, **limits)
@@ -311,19 +310,19 @@ def _kmeans(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) ->
 
 
 def _nearest(vectors: Float[Tensor, "t h"], centroids: Float[Tensor, "k h"]) -> Int[Tensor, " t"]:
-    """argmin_c ‖x − c‖², over all centroids."""
+    """argmin_c ‖x − c‖² over all centroids."""
     halves = centroids.square().sum(1) / 2
     parts = vectors.split(max(1, SIMILARITIES // len(halves)))
     return torch.cat([(part @ centroids.T).sub_(halves).argmax(1) for part in parts])
 
 
 def padded_width(width: int, bits: int) -> int:
-    """The width of codes, rounded up to whole VECTORs of bytes: the kernels read one VECTOR at a time."""
+    """Round a width up so that codes fill whole VECTORs of bytes; kernels read one VECTOR at a time."""
     whole = VECTOR * 8 // bits
     return -(-width // whole) * whole
 
 
 def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:
-    """Vectors padded with zeros to `padded_width`; inner products do not change."""
+    """Pad vectors with zeros to `padded_width`, which does not change inner products."""
     more = padded_width(vectors.shape[-1], bits) - vectors.shape[-1]
     return torch.nn.functional.pad(vectors.float(), (0, more)) if more else vectors.float()

@@ -1,4 +1,4 @@
-"""Documents on their way into an index, in shards: a shard is encoded only if it is not stored yet."""
+"""Shards of documents for a build; a shard is encoded only if it is not stored yet."""
 
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
@@ -12,18 +12,18 @@ from paradigms.io.checks import check_several, check_text
 from paradigms.model import Paradigm, autocast
 from paradigms.store.pruning import TokenReduction
 
-SHARD = 1024  # documents whose lengths are sorted together, so that batches hold little padding
-SHARD_TOKENS = 1 << 18  # padded tokens, of documents that come as tokens, that are held for a shard
+SHARD = 1024  # documents that are sorted by length together, so that batches have little padding
+SHARD_TOKENS = 1 << 18  # padded tokens after which a shard of already encoded documents ends
 
 Encoded = Iterator[tuple[list[int], Tokens]]
-"""Places of some documents of a shard, and their tokens, axes [1, n, i, h]: of all documents in the end."""
+"""Batches that together cover a shard: positions of documents in the shard, and their tokens [1, n, i, h]."""
 
 
 class Shard(NamedTuple):
-    """Consecutive documents that one process encodes. Their batches depend on these documents alone."""
+    """Consecutive documents that one process encodes, in batches that depend on these documents alone."""
 
     ids: list[str]
-    source: bytes  # sha256 of the ids and of what their tokens are made from
+    source: bytes  # SHA-256 of the ids and of the texts or tokens that are stored
     encode: Callable[[], Encoded]
 
 
@@ -36,7 +36,7 @@ def text_shards(
     batch_size: int,
     precision: str,
 ) -> Iterator[Shard]:
-    """Make shards of SHARD texts, encoded in batches of similar length, longest first.
+    """Yield shards of SHARD texts, which are encoded in batches of similar length, longest first.
 
     Raises ValueError if the numbers of ids and texts differ or batch_size is below 1, and TypeError if a text
     is not a string.
@@ -63,10 +63,10 @@ def text_shards(
 
 
 def token_shards(parts: Iterable[tuple[list[str], Tokens]], reduction: TokenReduction) -> Iterator[Shard]:
-    """Make shards of documents given as tokens, axes [1, n, i, h], from whole parts.
+    """Yield shards of documents that are given as tokens [1, n, i, h]; parts are not divided.
 
-    A shard is full once it has SHARD documents. Raises ValueError if a part's numbers of ids and documents
-    differ.
+    A shard ends after SHARD documents or SHARD_TOKENS padded tokens. Raises ValueError if the numbers of ids
+    and documents in a part differ.
     """
     held: list[tuple[list[str], Tokens]] = []
     for ids, tokens in parts:
@@ -86,7 +86,10 @@ def token_shards(parts: Iterable[tuple[list[str], Tokens]], reduction: TokenRedu
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
-    """Return the number of documents, if known. Raises ValueError if the numbers of ids and texts differ."""
+    """Return the number of documents, or None if unknown.
+
+    Raises ValueError if ids repeat or if the numbers of ids and texts differ.
+    """
     check_several(ids, "document ids")
     check_several(texts, "document texts")
     if not (isinstance(ids, Sized) and isinstance(texts, Sized)):
@@ -99,7 +102,7 @@ def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
 
 
 def different(shards: Iterable[Shard], taken: Container[str] = ()) -> Iterator[Shard]:
-    """Yield the shards. Raises ValueError for an id that is repeated or in `taken`."""
+    """Yield the shards. Raises ValueError if an id is repeated or is in `taken`."""
     seen: set[str] = set()
     for shard in shards:
         for id in shard.ids:

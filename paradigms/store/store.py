@@ -1,7 +1,7 @@
 """The tokens of a corpus under one paradigm, as columns in a folder or in memory.
 
-`paradigms.find` searches stores. A store shows one commit and never changes: `add`, `delete`, `compact` and
-`certify` commit a new state and return a new store that shows it.
+`paradigms.find` searches stores. A `Store` shows one commit and never changes: `add`, `delete`, `compact` and
+`certify` make a new commit and return a new `Store` that shows it.
 
     store = Store.build(exact(), model, ids, texts)            # in memory
     store = Store.build(exact(), model, ids, texts, "folder")
@@ -33,28 +33,29 @@ from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS,
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
-LIKE = 4096  # documents that are sorted by length together, so that blocks hold little padding
-ROUNDING = 1e-5  # of a similarity, at most, relative to the longer vector's norm
-BLOCK = 1 << 16  # padded tokens that are copied at once
-GROWN = 8  # times the tokens of which an index was built that it may have before its centroids are renewed
-FEW = 1 << 10  # tokens of which a build is taken to consist, at least
-SAMPLED = 1 << 17  # documents from which those are taken that train the codec of a large build
-SCANS = 256  # ids that are sought without a dict of all ids, which takes as long
-VERIFIED = 1 << 26  # bytes of a file up to which opening compares its checksum, unless it is told otherwise
+LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
+ROUNDING = 1e-5  # maximum rounding error of a similarity, relative to the longer vector's norm
+BLOCK = 1 << 16  # padded tokens copied at once
+GROWN = 8  # growth factor of the number of tokens after which `compact` trains new centroids
+FEW = 1 << 10  # minimum number of tokens to measure that growth from
+SAMPLED = 1 << 17  # maximum number of documents to train the codec of a large build
+SCANS = 256  # number of ids to look up by scanning, before making a dict of all ids takes less time
+VERIFIED = 1 << 26  # maximum size in bytes of the files whose checksums are verified by default
 Made = TypeVar("Made")
 Pooling = Literal["ward", "sequential"]
 
 
 class Store:
-    """Documents by row, with the tokens of each. Only `compact` changes rows; ids never change.
+    """Documents and their tokens, by row. Only `compact` changes a document's row; its id never changes.
 
-    ids and offsets cover all rows, including deleted documents until `compact`; `living` marks the others,
-    and len() counts them. columns: the stored fields of all tokens. errors: one row per document (`certify`).
+    `ids` and `offsets` cover all rows, including deleted documents until `compact`. `living` marks the
+    documents that are not deleted, and len() counts these. columns: the stored fields of all tokens. errors:
+    one row per document (`certify`).
     """
 
     def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
         """Wrap files without checking them; use `open_store` to open a folder."""
-        self.files = cast(Files, files)  # of a writer while derived files are written
+        self.files = cast(Files, files)  # a writer while derived files are written
         self.kind, self.manifest = kind, manifest
         self.codec = kind.quantiser.open(files, self.dim) if kind.quantiser else kind.codec
         dtypes = self.codec.columns(self.dim, manifest["fields"])
@@ -65,9 +66,9 @@ class Store:
         self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
         self.keys, self.lines = files.array(KEYS, KEY), files.array(DOCUMENTS, "uint8")
         self.errors = files.array(ERRORS, ("float32", (2,)))
-        self._whole: Store | None = None  # the store that this is a part of
+        self._whole: Store | None = None  # the store that this one restricts
         self._made: dict[Callable[[Any], Any], Any] = {}
-        self._scans = 0  # of `keys`
+        self._scans = 0  # number of scans of `keys` so far
 
     def __str__(self) -> str:
         return str(self.files)
@@ -99,20 +100,22 @@ class Store:
     ) -> "Store":
         """Encode documents and store their tokens.
 
-        A folder appears complete or not at all. texts may be a stream: memory holds only ids, lengths and one
-        shard. The same call resumes an interrupted build from the last stored shard.
+        The folder appears atomically when the build is complete. texts may be a stream, since memory holds
+        only ids, lengths and one shard. Repeating the call resumes an interrupted build from the last stored
+        shard.
 
-        kind: such as `find.kinds.exact()`. ids: the documents' ids, which get the rows 0, 1, … in this order.
-        folder: None keeps everything in memory.
-        keep, pool, pooling: which tokens of a document are stored (`pruning.TokenReduction`).
-        precision: as in `encoder.precision`; vectors are stored as float16 anyway.
-        launch: the processes that share the work (`building`), all of which call this with the same
-        arguments, such as accelerate's `Accelerator` or `PartialState`. Each returns the store; its bytes
-        equal those of one process with the same number of threads. None: this process builds alone.
+        kind: kind of store, such as `find.kinds.exact()`. ids: the documents' ids, for rows 0, 1, … in this
+        order. folder: None keeps everything in memory.
+        keep, pool, pooling: which tokens of a document to store (`pruning.TokenReduction`).
+        precision: see `encoder.precision`; vectors are always stored as float16.
+        launch: processes that share the work (`building`), such as accelerate's `Accelerator` or
+        `PartialState`; None means this process alone. All processes call this function with the same
+        arguments and return the store. The stored bytes do not depend on the number of processes, provided
+        that the number of threads is the same.
 
-        Raises ValueError if ids repeat, a vector does not fit float16, a build with other weights, settings
-        or documents was interrupted there, or several processes build without a folder. Raises
-        BlockingIOError while a process outside the launch builds or writes there.
+        Raises ValueError if ids repeat, if a vector does not fit float16, if the folder has an interrupted
+        build with other weights, settings or documents, or if several processes build without a folder.
+        Raises BlockingIOError if a process outside the launch is writing to the folder.
         """
         count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
@@ -153,12 +156,12 @@ class Store:
         pool: int = 1,
         pooling: Pooling = "ward",
     ) -> "Store":
-        """Build from encoded documents.
+        """Build a store from documents that are already encoded.
 
-        parts: ids and Tokens [1, n, i, h] of some documents at a time. paradigm: its name. fields: the fields
-        of Tokens to store: vectors, ids, salience. count: the number of documents, if it is known. sample:
-        some of them, drawn at random, which train the centroids of a large compressed index; without it the
-        first ones do. Other arguments and errors: see `build`.
+        parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
+        Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
+        at random to train the centroids of a large compressed index; None means the first documents. Other
+        arguments and errors are as in `build`.
         """
         reduction, names = TokenReduction(keep, pool, pooling), list(fields)
         drawn = None if sample is None else token_shards(sample, reduction)
@@ -174,9 +177,9 @@ class Store:
         pool: int = 1,
         pooling: Pooling = "ward",
     ) -> "Store":
-        """Store the same tokens, or fewer of them, as another kind, without encoding again.
+        """Convert to a store of another kind, with the same tokens or fewer, without encoding texts again.
 
-        keep, pool, pooling: as in `build`, applied to the tokens of this store.
+        keep, pool, pooling: as in `build`, but applied to this store's tokens.
         """
         reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
         living = np.flatnonzero(self.living)
@@ -211,7 +214,7 @@ class Store:
 
     @classmethod
     def opened(cls, files: Files, kind: Kind) -> "Store":
-        """Open the store in some files. Raises ValueError, naming the file, if its content is invalid."""
+        """Open the store in `files`. Raises ValueError, naming the file, if a file has invalid content."""
         store = cls(files, kind, files.manifest)
         count, total = files.manifest["documents"], files.manifest["tokens"]
         lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
@@ -220,7 +223,7 @@ class Store:
         if ((deleted < 0) | (deleted >= count)).any():
             raise files.damaged(DELETED, f"not rows of {count} documents")
         if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
-            raise files.damaged(KEYS, f"not those of {len(store.lines)} bytes of ids of {count} documents")
+            raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
         if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
             raise files.damaged(ERRORS, f"not two distances of each of {count} documents")
         if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
@@ -232,13 +235,13 @@ class Store:
         return store
 
     derived: Any = None
-    """contents of the kind's derived files, for its finder"""
+    """content of the derived files, which the finder reads"""
 
     # --- reading ----------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path | None:
-        """The folder; None for a store in memory."""
+        """The store's folder, or None if the store is in memory."""
         return getattr(self.files, "folder", None)
 
     @property
@@ -248,53 +251,53 @@ class Store:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes per document that is not deleted, without the manifest and the ids."""
+        """Bytes per document that is not deleted, excluding the manifest and the ids."""
         files = self.files.entries.items()
         return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
 
     @property
     def ids(self) -> list[str]:
-        """The documents' ids by row, deleted ones included."""
+        """The documents' ids by row, including deleted documents."""
         return self.whole.once(_read_ids)
 
     @property
     def rows_by_id(self) -> dict[str, int]:
-        """Id → row of each document that is not deleted."""
+        """Id → row, for documents that are not deleted."""
         return self.once(_rows_by_id)
 
     @property
     def longest(self) -> int:
-        """Number of tokens of the longest document."""
+        """The number of tokens in the longest document."""
         return int(np.diff(self.offsets).max(initial=0))
 
     @property
     def living_tokens(self) -> int:
-        """Number of tokens of documents that are not deleted."""
+        """The number of tokens in documents that are not deleted."""
         return self.once(_living_tokens)
 
     @property
     def dead(self) -> np.ndarray | None:
-        """Which tokens belong to deleted documents, [tokens]; None if no document is deleted."""
+        """Whether each token belongs to a deleted document [tokens]; None if no document is deleted."""
         return self.once(_dead)
 
     @property
     def whole(self) -> "Store":
-        """The store that this one restricts (`only`), or itself."""
+        """The store that `only` restricted to make this one, or this store itself."""
         return self if self._whole is None else self._whole
 
     def once(self, make: Callable[["Store"], Made]) -> Made:
-        """Return make(self), computed once for this store."""
+        """Return make(self), which is computed only once for this store."""
         if make not in self._made:
             self._made[make] = make(self)
         made: Made = self._made[make]
         return made
 
     def with_tokens(self) -> np.ndarray:
-        """Rows of the documents that a search may return: not deleted, and with a token."""
+        """Return the rows that a search may find: documents that are not deleted and have a token."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:
-        """The stored tokens of documents, by row: axes [1, n, i, h], float32."""
+        """Read the stored tokens [1, n, i, h] of documents, by row, as float32."""
         at = np.asarray(rows, dtype=np.int64)
         lengths = self.offsets[at + 1] - self.offsets[at]
         longest = max(1, int(lengths.max(initial=0)))
@@ -310,7 +313,7 @@ class Store:
         for name, values in self.decoded(places).items():
             flat = torch.from_numpy(values).to(device)
             flat = flat.float() if flat.is_floating_point() else flat.long()
-            if len(flat) == mask.size:  # nothing to pad
+            if len(flat) == mask.size:  # no padding
                 padded[name] = flat.view(1, *mask.shape, *flat.shape[1:])
                 continue
             full = flat.new_zeros((*mask.shape, *flat.shape[1:]))
@@ -319,30 +322,30 @@ class Store:
         return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
 
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
-        """The stored tokens of documents, by id, in the order of `ids`."""
+        """Read the stored tokens [1, n, i, h] of documents, by id, in the order of `ids`."""
         return self.tokens(self.positions(ids), device)
 
     def decoded(self, tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
-        """The fields of some tokens: vectors [t, h], ids [t], salience [t]."""
+        """Decode the fields of some tokens: vectors [t, h], ids [t], salience [t]."""
         rows = {name: np.array(column[tokens]) for name, column in self.columns.items()}
         self.check_salience(rows)
         return self.codec.decode(rows)
 
     def check_salience(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Raise ValueError, naming the file, if a salience is not finite or below 0: where it is read."""
+        """Raise ValueError, naming the file, if a salience in `columns` is negative or not finite."""
         salience = columns.get("salience", np.zeros(0, np.float32))
         if not (salience.min(initial=0) >= 0 and salience.max(initial=0) < np.inf):
             raise self.files.damaged("salience.bin", "it has values that are not finite, or below 0")
 
     def position(self, id: str) -> int:
-        """The row of a document. Raises KeyError, naming it, if it is unknown or deleted."""
+        """Return a document's row. Raises KeyError, naming the document, if it is unknown or deleted."""
         row = self._row(id)
         if row is None:
             raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
         return row
 
     def _row(self, id: str) -> int | None:
-        """The row of a document, if it is there; the first few are sought in `keys`, then a dict is made."""
+        """Return a document's row, or None. The first `SCANS` lookups scan `keys`; later ones use a dict."""
         self._scans += 1
         if self._scans > SCANS:
             return self.rows_by_id.get(id)
@@ -351,31 +354,32 @@ class Store:
         return next((row for row in there if self.names(np.array([row])) == [id]), None)
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
-        """The rows of documents, int64. Raises KeyError, naming it, if a document is unknown or deleted."""
+        """Return the documents' rows, int64. Raises KeyError, naming the document, if one is not stored."""
         check_several(ids, "document ids")
         return np.array([self.position(id) for id in ids], dtype=np.int64)
 
     def names(self, rows: np.ndarray) -> list[str]:
-        """The ids of documents, by row."""
+        """Return the ids of the documents at `rows`."""
         stops = self.whole.once(_line_ends)[rows]
         places = ranges(stops - self.keys["bytes"][rows], stops)
         return parsed_ids(self.files, self.lines[places], len(rows))
 
     def owners(self, tokens: np.ndarray) -> np.ndarray:
-        """The row of the document that contains each token; −1 for token −1."""
+        """Return the row of the document that contains each token, and −1 for token −1."""
         return np.searchsorted(self.offsets, tokens, side="right") - 1
 
     def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yield rows in blocks of at most `tokens` padded tokens.
 
-        rows: kept in their order. None: all documents with tokens, sorted by length among LIKE neighbours.
+        rows: the rows, whose order is kept; None means all documents with tokens, sorted by length among LIKE
+        neighbours.
         """
         if rows is None:
             living = self.with_tokens()
             longest_first = self.offsets[living] - self.offsets[living + 1]
             rows = living[np.lexsort((longest_first, np.arange(len(living)) // LIKE))]
         lengths = self.offsets[rows + 1] - self.offsets[rows]
-        if (lengths <= 1).all():  # as below, without a loop over documents
+        if (lengths <= 1).all():  # same result as below, without a loop over documents
             yield from (rows[n : n + tokens] for n in range(0, len(rows), tokens))
             return
         start, longest = 0, 1
@@ -388,7 +392,7 @@ class Store:
             yield rows[start:]
 
     def only(self, ids: Iterable[str]) -> "Store":
-        """Restrict the store to these documents, which keep their rows; nothing is written.
+        """Return a store restricted to these documents, which keep their rows. Nothing is written.
 
         Raises KeyError, naming the document, if one is unknown.
         """
@@ -399,7 +403,7 @@ class Store:
         return part
 
     def check(self, paradigm: Paradigm) -> None:
-        """Raise ValueError if the paradigm cannot score these tokens, or other weights made them."""
+        """Raise ValueError if the paradigm cannot score these tokens or did not make them."""
         name, maker = paradigm.recipe.name, self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
@@ -418,7 +422,7 @@ class Store:
                 "made it, or build the index again"
             )
 
-    # --- changing: each commits, and returns the store that shows the commit ------------------------------
+    # --- changing: each method makes a commit, and returns the store that shows it ------------------------
 
     def add(
         self,
@@ -430,7 +434,7 @@ class Store:
         precision: str = AUTO,
         progress: bool = False,
     ) -> "Store":
-        """Encode and store more documents, all or none of them, pruned as in the build.
+        """Encode and store more documents atomically, with the same pruning as in the build.
 
         Raises ValueError if an id is already stored and not deleted.
         """
@@ -444,7 +448,7 @@ class Store:
             return self._add(shards, lambda n: bar.advance(task, n))
 
     def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> "Store":
-        """Store more documents, as `add` does, from their ids and tokens."""
+        """Store more documents, like `add`, but from batches of ids and Tokens [1, n, i, h]."""
         return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)))
 
     def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
@@ -468,7 +472,7 @@ class Store:
         return added
 
     def delete(self, ids: Iterable[str]) -> "Store":
-        """Remove documents from all searches, all or none of them; `compact` frees their bytes.
+        """Delete documents atomically, so that searches no longer return them; `compact` frees their bytes.
 
         Raises KeyError, naming the document, if one is unknown.
         """
@@ -480,8 +484,8 @@ class Store:
     def compact(self) -> "Store":
         """Rewrite the columns without deleted documents. Rows change; search results do not.
 
-        If the index is `outgrown`, its centroids are trained anew and all tokens coded again, from what their
-        codes stand for: scores change by about the error of the codes.
+        If the index is `outgrown`, new centroids are trained and all tokens are decoded and encoded again.
+        Scores then change by about the error of the codes.
         """
         with self._writing() as (now, writer):
             renewed = now.outgrown
@@ -521,8 +525,8 @@ class Store:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the index has GROWN times the tokens that it was built of: too few centroids, and others
-        than these tokens would have. `compact` renews them."""
+        """Whether the index has more than GROWN times the tokens that it was built with. The centroids are
+        then too few and fit the tokens badly; `compact` trains new ones."""
         built = self.manifest.get(TRAINED)
         return built is not None and self.living_tokens > GROWN * max(built, FEW)
 
@@ -533,10 +537,10 @@ class Store:
         return quantiser.open(writer, self.dim)
 
     def certify(self, whole: "Store") -> "Store":
-        """Store how far each document's tokens are from its tokens in `whole`, as `errors` [documents, 2].
+        """Store the distances of each document's tokens from its tokens in `whole`: `errors` [documents, 2].
 
-        The columns are `pruning.directed_distances` plus the rounding of sums; they bound the error of a sum
-        of maxima. `add` and `compact` drop them. Raises KeyError if `whole` lacks a document.
+        The columns are `pruning.directed_distances` plus the rounding of sums, and bound the error of a sum
+        of maxima. `add` and `compact` remove the errors. Raises KeyError if `whole` lacks a document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
@@ -552,7 +556,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
-        """The store at the newest commit, which may be another process's, and its only writer."""
+        """Yield the store at the newest commit, which another process may have made, and its only writer."""
         with self.files.writing() as writer:
             yield self.opened(writer.files, self.kind), writer
 
@@ -560,18 +564,18 @@ class Store:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
 
     def _living_blocks(self) -> Iterator[np.ndarray]:
-        """Yield the rows of the documents that are not deleted, in order, in blocks of tokens."""
+        """Yield the rows of the documents that are not deleted, in order, in blocks of `BLOCK` tokens."""
         return self.blocks(BLOCK, np.flatnonzero(self.living))
 
 
 def open_store(folder: str | Path, kinds: Kinds, *, verify: bool | None = None) -> Store:
     """Open the store in a folder.
 
-    kinds: functions that make kinds, by their names in manifests (`find.INDEXES`). verify: whether to compare
-    the checksums of all files, about 1 s per GB; None compares those of files up to 64 MiB. What is read
-    without a checksum may give wrong scores if its file is damaged, but nothing beyond the files is read.
+    kinds: name in manifests → function that makes the kind (`find.INDEXES`). verify: whether to verify the
+    checksums of all files, which takes about 1 s per GB; None verifies only files up to 64 MiB. A damaged
+    file that is not verified may give wrong scores, but never reads outside the files.
 
-    Raises FileNotFoundError if there is no store, and ValueError, naming the file, if one is damaged.
+    Raises FileNotFoundError if there is no store, and ValueError, naming the file, if a file is damaged.
     """
     store = _open(folder, lambda files: kind_of(files.manifest, kinds, files), verify)
     if "building" in store.manifest:
@@ -590,10 +594,10 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
                 store = Store.opened(files, kind(files))
             if verify is not False:
                 files.verify(None if verify else VERIFIED)
-            if before[:1] == files.identity()[:1]:  # else manifest and columns may be of two builds
+            if before[:1] == files.identity()[:1]:  # otherwise manifest and columns may come from two builds
                 return store
         except (FileNotFoundError, ValueError) as error:
-            # A writer moves the folder away for a moment, or removes what it replaced. A defect stays.
+            # A writer may have briefly moved the folder, or removed replaced files. Only damage persists.
             previous, failure = failure, (before, files.identity(), str(error))
             if before == failure[1] and failure == previous:
                 raise
@@ -605,7 +609,7 @@ def _sample(
     count: int,
     encode: Callable[[Iterable[str], Iterable[str]], Iterator[Shard]],
 ) -> Iterator[Shard]:
-    """Up to SAMPLED documents in a random order, of texts that can be read more than once."""
+    """Encode up to SAMPLED documents, drawn at random, from texts that can be read more than once."""
     chosen = np.random.default_rng(0).choice(count, min(count, SAMPLED), replace=False).tolist()
     wanted = set(chosen)
     pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in wanted}
@@ -613,20 +617,20 @@ def _sample(
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:
-    """The fields of tokens that must be stored for the paradigm."""
+    """Return the fields of tokens that a store for the paradigm needs."""
     salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
 
 
 def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The numbers from each start to its stop, one range after the other."""
+    """Concatenate the ranges from each start to its stop."""
     lengths = stops - starts
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
 def parsed_ids(files: Files, lines: np.ndarray, count: int) -> list[str]:
-    """The ids in `count` lines of DOCUMENTS. Raises ValueError, naming the file, if they are not that."""
+    """Parse the ids in `count` lines of DOCUMENTS. Raises ValueError, naming the file, if it is damaged."""
     data = lines.tobytes()
     try:
         ids = parse_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
