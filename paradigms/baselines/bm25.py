@@ -1,14 +1,14 @@
 """BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the terms t that d and q share.
 
-w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), with N documents,
-f_t of which contain t, n_d(t) and n_q(t) counts and |d| a document's number of terms: Robertson et al. 1994,
-as Lucene computes it (Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
+w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), where f_t of N
+documents contain t, n_d(t) and n_q(t) are counts, and |d| is d's number of terms (Robertson et al. 1994, as
+computed by Lucene: Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
 weights come from bm25s.
 
-Words: lower case, runs of letters with their marks, digits and underscores, without Lucene's 33 English stop
-words and without stemming; scripts written without spaces are divided into all pairs of neighbouring
-characters, as in Lucene's CJKAnalyzer. Alternatively, terms are the pieces of a tokenizer, as in Luan et al.
-(TACL 2021, §4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
+Words are lower-cased runs of letters with their marks, digits and underscores, without Lucene's 33 English
+stop words and without stemming. Scripts without spaces are split into all pairs of neighbouring characters,
+as in Lucene's CJKAnalyzer. Alternatively, terms are the pieces of a tokenizer, as in Luan et al. (TACL 2021,
+§4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
 """
 
 import importlib
@@ -56,7 +56,7 @@ STOPWORDS = tuple(
 
 
 def _bm25s() -> ModuleType:
-    """Import bm25s as if JAX were not installed: bm25s would run JAX, which reserves most of a GPU."""
+    """Import bm25s as if JAX were not installed, because JAX would reserve most of a GPU."""
     hidden = "jax" not in sys.modules
     if hidden:
         sys.modules["jax"] = None  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class BM25:
 
         tokenizer: hub name or folder of a tokenizer whose pieces are the terms; None = words. stopwords:
         removed before runs are formed, by default `STOPWORDS` for words and none for pieces. Raises
-        ValueError if no text holds a term.
+        ValueError if no text contains a term.
         """
         bm25s = _bm25s()
 
@@ -117,11 +117,11 @@ class BM25:
         self.vocabulary: dict[str, int] = index.vocab_dict
 
     def terms(self, text: str) -> list[str]:
-        """Terms of a text, in order and with repeats; some may not be in the index."""
+        """Return a text's terms, in order and with repeats; some may not be in the index."""
         return next(_terms([text], self.ngrams, self.stopwords, self.tokenizer))
 
     def matrix(self) -> "scipy.sparse.csr_array":
-        """w(d, t) as [documents, vocabulary]: scores = matrix() @ (counts of a query's terms)."""
+        """Return w(d, t) as [documents, vocabulary]; scores = matrix() @ (counts of a query's terms)."""
         import scipy.sparse
 
         scores = self._index.scores
@@ -130,7 +130,7 @@ class BM25:
         return scipy.sparse.csr_array(by_term)
 
     def size_in_bytes(self) -> int:
-        """Bytes of the matrix."""
+        """Size of the matrix in bytes."""
         matrix = self.matrix()
         return matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
 
@@ -143,16 +143,16 @@ class BM25:
             for query, text in bar.track(queries.items(), description="search bm25"):
                 scores = self._scores(text)
                 rows = np.flatnonzero(scores > 0)
-                if len(rows) > k:  # keep all ties of the k-th: ids decide
+                if len(rows) > k:  # keep all ties with the k-th, which ids break
                     rows = rows[scores[rows] >= np.partition(scores[rows], -k)[-k]]
                 scored = zip(rows, scores[rows].tolist(), strict=True)
                 run[query] = best_first({self.corpus.ids[row]: score for row, score in scored}, k)
         return run
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the run's documents, best first; 0 if no term is shared.
+        """Score the run's documents, best first; a document without a shared term scores 0.
 
-        Raises KeyError for a query without a text or a document outside the corpus.
+        Raises KeyError if a query has no text or a document is not in the corpus.
         """
         check_queries(run, queries)
         reranked: Run = {}
@@ -173,7 +173,7 @@ class BM25:
         return [self._explanation(query, terms, weights)]
 
     def explain_text(self, query: str, text: str) -> Explanation:
-        """`explain` a text outside the corpus, with the corpus's idf and mean length."""
+        """Explain a text outside the corpus, with the corpus's idf and mean length."""
         terms = self.terms(text)
         return self._explanation(query, terms, self._weights(terms))
 
@@ -187,7 +187,7 @@ class BM25:
         return Explanation("bm25", "the words", query_terms, terms, links, 1.0, rel)
 
     def _weights(self, terms: list[str]) -> dict[str, float]:
-        """w(d, t) of each term t of a document d, by Lucene's formula (`method="lucene"`)."""
+        """Return w(d, t) for each term t of a document d, by Lucene's formula (`method="lucene"`)."""
         k1, b, n = self._index.k1, self._index.b, len(self.corpus)
         norm = 1 - b + b * len(terms) / self._mean_length
         weights = {}
@@ -218,9 +218,9 @@ class BM25:
 
     @classmethod
     def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
-        """Open an index of `texts` that `save` wrote.
+        """Open an index of `texts` written by `save`.
 
-        Raises FileNotFoundError if `folder` holds no index, ValueError if it indexes other documents.
+        Raises FileNotFoundError if `folder` holds no index, and ValueError if it indexes other documents.
         """
         bm25s, corpus, bm25 = _bm25s(), Corpus.of(texts), cls.__new__(cls)
         settle(folder)
@@ -245,7 +245,7 @@ class BM25:
 
 
 def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -> list[str]:
-    """Terms of a text: its words without stop words, then the runs of 2 to `ngrams` of them.
+    """Return a text's terms: its words without stop words, then runs of 2 to `ngrams` words.
 
     >>> tokenize("The bank of a river", ngrams=2)
     ['bank', 'river', 'bank river']
@@ -262,7 +262,7 @@ def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:
 def _terms(
     texts: Iterable[str], ngrams: int, stopwords: frozenset[str], tokenizer: Any
 ) -> Iterator[list[str]]:
-    """Yield the terms of each text; special and unknown pieces of a tokenizer are left out."""
+    """Yield the terms of each text, without a tokenizer's special and unknown pieces."""
     if tokenizer is None:
         yield from (tokenize(text, ngrams, stopwords) for text in texts)
         return

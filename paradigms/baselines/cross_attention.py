@@ -1,8 +1,8 @@
 """s(q, d) = wᵀ BERT([CLS] q [SEP] d [SEP])₀: full attention between query and document, for reranking.
 
-Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score is not
-a rel: D depends on q, A and Z are undefined, and nothing can be indexed. It is the upper baseline, and runs
-the encoder once per pair. `SequenceClassifier` wraps published rerankers of transformers.
+Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score is not a
+rel: D depends on q, A and Z are undefined, and nothing can be indexed. This upper baseline runs the encoder
+once per pair. `SequenceClassifier` wraps published rerankers of transformers.
 """
 
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ from paradigms.model import Trainable, autocast
 
 NAME = "cross_attention"
 HEAD = f"{NAME}.safetensors"  # w: the file that identifies this kind of folder
-WINDOW = 4096  # pairs that are tokenised together and put into batches of similar length
-# Padded tokens of a batch of pairs: on a processor what its cache holds.
+WINDOW = 4096  # pairs that are tokenised together and batched by similar length
+# Padded tokens per batch of pairs; a CPU's cache holds this many.
 TOKENS = {"cpu": 1 << 12}
 MANY_TOKENS = 1 << 17
-LONGEST = 512  # tokens per pair of a published reranker whose model has more positions
-TOKENS_OF_ONE = 64  # tokens that a character can become: 18 others under NFKC, each of at most 3 bytes
+LONGEST = 512  # maximum tokens per pair for published rerankers with more positions
+TOKENS_OF_ONE = 64  # maximum tokens per character: up to 18 characters under NFKC, of up to 3 bytes each
 QUERY = 64  # tokens reserved for the query when documents are cut into passages
 
 
 class CrossAttention(Trainable):
-    """s(q, d) of text pairs: an encoder over both texts, joined, and a linear head on its pooled state."""
+    """s(q, d) of text pairs: an encoder over both texts, joined, and a linear head on the pooled state."""
 
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads segment ids
@@ -49,7 +49,7 @@ class CrossAttention(Trainable):
         super().__init__()
         self.encoder, self.tokenizer = encoder, encoder.tokenizer
         self.tells_apart = getattr(encoder.backbone.config, "type_vocab_size", 0) > 1
-        # No bias: neither a ranking nor a softmax over a query's candidates depends on it.
+        # No bias: it would affect neither a ranking nor a softmax over a query's candidates.
         self.head = nn.Linear(encoder.dim, 1, bias=False)
         if not self.tokenizer.is_fast:
             raise ValueError(f"{type(self.tokenizer).__name__} cannot join pairs: use a fast tokenizer")
@@ -75,7 +75,7 @@ class CrossAttention(Trainable):
 
     @property
     def _room(self) -> dict[Side, int]:
-        """Token limit of each side, without special tokens: the same as for texts encoded alone."""
+        """Token limit per side without special tokens, the same as for texts encoded alone."""
         settings, special = self.encoder.settings, self.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
@@ -84,7 +84,7 @@ class CrossAttention(Trainable):
         return self._padded(self._joined(queries, documents))
 
     def forward(self, pairs: Batch) -> Float[Tensor, " x"]:
-        """s of each pair, in float32 even under autocast: bfloat16 would tie close scores."""
+        """Compute s of each pair, in float32 even under autocast, because bfloat16 would tie close scores."""
         states = self.encoder(pairs, "document").vectors[0, :, 0]
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states).squeeze(-1)
@@ -92,9 +92,9 @@ class CrossAttention(Trainable):
     def score_texts(
         self, pairs: Sequence[tuple[str, str]], *, precision: str = AUTO, progress: bool = False
     ) -> list[float]:
-        """Score pairs (query, document) of texts. precision: as in `encoder.precision`.
+        """Score pairs of texts (query, document). precision: as in `encoder.precision`.
 
-        Raises ValueError for a pair whose score is not finite.
+        Raises ValueError if a score is not finite.
         """
         order = sorted(range(len(pairs)), key=lambda n: -sum(map(len, pairs[n])))  # most memory first
         scores = [0.0] * len(pairs)
@@ -121,7 +121,7 @@ class CrossAttention(Trainable):
         return scores
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
-        """Cut and join the pairs as the tokenizer joins two texts, with segment ids."""
+        """Cut each text, then join the pairs as the tokenizer does, with segment ids."""
         pairs = zip(self._cut(queries, "query"), self._cut(documents, "document"), strict=True)
         joiner = self.tokenizer.backend_tokenizer
         joiner.no_truncation()  # otherwise it truncates the pair to the length of one text
@@ -129,7 +129,7 @@ class CrossAttention(Trainable):
         return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
-        """Tokenise and cut texts before they are joined, so that neither side takes the other's tokens."""
+        """Tokenise and cut texts before joining, so that neither side takes up the other's tokens."""
         room = self._room[side]
         texts = beginnings(self.tokenizer, texts, room)
         cut = {"truncation": True, "max_length": room}
@@ -192,8 +192,8 @@ class SequenceClassifier(CrossAttention):
         return at_least_float32(self.model(**pairs.inputs()).logits[:, 0])
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
-        """Join and cut the pairs as the tokenizer does: from the end of the longer text."""
-        # The document keeps more tokens than any query has, so that it stays the longer text.
+        """Join and cut the pairs as the tokenizer does, from the end of the longer text."""
+        # The document keeps more tokens than any query, so that it stays the longer text.
         more = TOKENS_OF_ONE * max(map(len, queries), default=0)
         documents = beginnings(self.tokenizer, documents, max(self.length, more))
         rows = self.tokenizer(list(queries), documents, truncation=True, max_length=self.length)
@@ -209,7 +209,7 @@ class SequenceClassifier(CrossAttention):
 
 
 def is_classifier(name: str | Path) -> bool:
-    """Whether a folder or hub name is a sequence classifier. Raises OSError if the model does not exist."""
+    """Return whether a model is a sequence classifier. Raises OSError if the model does not exist."""
     from transformers import AutoConfig
 
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Sparse vectors of documents and queries whose inner product is the BM25, TF-IDF or Boolean score.
+"""Sparse document and query vectors whose inner products are BM25, TF-IDF or Boolean scores.
 
 Luan et al., TACL 2021, §2.1.3. With term counts n and BM25's idf: boolean 1[n > 0]; tfidf n · idf; bm25 as in
 `BM25`. Where the idf is placed does not affect scores, but it changes all norms and margins.
@@ -17,13 +17,13 @@ from paradigms.data import Corpus
 
 Weighting = Literal["bm25", "tfidf", "boolean"]
 Placement = Literal["query", "both", "document"]
-# Exponent of the idf in the query; the document has the rest.
+# Exponent of the idf in the query; the document's exponent is 1 minus this.
 PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Term counts of documents [n, v] and queries [m, v]; `saturated` [n, v] is BM25 without idf [v]."""
+    """Term counts of documents [n, v] and queries [m, v], idf [v]; `saturated` [n, v] holds BM25 without idf."""
 
     corpus: Corpus
     bm25: BM25
@@ -34,19 +34,19 @@ class Counts:
 
     @cached_property
     def documents(self) -> sparse.csr_array:
-        """Term counts of the documents, [n, v]."""
+        """Term counts of the documents [n, v]."""
         return count_matrix(self.bm25, self.corpus)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of terms of each document, [n]."""
+        """Number of terms in each document [n]."""
         return np.asarray(self.documents.sum(axis=1)).ravel()
 
 
 def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
     """Count the terms of the corpus and of `queries` random texts that share a term with it.
 
-    Raises ValueError if no text shares one.
+    Raises ValueError if no text shares a term.
     """
     bm25 = BM25(corpus)
     answerable = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
@@ -65,7 +65,7 @@ def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: in
 
 
 def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
-    """Counts of the vocabulary's terms in each text: [texts, vocabulary]."""
+    """Count the vocabulary's terms in each text: [texts, vocabulary]."""
     terms = [[bm25.vocabulary[t] for t in bm25.terms(text) if t in bm25.vocabulary] for text in texts]
     rows = np.repeat(np.arange(len(terms)), [len(row) for row in terms])
     columns = np.fromiter((column for row in terms for column in row), np.int64, len(rows))
@@ -78,7 +78,7 @@ def weigh(
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
     """Weight (documents [n, v], queries [m, v]) so that their inner products are the scores.
 
-    placement: the side that gets the idf; no effect on "boolean", which has no idf.
+    placement: the side that gets the idf. It does not affect "boolean", which has no idf.
     """
     if weighting == "boolean":
         return counts.documents.sign(), counts.queries.sign()

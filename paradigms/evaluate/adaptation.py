@@ -1,9 +1,8 @@
 """A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1) chooses the strategy with the highest
-measure on each fold of judged queries, and measures that strategy on the queries outside the fold.
-`values` [strategies, queries] holds one measure; a strategy is a row number, 0 the default, and earlier rows
-win ties.
+measure on each fold of judged queries, and measures it on the queries outside the fold. `values` [strategies,
+queries] holds one measure. A strategy is a row number, row 0 is the default, and earlier rows win ties.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float, Int
 
-TIE = 1e-9  # means closer than this are equal: sums of the same measures in another order differ by less
+TIE = 1e-9  # closer means are equal: reordering the sum of the same measures changes it by less
 LEVEL = 0.05
-EXACT_SHOTS = 10  # up to here all 2^shots sign patterns are counted; beyond, 999 random ones
+EXACT_SHOTS = 10  # up to this many, all 2^shots sign patterns are counted; beyond, 999 random ones
 PARTITIONS = 8  # random partitions into folds that `adapt` averages, per shot
-TOGETHER = 256  # folds whose sign patterns are in memory at once
+TOGETHER = 256  # folds whose sign patterns are in memory together
 
-Values = Float[np.ndarray, "strategies ... shots"]  # of the judged queries of one fold, or of many
+Values = Float[np.ndarray, "strategies ... shots"]  # measures on the judged queries of one or many folds
 Chosen = Int[np.ndarray, "..."]
 Rule = Callable[[Values], Chosen]  # the judged queries' values -> strategies
 
@@ -50,10 +49,10 @@ def best(values: Values) -> Chosen:
 
 
 def best_if_significant(values: Values) -> Chosen:
-    """`best` if it is significantly better than the default (`evidence`, p <= LEVEL), otherwise the default.
+    """Choose `best` if it beats the default significantly (`evidence`, p <= LEVEL), otherwise the default.
 
-    If no strategy is truly better, at most a share LEVEL of the folds leaves the default. Leaving it takes at
-    least five judged queries (2⁻⁵ ≤ .05).
+    If no strategy is truly better, at most a share LEVEL of the folds leaves the default. A fold needs at
+    least five judged queries to leave it (2⁻⁵ ≤ .05).
     """
     choice = best(values)
     if 0.5 ** values.shape[-1] > LEVEL:
@@ -65,13 +64,13 @@ def best_if_significant(values: Values) -> Chosen:
 def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
     """One-sided p of "strategy s is no better than the default", corrected for trying all strategies.
 
-    The paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq / ‖d_s‖, d_sq
-    = values[s, q] − values[0, q]; a query's sign is flipped for all strategies together, and p_s is the
-    share of sign patterns whose largest t reaches t_s. Up to EXACT_SHOTS queries p is exact; beyond, p = (1 +
-    patterns as extreme)/(1 + random patterns). The default itself has p = 1.
+    This is the paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq /
+    ‖d_s‖ with d_sq = values[s, q] − values[0, q]. A query's sign is flipped for all strategies together, and
+    p_s is the share of sign patterns whose largest t reaches t_s. For up to EXACT_SHOTS queries, p is exact;
+    beyond, p = (1 + patterns as extreme)/(1 + random patterns). The default itself has p = 1.
     """
     d = values - values[0]
-    length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # no flip of signs changes it
+    length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # sign flips do not change it
     t = np.divide(d, length, out=np.zeros_like(d), where=length > 0)
     signs, extra = _signs(t.shape[-1], t.shape[-1] <= EXACT_SHOTS)
     largest = (t @ signs.T).max(axis=0)  # [..., patterns]
@@ -81,7 +80,7 @@ def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
 
 @lru_cache(maxsize=8)
 def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"], int]:
-    """Patterns of signs, and 1 if they are random, since the observed pattern then counts too; else 0."""
+    """Return sign patterns, and 1 if they are random (the observed pattern then counts, too), else 0."""
     if exact:
         return np.array(list(product((1.0, -1.0), repeat=shots))), 0
     return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1
@@ -92,12 +91,13 @@ def adapt(
 ) -> Adaptation:
     """Apply `rule` to folds of `shots` queries, and measure each choice on the queries outside its fold.
 
-    gain: one value per query. Their mean is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)], and their variance
-    gives θ's interval, which gains per fold would not, as folds share queries. θ is a U-statistic, and gain_q
-    its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times the contributions of q, as
-    the query that is searched, E[h | Q₀ = q] − θ, and as one of the k that choose, k · (E[h | Q₁ = q] − θ),
-    averaged over PARTITIONS · shots random partitions. If strategies are equal, 95% intervals cover 92 to 95%
-    up to k = n/10, and 82% at k = n/3. Raises ValueError for a NaN.
+    gain: one value per query. The mean gain is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)], and the gains'
+    variance gives θ's interval. Gains per fold would not give it, because folds share queries. θ is a
+    U-statistic, and gain_q is its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times
+    the contributions of q as the query that is searched, E[h | Q₀ = q] − θ, and as one of the k queries that
+    choose, k · (E[h | Q₁ = q] − θ), averaged over PARTITIONS · shots random partitions. If strategies are
+    equal, 95% intervals cover 92 to 95% up to k = n/10, and 82% at k = n/3. Raises ValueError if a value is
+    NaN.
     """
     if np.isnan(values).any():
         raise ValueError("a measure is NaN: no strategy can be chosen by it")
@@ -115,7 +115,7 @@ def adapt(
     np.add.at(holding, (chosen[:, None], parts), 1)
     np.add.at(summed, parts, (adapted - plain)[:, None])
     outside_of = np.bincount(chosen, minlength=strategies)[:, None] - holding
-    mean = (adapted - plain).mean()  # for queries in all folds, or in none
+    mean = (adapted - plain).mean()  # for queries in all folds or in no fold
     choosing = _quotient(summed, holding.sum(axis=0), mean)
     searched = _quotient((outside_of * (values - values[0])).sum(axis=0), outside_of.sum(axis=0), mean)
     contributed = searched - searched.mean() + shots * (choosing - choosing.mean())

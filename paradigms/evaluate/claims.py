@@ -28,7 +28,7 @@ from paradigms.evaluate.significance import holm, paired_test
 
 ALPHA = 0.05
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
-YES, NO = "yes", "no"  # of controls
+YES, NO = "yes", "no"  # verdicts on controls
 TRAINING, READOUT = "training", "readout"
 
 
@@ -36,14 +36,16 @@ TRAINING, READOUT = "training", "readout"
 class Claim:
     """The claim mean(contrast) > −margin or, if `equal`, |mean(contrast)| ≤ margin."""
 
-    place: str  # the paper and the place in it: "Lee et al. 2023, §5.2"; "" for a control
-    statement: str  # the claim in our words, the words at issue quoted; or a control's question
+    place: str  # the paper and the passage: "Lee et al. 2023, §5.2"; "" for a control
+    statement: str  # the claim in our words, with the words at issue quoted; or a control's question
     quantity: str  # the measure and the contrast in words: "nDCG@10, XTR − ColBERT"
     contrast: Float[np.ndarray, "seeds queries"]
     margin: float = 0.0  # tolerance, chosen before measuring
     equal: bool = False
     printed: str = ""  # the paper's value of the quantity
-    unlearned: str = ""  # a system that has not learned enough to test the claim, with a measure; "" = none
+    unlearned: str = (
+        ""  # a system, with its measure, that has not learned enough to test the claim; "" = none
+    )
     about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
     unmoved: str = ""  # a model whose dev measure training did not change; for claims about TRAINING
 
@@ -56,11 +58,11 @@ class Verdict:
     interval: Interval
     p: float
     word: str
-    reason: str  # why it is not decided, and what would decide it; or a limit of the interval
+    reason: str  # why it is undecided, and what would decide it; or a limitation of the interval
 
     @property
     def row(self) -> dict[str, str]:
-        """The claim's row in the study's table."""
+        """Return the claim's row in the study's table."""
         seeds, queries = self.claim.contrast.shape
         place, statement = self.claim.place, self.claim.statement
         mean, low, high = self.interval
@@ -77,10 +79,10 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> list[Verdict]:
-    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError for NaN.
+    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError if a value is NaN.
 
-    clusters: clusters of the queries, which are drawn, and tested, together; a contrast of fewer queries is
-    of the first ones.
+    clusters: each query's cluster; the queries of a cluster are drawn and tested together. A contrast with
+    fewer queries covers the first queries.
     """
     adjusted = holm([_p(claim, _clusters(claim, clusters)) for claim in claims])
     return [_verdict(claim, p, _clusters(claim, clusters)) for claim, p in zip(claims, adjusted, strict=True)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Integer
 
-FLAT = 0.1  # relative deviation below which a gate decides nothing: no verdict rests on it
+FLAT = 0.1  # relative deviation below which a gate is flat, and verdicts ignore it
 SILENT = 0.01  # share of a document's largest salience below which a token is silent
 
 
@@ -15,12 +15,12 @@ class Gate:
 
     mean: float  # over tokens
     deviation: float  # standard deviation within a document, mean over documents
-    relative: float  # that deviation divided by the document's mean, mean over documents with salience
+    relative: float  # deviation / mean within a document, averaged over documents with salience
     sparsity: float  # share of silent tokens
 
     @property
     def flat(self) -> bool:
-        """Whether the tokens within a document have about the same salience."""
+        """Whether all tokens within a document have about the same salience."""
         return self.relative < FLAT
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Gate:
 
 
 def measure_gate(salience: Float[np.ndarray, " t"], offsets: Integer[np.ndarray, " n_and_one"]) -> Gate:
-    """Measure a gate; document n has the tokens offsets[n] to offsets[n + 1] − 1 of `salience`.
+    """Measure a gate. Document n has the tokens salience[offsets[n]:offsets[n + 1]].
 
     >>> measure_gate(np.array([2.0, 0.0, 1.0, 1.0]), np.array([0, 2, 4]))
     Gate(mean=1.0, deviation=0.5, relative=0.5, sparsity=0.25)

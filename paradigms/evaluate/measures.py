@@ -18,7 +18,7 @@ from paradigms.data import Corpus, Judgements, Run, Split
 from paradigms.data.collection import best_first, body, ranked
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
-TAILS = (0.025, 0.975)  # of 95% intervals
+TAILS = (0.025, 0.975)  # quantiles of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
 
@@ -27,9 +27,9 @@ RESAMPLES = 10_000
 class PerQuery:
     """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
 
-    missing: number of queries that are not in the run (they score 0). without_relevant: number of judged
-    queries left out because they have no relevant document. groups: each query's group; means are then
-    macro-averages over groups. seeds: values of each training seed, whose mean is `values`.
+    missing: number of queries missing from the run (they score 0). without_relevant: number of judged queries
+    left out because they have no relevant document. groups: each query's group; means are then macro-averages
+    over groups. seeds: values of each training seed; `values` is the mean over seeds.
     """
 
     queries: list[str]
@@ -43,7 +43,7 @@ class PerQuery:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
-        """A measure's values times queries / (groups · group size); their mean is the macro-average."""
+        """Return a measure's values times queries / (groups · group size); the mean is the macro-average."""
         return self.values[measure] * self._weights()
 
     def _weights(self) -> float | Float[np.ndarray, " queries"]:
@@ -53,7 +53,7 @@ class PerQuery:
         return len(self.queries) / (len(sizes) * sizes[group])
 
     def intervals(self) -> "dict[str, Interval]":
-        """measure -> bootstrap interval of its mean over queries, and over seeds if there are several."""
+        """Map each measure to its mean's bootstrap interval, over queries and over any training seeds."""
         if self.seeds is not None:
             weights = self._weights()
             return {m: seeds_interval(v * weights, groups=self.groups) for m, v in self.seeds.items()}
@@ -80,7 +80,7 @@ class Interval(NamedTuple):
 
 
 def candidates(run: Run, judgements: Judgements, depth: int) -> Run:
-    """Candidates for reranking: each query's first `depth` documents, then its other relevant ones."""
+    """Return each query's first `depth` documents, then its other relevant documents, for reranking."""
     result: Run = {}
     for query, scores in run.items():
         top = best_first(scores, depth)
@@ -100,12 +100,12 @@ def per_query(
 ) -> PerQuery:
     """Measure each judged query that has a relevant document, in the order of `judgements`.
 
-    Queries that are not in the run score 0. Documents are ordered by falling score, then by id; ir_measures
-    receives ranks, because its providers break ties differently.
+    Queries that are not in the run score 0. Documents are ordered by descending score, then by id;
+    ir_measures receives ranks, because its providers break ties differently.
 
     measures: names of ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to average over
-    groups. every: count queries without a relevant document too, as 0. Raises ValueError for an unknown
-    measure, a NaN, a query without a group, or if there is no query to measure.
+    groups. every: also count queries without a relevant document, as 0. Raises ValueError if a measure is
+    unknown, a score is NaN, a query has no group, or there are no queries to measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {
@@ -134,14 +134,14 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """Measure a run on a split (`per_query`), macro-averaged over groups; with answers every query counts."""
+    """Measure a run on a split (`per_query`), macro-averaged over groups; with answers, all queries count."""
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 
 def cutoff_curve(
     run: Run, split: Split, measure: str = "R", cutoffs: Sequence[int] = CUTOFFS
 ) -> dict[int, float]:
-    """k -> mean of `measure`@k on the split; "R" is recall."""
+    """Map each k to the mean of `measure`@k on the split; "R" is recall."""
     results = on_split(run, split, [f"{measure}@{k}" for k in cutoffs])
     return {k: results.mean(f"{measure}@{k}") for k in cutoffs}
 
@@ -149,11 +149,10 @@ def cutoff_curve(
 def bootstrap_intervals(
     values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None
 ) -> list[Interval]:
-    """95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
+    """Return the 95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
 
     All rows (such as measures) share the drawn queries. groups: each query's group; queries are drawn within
-    groups, and `values` are `PerQuery.weighted`. Raises ValueError if a value is NaN or there are no
-    values.
+    groups, and `values` are `PerQuery.weighted`. Raises ValueError if a value is NaN or there are no values.
     """
     means = _resampled_means(values, RESAMPLES, groups)
     low, high = np.quantile(means, TAILS, axis=0)
@@ -169,9 +168,9 @@ def seeds_interval(
 ) -> Interval:
     """95% interval of the mean over training seeds and queries, both drawn with replacement.
 
-    clusters: each query's cluster, such as the article that it asks about; whole clusters are drawn, as their
-    queries are not independent. All drawn seeds share the drawn queries. S seeds show (S − 1)/S of the
-    variance between seeds, so for very few the interval is too narrow.
+    clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
+    because their queries are not independent. All drawn seeds share the drawn queries. S seeds show (S − 1)/S
+    of the variance between seeds, so with very few seeds the interval is too narrow.
     """
     seeds = len(values)
     means = (
@@ -195,14 +194,14 @@ def _parse(name: str) -> ir_measures.Measure:
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
-    """document -> a score that falls by 1 with each rank, exact in single precision."""
+    """Map documents to scores that fall by 1 with each rank, which are exact in single precision."""
     return {document: float(len(scores) - rank) for rank, document in enumerate(ranked(query, scores))}
 
 
 def _resampled_means(
     values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Mean of each row over each resample; queries are drawn within their groups."""
+    """Return each row's mean over each resample; queries are drawn within their groups."""
     rows, queries = values.shape
     if not rows or not queries:
         raise ValueError(f"no values to resample: shape {values.shape}")
@@ -221,7 +220,7 @@ def _resampled_means(
 def _resampled_clusters(
     values: Float[np.ndarray, "rows queries"], resamples: int, clusters: Sequence[str]
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Mean of each row over the queries of the clusters that each resample draws."""
+    """Return each row's mean over the queries of the clusters drawn by each resample."""
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
     numbers = np.unique(clusters, return_inverse=True)[1]
@@ -233,7 +232,7 @@ def _resampled_clusters(
 def _draws(
     queries: int, resamples: int, generator: np.random.Generator
 ) -> Iterator[Float[np.ndarray, "chunk queries"]]:
-    """How often each resample draws each query, in chunks of about 8 MB."""
+    """Yield how often each resample draws each query, in chunks of about 8 MB."""
     chunk = max(1, 1_000_000 // queries)
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
@@ -247,10 +246,10 @@ TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
 def has_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the tokens of any answer are consecutive tokens of the text (NFD, lower case).
+    """Return whether any answer's tokens are consecutive tokens of the text (NFD, lower case).
 
-    Relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and in DPR's code,
-    with one difference: an answer without tokens is in no text here, and in every text there.
+    This is relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and in
+    DPR's code, with one difference: here, an answer without tokens is in no text; there, it is in every text.
     """
     tokens = _spaced(text)
     return any(answer.strip() and answer in tokens for answer in map(_spaced, answers))
@@ -259,8 +258,8 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
     """Judge a split by its answers: each document of the runs that contains an answer gets grade 1.
 
-    A split without answers is returned unchanged. Only measures of retrieved documents, such as Success@k,
-    are correct under these judgements; recall is not.
+    A split without answers is returned unchanged. Under these judgements, only measures of retrieved
+    documents, such as Success@k, are correct; recall is not.
     """
     if not split.answers:
         return split
@@ -277,6 +276,6 @@ def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
 
 
 def _spaced(text: str) -> str:
-    """Join the text's tokens with a space around each, so that substrings are consecutive tokens."""
+    """Join the text's tokens with surrounding spaces, so that substrings are consecutive tokens."""
     tokens = TOKEN.findall(unicodedata.normalize("NFD", text))
     return f" {' '.join(token.lower() for token in tokens)} "

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 MOST_DOCUMENT_TOKENS = 60
 MOST_QUERY_TOKENS = 32
-PICTURED = 1  # relevant pairs of a report whose alignments are drawn
+PICTURED = 1  # number of a report's relevant pairs whose alignments are drawn
 
 
 def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """Write the report's figures as PNG files; replaces `folder`.
+    """Write the report's figures as PNG files, replacing `folder`.
 
     Files: recall.png, the report's pictures by name, and alignment_NUMBER_SYSTEM.png for the first relevant
     pairs. A soft alignment also gets alignment_NUMBER_SYSTEM_weights.png, which shows A alone.
@@ -43,7 +43,7 @@ def alignment_picture(
     """Draw a heat map of A ⊙ S (query tokens down, document tokens across) for one system of an example.
 
     weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If a document has more than 60
-    tokens, or a query more than 32, only the most used tokens are shown, and the title reports it.
+    tokens, or a query more than 32, only the most used tokens are shown, as the title reports.
     """
     entries = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
     for i, j, s, a in alignment.links:
@@ -98,7 +98,7 @@ def alignment_picture(
 
 
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
-    """All positions if at most `most`; otherwise those of the `most` largest nonzero uses, in order."""
+    """Return the positions of the `most` largest nonzero uses, in order, or all positions if they fit."""
     if len(use) <= most:
         return np.arange(len(use))
     order = np.argsort(-use, kind="stable")[:most]

@@ -40,13 +40,13 @@ class AlignmentExample:
     systems: list[Explanation]
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the cards of all systems."""
+        """Return HTML for a notebook: the cards of all systems."""
         return framed(self.systems, self.query, self.document)
 
 
 @dataclass
 class Picture:
-    """A figure under a heading, with its numbers as rows with the same keys; the first key names the row.
+    """A figure under a heading, and its numbers as rows with equal keys; the first key names the row.
 
     name: file name of the picture.
     """
@@ -59,7 +59,7 @@ class Picture:
 
     @property
     def image(self) -> str:
-        """The figure as a base64-encoded PNG."""
+        """Return the figure as a base64-encoded PNG."""
         stream = io.BytesIO()
         self.figure.savefig(stream, format="png", dpi=130)
         return base64.b64encode(stream.getvalue()).decode()
@@ -67,10 +67,10 @@ class Picture:
 
 @dataclass
 class Report:
-    """The content of the page, as plain data, and pictures.
+    """The content of the page: plain data and pictures.
 
-    curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the
-    columns are all keys of the rows, in order of appearance.
+    curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the columns
+    are all keys of the rows, in order of appearance.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Report:
 def write_report(path: str | Path, report: Report) -> None:
     """Render the report to one self-contained HTML file, atomically.
 
-    Raises ValueError, naming query, document and system, if a number is not finite.
+    Raises ValueError, naming the query, document and system, if a number is not finite.
     """
     templates = environment(Path(__file__).parent)
     templates.filters["number"] = format_number
@@ -108,7 +108,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def format_number(value: object) -> str:
-    """Format a value: 1,234; from a million on 22.7 M; fractions to 3 significant digits."""
+    """Format a value: 1,234; 22.7 M from a million on; fractions with 3 significant digits."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
@@ -158,10 +158,10 @@ def cost_picture(
     costs: Mapping[str, Mapping[str, float | None]],
     measure: str,
 ) -> "Figure":
-    """Draw quality against cost: a row of panels for each kind of query, a column for each cost.
+    """Draw quality against cost, with a row of panels per kind of query and a column per cost.
 
     quality: kind of query → system → mean with its interval. costs: name of a cost → system → value; systems
-    without a value are left out. The grey line joins the systems that are better than all cheaper ones.
+    without a value are left out. A grey line joins the systems that are better than all cheaper systems.
     """
     from matplotlib.figure import Figure
 
@@ -210,7 +210,7 @@ def cost_picture(
 
 
 def best_so_far(values: Sequence[float]) -> list[int]:
-    """Positions of the values that are larger than every earlier value.
+    """Return the positions of values that are larger than every earlier value.
 
     >>> best_so_far([0.5, 0.4, 0.7, 0.7])
     [0, 2]

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 
 BETTER, WORSE = "†", "‡"
-RISES, FALLS, STAYS = "↗", "↘", "→"  # marks of training: significantly better, worse, or neither
+RISES, FALLS, STAYS = "↗", "↘", "→"  # marks for training: significantly better, worse, or neither
 UNTRAINED = "untrained"
 ALPHA = 0.05
-RESAMPLES = 9999  # patterns of signs
+RESAMPLES = 9999  # number of random sign patterns
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Comparison:
 def paired_test(
     a: Float[np.ndarray, " queries"], b: Float[np.ndarray, " _"], clusters: Sequence[str] | None = None
 ) -> float:
-    """Two-sided p-value of mean(a - b) = 0, by the paired randomisation test on the same queries.
+    """Return the two-sided p-value of mean(a - b) = 0 from a paired randomisation test on the same queries.
 
     Fisher 1935; for retrieval Smucker et al., CIKM 2007: under the null hypothesis each difference is equally
-    likely with either sign. Ties are left out. With at most RESAMPLES sign patterns p is exact; otherwise it
-    is (1 + number of patterns as extreme)/(1 + RESAMPLES). If all differences are 0, p is 1. Agrees with
-    scipy.stats.permutation_test, and is several times faster. clusters: each query's cluster; the differences
-    of a cluster change their signs together.
+    likely with either sign. Ties are left out. With at most RESAMPLES sign patterns, p is exact; otherwise,
+    it is (1 + number of patterns as extreme)/(1 + RESAMPLES). If all differences are 0, p is 1. The result
+    agrees with scipy.stats.permutation_test, which is several times slower. clusters: each query's cluster;
+    all differences in a cluster change sign together.
     """
     if a.shape != b.shape:
         raise ValueError(f"a paired test needs the same queries on both sides, not {len(a)} and {len(b)}")
@@ -52,7 +52,7 @@ def paired_test(
     if not difference.any():
         return 1.0
     moved = difference[difference != 0]
-    observed, rounding = moved.sum(), 1e-12 * np.abs(moved).sum()  # sums in another order differ by less
+    observed, rounding = moved.sum(), 1e-12 * np.abs(moved).sum()  # reordering changes the sum by less
     sums = np.concatenate(list(_flipped_sums(moved)))
     extra = int(2 ** len(moved) > RESAMPLES)  # the observed pattern counts among drawn ones
     tail = min((sums >= observed - rounding).sum(), (sums <= observed + rounding).sum())
@@ -60,7 +60,7 @@ def paired_test(
 
 
 def _flipped_sums(values: Float[np.ndarray, " n"]) -> Iterator[Float[np.ndarray, " patterns"]]:
-    """Σ ±values for every pattern of signs, or for RESAMPLES random ones if there are more."""
+    """Yield Σ ±values for every sign pattern, or for RESAMPLES random patterns if there are more."""
     n = len(values)
     if 2**n <= RESAMPLES:
         yield np.array(list(product((1.0, -1.0), repeat=n))) @ values
@@ -72,7 +72,7 @@ def _flipped_sums(values: Float[np.ndarray, " n"]) -> Iterator[Float[np.ndarray,
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values to control the familywise error rate (Holm 1979); the order is kept.
+    """Adjust p-values to control the familywise error rate (Holm 1979), keeping their order.
 
     p~_(r) = max over s <= r of min(1, (m - s + 1) p_(s)), with p_(1) <= ... <= p_(m).
     """
@@ -93,7 +93,7 @@ def compare(
 
     Choose a few measures beforehand. baseline: None compares each system with every earlier one. The mark is
     † for better and ‡ for worse, at an adjusted p below `ALPHA`. With groups, macro-averages are compared.
-    Raises ValueError for an unknown baseline or measure, or if queries differ between systems.
+    Raises ValueError if the baseline or a measure is unknown, or if queries differ between systems.
     """
     if baseline is not None and baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
@@ -113,10 +113,10 @@ def compare(
 def compare_training(
     trained: Mapping[str, PerQuery], untrained: Mapping[str, PerQuery], measures: Sequence[str] = ("nDCG@10",)
 ) -> list[Comparison]:
-    """Compare trained systems with the same systems untrained, with Holm's correction over all tests.
+    """Compare trained systems with their untrained versions, with Holm's correction over all tests.
 
     The baseline of each row is `UNTRAINED`. At an adjusted p below `ALPHA` the mark is ↗ for better and ↘ for
-    worse; otherwise it is →. Raises ValueError as `compare` does.
+    worse; otherwise it is →. Raises the same errors as `compare`.
     """
     both = {name: trained[name] for name in untrained}
     _check_queries(both | {f"{name}, {UNTRAINED}": row for name, row in untrained.items()}, measures)

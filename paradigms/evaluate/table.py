@@ -26,13 +26,13 @@ from paradigms.evaluate.significance import (
 )
 from paradigms.io.files import write_text
 
-MATRIX_COLUMNS = 6  # of a difference table, to fit a terminal of 80 columns
+MATRIX_COLUMNS = 6  # columns of a difference table, to fit in an 80-column terminal
 ZERO = re.compile(r"(?<!\d)0\.")  # the start of a number below 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A mean over queries, its interval, and its mark of significance ("" if not tested).
+    """A mean over queries, its interval, and its significance mark ("" if not tested).
 
     before: mean of the untrained system and the arrow of its test, "0.713 ↗ "; "" if nothing was trained.
     """
@@ -56,15 +56,15 @@ class ResultTable:
     rows: dict[str, dict[str, Cell]]  # system -> measure -> cell
     comparisons: list[Comparison]
     note: str
-    pairs: list[Comparison] = field(default_factory=list)  # of all systems, if there are more than two
-    training: list[Comparison] = field(default_factory=list)  # of trained systems with the untrained ones
+    pairs: list[Comparison] = field(default_factory=list)  # all pairs of systems, if there are more than two
+    training: list[Comparison] = field(default_factory=list)  # trained systems against untrained ones
 
     def best(self, measure: str) -> float:
         return max(cells[measure].mean for cells in self.rows.values())
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Rows (system, its differences from each earlier system, with marks), made from `pairs`."""
+        """Rows (system, its differences from each earlier system with marks), from `pairs`."""
         rows: dict[str, list[str]] = {}
         for pair in self.pairs:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
@@ -79,12 +79,12 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limits of a measure's intervals: the scale on which they are drawn."""
+        """The lowest and highest limits of a measure's intervals, which set the scale of their drawing."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
     def _repr_html_(self) -> str:
-        """HTML of the table, for a notebook."""
+        """Return the table as HTML for a notebook."""
         lines = [["system", *self.measures]]
         for system, cells in self.rows.items():
             values = [
@@ -103,11 +103,12 @@ def result_table(
     primary: Sequence[str] = ("nDCG@10",),
     untrained: Mapping[str, PerQuery] | None = None,
 ) -> ResultTable:
-    """Make a table of means, intervals and significance against the baseline. systems: system -> values.
+    """Make a table of means, intervals and significance against the baseline.
 
-    With a baseline, the `primary` measures are tested as one family (`compare`). With more than two systems,
-    all pairs are tested too, on the first of these measures, as another family. untrained: the values that
-    trained systems had before training; before and after are compared as a third family.
+    systems: system -> values. With a baseline, the `primary` measures are tested as one family (`compare`).
+    With more than two systems, all pairs are also tested on the first of these measures, as another family.
+    untrained: the values that trained systems had before training; before and after are compared as a third
+    family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
@@ -175,7 +176,7 @@ def rich_table(table: ResultTable) -> Table:
 
 
 def rich_matrix(table: ResultTable) -> Group:
-    """Format `ResultTable.matrix` for a terminal of 80 columns; column headers are system numbers."""
+    """Format `ResultTable.matrix` for an 80-column terminal; column headers are system numbers."""
     numbers = {system: n for n, system in enumerate(table.rows, 1)}
     parts = []
     for start in range(0, len(numbers) - 1, MATRIX_COLUMNS):

@@ -16,16 +16,16 @@ from paradigms.evaluate.measures import on_split
 from paradigms.retrieve.fusion import check_same, fuse
 
 MEASURE = "nDCG@10"
-STEPS = 10  # of weights between 0 and 1; fewer for many systems
-TRIED = 300  # most choices of weights
+STEPS = 10  # steps of a weight from 0 to 1; fewer for many systems
+TRIED = 300  # maximum number of weight choices
 RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2), from scale/64 to 64 · scale
 
 
 def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
     """Choose weights ≥ 0 with sum 1 that give `fuse` by sum the highest nDCG@10 on dev.
 
-    Tries all multiples of 1/10, or of a larger step if there are more than 300 choices; among equally good
-    weights, the most even ones win. Raises ValueError if the dev split has no queries.
+    All multiples of 1/10 are tried, or of a larger step if there are more than 300 choices. Among equally
+    good weights, the most even ones win. Raises ValueError if the dev split has no queries.
     """
     if not dev.queries:
         raise ValueError("weights are chosen on dev queries, but the dev split has none")
@@ -39,14 +39,14 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
 
 
 def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
-    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; the middle of tied λ wins."""
+    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; among ties, the middle λ wins."""
     means = curve(dense, sparse, dev, measure)
     best = [weight for weight, value in means.items() if value == max(means.values())]
     return best[len(best) // 2]
 
 
 def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[float, float]:
-    """λ → mean of `measure`, for 0 (dense alone) and the runs' `scale` times 2^(n/2), n = −12 … 12."""
+    """Map λ to the mean of `measure`, for λ = 0 (dense alone) and λ = `scale` · 2^(n/2), n = −12 … 12."""
     middle = scale(dense, sparse)
     return {
         weight: on_split(fuse([dense, sparse], (1.0, weight), "raw"), dev, [measure]).mean(measure)
@@ -57,7 +57,7 @@ def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[f
 def scale(dense: Run, sparse: Run) -> float:
     """The λ that gives both runs equal weight: the ratio of their mean standard deviations within queries.
 
-    Scores of −inf are ignored. Raises ValueError if every query's scores are all equal in a run.
+    Scores of −inf are ignored. Raises ValueError if, in one run, every query's scores are all equal.
     """
     check_same([dense, sparse])
     spread = {}
