@@ -42,7 +42,7 @@ class Alignment:
     """
 
     reads: ClassVar[frozenset[str]]
-    positive: ClassVar[bool] = False  # whether A drops similarities that are not positive, where ids are >= 0
+    positive: ClassVar[bool] = False  # whether A drops non-positive similarities if ids are >= 0
 
     def __init_subclass__(cls, *, reads: Collection[str]) -> None:
         check_several(reads, f"{cls.__name__}: what it reads")
@@ -61,7 +61,7 @@ class Alignment:
         raise NotImplementedError
 
     def kept(self, lengths: Lengths) -> Lengths | None:
-        """Return how many tokens are aligned to a query token, by document length; None if A is not a top-k.
+        """Return how many tokens are aligned per query token, by document length; None if A is not a top-k.
 
         The aligned tokens are the most similar tokens of the document. If A reads ids, only document tokens
         with the query token's id are considered.
@@ -284,7 +284,7 @@ def _largest(S: TokenPairs, valid: Valid, k: Int[Tensor, "x n"]) -> TokenPairs:
 
 # --- Z ----------------------------------------------------------------------------------------------
 
-SMALLEST = 1e-6  # stands in for a Z of 0, whose sum is 0 as well: nothing aligned, rel = 0
+SMALLEST = 1e-6  # replaces Z = 0, where the sum is also 0: nothing is aligned, and rel = 0
 
 
 def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
@@ -293,7 +293,7 @@ def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n
 
 
 def query_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = N, the number of real query tokens. This changes the scale of a loss, but no ranking."""
+    """Z = N, the number of real query tokens. This changes the scale of a loss but no rankings."""
     return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 

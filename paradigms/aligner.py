@@ -3,7 +3,7 @@
 Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
 entropic); it reads S. u is the salience of each token; it reads the token's vector and, through the gate's
 budget, the scores of the text's other tokens. The paper trains with top-1 and α^q = .5, α^d = .4, ε = .002.
-If all saliences of a text are 0, or only tokens of salience 0 align, Z is 0 and rel is defined as 0.
+If all saliences of a text are 0, or if only tokens with salience 0 align, Z is 0 and rel is defined as 0.
 `Paradigm.with_alignment` sets another alignment at test time; `store.pruning` prunes by salience.
 """
 
@@ -16,10 +16,10 @@ from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
-# The paper's ε is .002: gradients then have norms of 30 to 90, clipped at 1. After 30 steps on 2,000
-# documents of pydocs, dev nDCG@10 (203 queries, standard error .017) is .825 with it, .835 with .2 and .829
-# untrained; with ε falling from .2 to .002 it is .809. Salience heads read unit vectors, whose h numbers are
-# about 1/√h: in so few steps they learn a gate that is alive (`evaluate/gate.py`) at a rate of 8e-3, several
+# The paper's ε is .002, which gives gradients with norms of 30 to 90, clipped at 1. After 30 steps on 2,000
+# pydocs documents, dev nDCG@10 (203 queries, standard error .017) is .825 with ε = .002, .835 with .2, .829
+# untrained and .809 with ε falling from .2 to .002. Salience heads read unit vectors, whose h numbers are
+# about 1/√h. In so few steps, they learn a gate that is alive (`evaluate/gate.py`) at a rate of 8e-3, several
 # times that of a projection (`TrainingSettings.salience_learning_rate`).
 EPS = 0.2
 

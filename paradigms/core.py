@@ -35,7 +35,7 @@ class Tokens:
 
     vectors: Float[Tensor, "x n l h"]
     mask: Bool[Tensor, "x n l"]  # True = a token that counts
-    ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, where an alignment matches them (COIL)
+    ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, for alignments that match them (COIL)
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
@@ -78,7 +78,7 @@ class Interaction:
 
     def _repr_html_(self) -> str:
         """Render the first pairs as cards for a notebook."""
-        from paradigms import view  # which draws, and nothing else in this file needs
+        from paradigms import view  # only drawing needs it
 
         return view.framed(view.explanations_of(self))
 
@@ -100,7 +100,7 @@ def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] |
 
 
 def interact(documents: Tokens, queries: Tokens, align: Align, normalise: Normalise) -> Interaction:
-    """Compute S, A = Ã ⊙ u_d u_qᵀ (where `align` returns Ã) and Z for queries and candidates."""
+    """Compute S, A = Ã ⊙ u_d u_qᵀ (`align` returns Ã) and Z for queries and candidates."""
     S, valid = similarity(documents, queries)
     A = align(S, valid, documents, queries).where(valid, 0)
     unary = salience(documents, queries)

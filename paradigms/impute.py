@@ -20,7 +20,7 @@ from paradigms.core import TokenPairs, Valid
 Retrieved = Float[Tensor, "j k"]
 Missing = Float[Tensor, " j"]
 
-TAIL = 0.1  # share of the retrieved similarities that tail_mean averages and percentile stands above
+TAIL = 0.1  # lowest share of the retrieved similarities, for tail_mean and percentile
 
 
 def kth(retrieved: Retrieved, corpus_tokens: int) -> Missing:
@@ -44,7 +44,7 @@ def tail_mean(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     rank = torch.arange(1, best.shape[1] + 1, device=best.device)
     length = (TAIL * count).ceil()
     tail = (rank > count - length) & (rank <= count)
-    return best.where(tail, 0).sum(1) / length[:, 0]  # 0/0 = nan where nothing was found
+    return best.where(tail, 0).sum(1) / length[:, 0]  # 0/0 = nan if nothing was found
 
 
 def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
@@ -105,7 +105,7 @@ def retrieved_rel(
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """f_XTR'(q, d) = 1/Z Σⱼ (d's best similarity that j retrieved, else mⱼ) for every retrieved document.
 
-    The scores equal `imputed_rel` on the whole corpus. owners: the document of each retrieved token; −1 where
+    The scores equal `imputed_rel` on the whole corpus. owners: the document of each retrieved token, −1 if
     the similarity is −∞. Also returns the retrieved documents, in ascending order.
     """
     documents, places = owners.unique(return_inverse=True)

@@ -33,7 +33,7 @@ from paradigms.io.plugins import plugin_of
 from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
 
-EVALUATING = threading.RLock()  # held by the thread that encodes or scores: see `Trainable.evaluating`
+EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
 # What an alignment may read, in words.
 READS = {
     "similarity": "the similarities S within the document",
@@ -61,7 +61,7 @@ class Trainable(nn.Module, ABC):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         """Write all files of the model to an existing folder; `from_pretrained` restores it bit for bit.
 
-        merged: add the adapters to the weights that they adapt; they can then no longer be trained.
+        merged: add the adapters to the weights that they adapt; the adapters can then no longer be trained.
         """
 
     @property
@@ -74,11 +74,11 @@ class Trainable(nn.Module, ABC):
         return None
 
     def check_corpus(self, ids: Sequence[str]) -> None:
-        """Raise ValueError if the model can rank only one corpus and `ids` belong to another corpus."""
+        """Raise ValueError if the model can rank only one corpus and `ids` are from another corpus."""
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Save this model with `saving.save_pretrained`."""
-        from paradigms import saving  # upwards, so that every layout is known
+        from paradigms import saving  # imported late, so that every layout is known
 
         saving.save_pretrained(self, folder, layout, card)
 
@@ -100,9 +100,9 @@ class Trainable(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Disable dropout within this context, which only one thread at a time can enter; then restore it."""
+        """Disable dropout within this context, which only one thread at a time can enter."""
         with EVALUATING:
-            # Not the model's mode alone: models with other alignments share the encoder.
+            # Not only the model's mode, because models with other alignments share the encoder.
             training = [module for module in self.modules() if module.training]
             for module in training:
                 module.training = False
@@ -140,10 +140,10 @@ class Paradigm(Trainable):
         return self.recipe.align.reads | salience
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
-        """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
+        """Return a model with the same encoder and another A such as `TopK(k=2)`, and Z = `normalise` if given.
 
-        This serves ALIGNER's alignments at test time and MVDR (q←d). If A has another class, search does not
-        impute.
+        This serves ALIGNER's alignments at test time and MVDR (q←d). If A is of another class, search does
+        not impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -261,7 +261,7 @@ class Paradigm(Trainable):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Paradigm":
-        from paradigms import saving  # noqa: F401  upwards, so that every encoder is known
+        from paradigms import saving  # noqa: F401  imported late, so that every encoder is known
 
         folder = Path(folder)
         settle(folder)

@@ -1,14 +1,14 @@
 """F_q(Q)ᵀ F_d(D) = Σᵢⱼ Sᵢⱼ Aᵢⱼ: one vector of fixed length replaces the tokens of a text.
 
 Dhulipala et al. 2024 (arXiv:2405.19504): MUVERA's fixed-dimensional encodings. Each repetition divides space
-into buckets by random planes through 0 (SimHash). A query token adds its vector to the block of its bucket.
-A document stores in each block the mean of its tokens in that bucket, so that
+into buckets by random planes through 0 (SimHash). A query token adds its vector to the block of its bucket. A
+document stores in each block the mean of its tokens in that bucket, so that
 
     Aᵢⱼ = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over repetitions.
 
 An empty bucket is filled with the mean of the tokens at the least Hamming distance. The paper takes one of
 these tokens; with the mean, the order of tokens does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by
-the number of such tokens. Hence A sums to 1 for each j, and rel is at most the MaxSim score. Two random
+the number of such tokens. Hence, A sums to 1 for each j, and rel is at most the MaxSim score. Two random
 projections shorten the result and preserve inner products on average: `inner` projects each token's vector,
 and `final` projects the whole vector.
 """
@@ -68,10 +68,13 @@ def shares(
 
 @dataclass(frozen=True)
 class FixedEncoding:
-    """F_q and F_d. planes: number of planes in each of `repetitions` partitions, for 2^planes buckets each.
-    inner: number of dimensions to project token vectors to; 0 for no projection. final: number of dimensions
-    of the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets.
-    seed: seed of the random planes and projections."""
+    """F_q and F_d: fixed-dimensional encodings of queries and documents.
+
+    planes: number of planes in each of `repetitions` partitions, for 2^planes buckets each. inner: number of
+    dimensions to project token vectors to; 0 for no projection. final: number of dimensions of the whole
+    vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets. seed: seed of the
+    random planes and projections.
+    """
 
     planes: int = 5
     repetitions: int = 20
@@ -92,8 +95,8 @@ class FixedEncoding:
     def documents(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "n w"]:
         """Compute F_d of documents [1, n, i, h]; F_d of an empty document is all zeros.
 
-        centre: vector to subtract from every token first. If empty buckets are filled, this changes all
-        scores of a query by the same number. It lets the planes separate vectors with a large common mean.
+        centre: vector to subtract from every token first, so that the planes separate vectors with a large
+        common mean. If empty buckets are filled, this changes all scores of a query by the same number.
         """
         vectors = _centred(_real(tokens), centre)
 

@@ -1,4 +1,4 @@
-"""The parts of a paradigm besides its encoder, as plain data: A, Z, the search, τ."""
+"""The parts of a paradigm besides its encoder, as plain data: A, Z, the search and τ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

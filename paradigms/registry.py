@@ -48,7 +48,7 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {
     "ripor": ripor,
 }
 
-# name -> builder(backbone, **settings): scores of given pairs of texts that are not a rel
+# name -> builder(backbone, **settings): models that score pairs of texts, not by a rel
 RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
 
 
@@ -89,7 +89,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Check that a model encodes documents. Raises ValueError, which mentions `name`, if it does not."""
+    """Check that a model encodes documents. Raises ValueError, naming `name`, if it does not."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "

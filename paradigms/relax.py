@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paradigms.core import at_least_float32
 
-SMALLEST_EPS = 1e-30  # scores divided by it, and gradients, which grow with 1/ε, stay within float32
+SMALLEST_EPS = 1e-30  # keeps scores / ε, and gradients, which grow with 1/ε, within float32
 
 
 def entropic_topk(
@@ -26,8 +26,8 @@ def entropic_topk(
 
     k: a number, or a tensor with one value per row; fractions are allowed. eps: at least SMALLEST_EPS, in the
     unit of the scores. mask: True for real entries; λ is 0 elsewhere. iterations: None solves exactly in O(m
-    log m); T runs T steps of the paper's Eq. 5 from a = b = 0. These steps undershoot the budget and converge
-    linearly, at rate n1/k, where n1 is the number of entries at 1.
+    log m); an integer T runs T steps of the paper's Eq. 5 from a = b = 0. These steps undershoot the budget
+    and converge linearly, at rate n1/k, where n1 is the number of entries at 1.
 
     The result is computed in float32 or wider even under autocast: at ε = .002, bfloat16 cannot separate
     neighbouring scores. It is differentiable in scores and k: with n1 fixed, autograd gives the exact
@@ -88,7 +88,7 @@ def _wide(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
-    """Find n1, the number of entries at 1; the others share the rest of the budget by a softmax."""
+    """Find n1, the number of entries at 1; a softmax shares the rest of the budget among the others."""
     ordered, order = s.detach().sort(dim=-1, descending=True)
     # The cap lies at most ε ln m above the ⌈k⌉-th score. Relative to that score, the scores near the cap are
     # small and lose nothing to rounding; s/ε itself reaches 500, where float32 has steps of 3e-5.
@@ -97,10 +97,10 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
     n = torch.arange(s.shape[-1], device=s.device)
     left = k.detach()[..., None] - n
-    # a(n)/ε = ln(k − n) − LSE_{i>n}; the smallest n that keeps every other entry at most 1 is n1. Further
-    # above the pivot than the cap can lie, differences are lost to rounding.
+    # a(n)/ε = ln(k − n) − LSE_{i>n}; n1 is the smallest n that keeps every other entry at most 1. Scores
+    # further above the pivot than the cap are excluded, because their differences are lost to rounding.
     fits = (left.log() <= rest - ordered) & (ordered <= math.log(s.shape[-1]) + 1)
-    last = left.ceil().clamp(min=1)[..., 0].long() - 1  # at the largest n < k it always fits
+    last = left.ceil().clamp(min=1)[..., 0].long() - 1  # the largest n < k always fits
     n1 = torch.where(fits.any(-1), fits.float().argmax(-1), last)
     capped = torch.zeros_like(mask).scatter(-1, order, n < n1[..., None]) & mask
     open_ = mask & ~capped

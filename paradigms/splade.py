@@ -1,8 +1,8 @@
-"""rel(d, q) = Σ_t w_t(d) · w_t(q) over terms t, with w_t = maxᵢ log(1 + relu(logit_it)): learned sparse.
+"""rel(d, q) = Σ_t w_t(d) · w_t(q) with w_t = maxᵢ log(1 + relu(logit_it)) over terms t: learned sparse.
 
-Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model
-head computes the logits, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
-distinct terms of weight above 0, as tokens with ids and h = 1. A reads S and the ids: it aligns equal ids;
+Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model head
+computes the logits, the maximum runs over all tokens of the text, and most w_t are 0. D and Q are the
+distinct terms with weights above 0, as tokens with ids and h = 1. A reads S and the ids: it aligns equal ids;
 Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel; training uses this form.
 
 - query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
@@ -27,7 +27,7 @@ from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
-STARTS = 300  # terms of a text above 0 that a tied head starts with
+STARTS = 300  # number of terms above 0 per text when training of a tied head starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class SpladeSettings(EncoderSettings):
     normalize: bool = False
     special_tokens: bool = False
     query_terms: Literal["all", "own", "ones"] = "all"
-    # the largest weights of a text that are kept; None = all above 0
+    # number of largest weights kept per text; None = all above 0
     most_terms: Annotated[int | None, Range(1, 1 << 20)] = None
     tied_head: bool = False  # tie a new head to the embeddings, for a backbone without one: see `Splade`
     sparsity: Literal["flops", "l1", "df_flops"] = "flops"
@@ -59,7 +59,7 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Encode texts as terms of weight above 0, in ascending id order, with a backbone's pretrained head.
+    """Encode texts as terms with weights above 0, in ascending id order, with a backbone's pretrained head.
 
     tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
     chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head
@@ -107,7 +107,7 @@ class Splade(TextEncoder):
         except ValueError as error:
             raise ValueError(
                 f"SPLADE needs its backbone's masked-language-model head: {error}. Choose one that has it, "
-                "or set tied_head, which makes a head of its embeddings"
+                "or set tied_head, which makes a head from its embeddings"
             ) from error
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
@@ -132,7 +132,7 @@ class Splade(TextEncoder):
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
-        # For the gradient, max stores only the places; without a gradient, amax is faster.
+        # With a gradient, max stores only the places; without one, amax is faster.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         return at_least_float32(best.relu()).log1p()  # both are monotone: the maximum comes first
 

@@ -17,7 +17,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class XTR(TokenSettings):
-    """Settings of XTR: query tokens retrieve k_train tokens in training and search_tokens (k') in search.
+    """Settings of XTR: a query token retrieves k_train tokens in training and search_tokens (k') in search.
 
     k_train: a number (at most 320 in the paper) or, if below 1, a share of the pool's tokens, which suits
     batches of any size. imputation: a key of `impute.IMPUTATIONS`.

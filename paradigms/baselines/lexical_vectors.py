@@ -23,7 +23,10 @@ PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0
 
 @dataclass(frozen=True)
 class Counts:
-    """Term counts of documents [n, v] and queries [m, v], idf [v]; `saturated` [n, v] holds BM25 without idf."""
+    """Term counts of documents [n, v] and queries [m, v].
+
+    `saturated` [n, v] holds BM25 without idf, and `idf` [v] the idf.
+    """
 
     corpus: Corpus
     bm25: BM25

@@ -14,4 +14,4 @@ Z. `tiles` computes the kernels' products; `threads` divides their work.
 `tests/scoring/test_equals_rel.py` compares every path with its reference.
 """
 
-VECTOR = 16  # numbers that the kernels read at once; rows with a multiple of these need no copy
+VECTOR = 16  # numbers that the kernels read at once; rows of a multiple of this length need no copy

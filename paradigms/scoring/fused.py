@@ -1,8 +1,8 @@
 """maxᵢ ⟨dᵢ, qⱼ⟩ and argmaxᵢ for every query token and document, without forming S: Triton kernels.
 
-The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile and keeps only the
-largest similarities and their places. It stores b·n·j numbers instead of b·n·i·j. The backward pass needs
-only the places:
+The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile, and keeps only the
+largest similarities and their places: b·n·j numbers instead of b·n·i·j. The backward pass needs only the
+places:
 
     ∂Q[b, j] = Σₙ g[b, n, j] · D[n, place[b, n, j]]
     ∂D[n, i] = Σ g[b, n, j] · Q[b, j] over the (b, j) whose place in n is i
@@ -28,10 +28,10 @@ from paradigms.core import Tokens
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FEATURES_HELD = 128  # features of a vector that a program holds at once
-PROGRAMS = 1024  # enough to keep every multiprocessor busy; beyond, a program takes several documents
-DOCUMENTS = 16  # most documents for which a program keeps its tile of query tokens
-# Arguments without compile-time specialisation. The last two are sizes rounded up, keys of the tuner: similar
-# batches are not tuned again.
+PROGRAMS = 1024  # enough to keep every multiprocessor busy; with more, a program takes several documents
+DOCUMENTS = 16  # maximum number of documents per tile of query tokens
+# Arguments without compile-time specialisation. The last two are rounded-up sizes, the tuner's keys, so that
+# similar batches are not tuned again.
 SIZES = ["documents", "tokens", "group", "near_tokens", "near_rows"]
 
 
@@ -57,7 +57,7 @@ def best_tokens(
 
     equal_ids: consider only tokens with the id of j (COIL). Among equal similarities, the first wins; NaN
     always wins. If there is no candidate, the maximum is 0 and the place is −1. Documents have x = 1; neither
-    side is empty. Vectors of both sides are float32, float16 or bfloat16; for float32,
+    side is empty. Both sides' vectors are float32, float16 or bfloat16; for float32,
     `torch.set_float32_matmul_precision` applies.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
@@ -89,7 +89,7 @@ class _BestTokens(torch.autograd.Function):
         with torch.cuda.device_of(D):
             _best[lambda tuned: (triton.cdiv(rows, tuned["ROWS"]), triton.cdiv(n, group))](
                 *(D, Q, d_mask.view(torch.uint8), q_mask.view(torch.uint8)),
-                *(D if d_ids is None else d_ids, Q if q_ids is None else q_ids),  # unread without ids
+                *(D if d_ids is None else d_ids, Q if q_ids is None else q_ids),  # never read without ids
                 *(lengths, best, place, n, i, rows, group),
                 EQUAL_IDS=d_ids is not None,
                 **ctx.common,
@@ -148,7 +148,7 @@ def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
 @triton.jit
 @no_type_check
 def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
-    """Load features of some rows of [·, FEATURES]; rows not `wanted` and features past the last are 0."""
+    """Load features of some rows of [·, FEATURES]; unwanted rows and features past the last are 0."""
     at = base + rows.to(tl.int64)[:, None] * FEATURES + features[None, :]
     mask = wanted[:, None]
     if FEATURES % BLOCK != 0:
@@ -164,7 +164,7 @@ def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.con
     ({"ROWS": 128, "TOKENS": 64}, 8, 2, None),
     ({"ROWS": 64, "TOKENS": 64}, 4, 3, None),
     ({"ROWS": 128, "TOKENS": 32}, 8, 2, None),
-    ({"ROWS": 64, "TOKENS": 32}, 4, 2, None),  # 64 KB at float32: any device
+    ({"ROWS": 64, "TOKENS": 32}, 4, 2, None),  # 64 KB in float32, which fits any device
 )
 @triton.jit(do_not_specialize=SIZES)
 @no_type_check

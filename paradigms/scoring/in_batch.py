@@ -1,4 +1,4 @@
-"""rel of every query and document of a training batch, without forming all of S."""
+"""rel of every query and document in a training batch, without forming all of S."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ def rel_of(
     S, A, place = pairs
     if documents.salience is not None:
         at = (place.clamp(min=0) + first_tokens(place, documents.mask.shape[-1])).flatten()
-        # index_select: the backward pass of take adds in an order that varies from run to run.
+        # index_select, because the backward pass of take adds in an order that varies from run to run.
         A = A * documents.salience.flatten().index_select(0, at).view_as(place)
     if queries.salience is not None:
         A = A * queries.salience[:, :, None, :]
@@ -64,8 +64,8 @@ def first_tokens(place: Tensor, i: int) -> Tensor:
     return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
 
 
-CELLS = {"cpu": 1 << 20}  # entries of S at once: with temporaries, they fit a processor's cache
-MANY_CELLS = 1 << 24  # on other devices: 64 MB, so that computing a chunk takes longer than its launch
+CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
+MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
@@ -75,9 +75,9 @@ def in_batch_rel(
     """Compute `core.rel` in bounded memory, with equal values and gradients.
 
     Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries. For the
-    backward pass, a hard alignment with few pairs saves their places and similarities [b, n, r, j], where r
-    is the largest number of document tokens aligned to one query token. An alignment that is soft, or that
-    aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
+    backward pass, a hard alignment with few pairs saves the pairs' places and similarities [b, n, r, j],
+    where r is the largest number of document tokens aligned to one query token. An alignment that is soft, or
+    that aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
     slices of queries, so an alignment that reads the pool (XTR) sees the whole pool. On a device in `FUSED`,
     a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and rel is float32. For weights of terms
     (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product (`_product_of_terms`).

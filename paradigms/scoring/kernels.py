@@ -32,8 +32,8 @@ from paradigms.scoring.tiles import (
 )
 
 AHEAD = 16  # tokens to prefetch where the processor cannot predict the address
-NEXT = 8  # documents between one that is probed and one whose centroids are prefetched
-WIDEST = 3 * GRAIN  # most lanes of a tile
+NEXT = 8  # distance from the probed document to the one whose centroids are prefetched
+WIDEST = 3 * GRAIN  # maximum number of lanes per tile
 INTERNAL = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # called by kernels only
 helper = njit(**INTERNAL)  # type: ignore[call-overload]
 
@@ -55,7 +55,7 @@ def halves(vectors: np.ndarray) -> Stored:
     """Make a `Stored` from float16 vectors [tokens, h]."""
     none = [np.zeros(0, dtype) for dtype in (np.uint8, np.uint16)]
     for array in none:
-        array.setflags(write=False)  # as memory-mapped files are: numba compiles one type only
+        array.setflags(write=False)  # like memory-mapped files, so that numba compiles only one type
     return Stored(vectors.view(np.uint8), 16, none[0], np.zeros(0, np.float32), none[1])
 
 
@@ -65,7 +65,7 @@ class Query(NamedTuple):
     For codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
 
-    tiles: np.ndarray  # of Q, or of spread · Q: see `tiles.QueryTiles`
+    tiles: np.ndarray  # tiles of Q, or of spread · Q: see `tiles.QueryTiles`
     edges: np.ndarray
     spans: np.ndarray  # int64 [b + 1]: query n has the tokens spans[n] to spans[n + 1]
     weights: np.ndarray  # float32 [lanes]: salience, or 1
@@ -97,7 +97,7 @@ def _fetch(tokens, token, target, width):
 @no_type_check
 @helper
 def _known(query, centroid):
-    """Return the centroid's number, limited to existing centroids in case a file is damaged."""
+    """Return the centroid's number, clipped to existing centroids in case a file is damaged."""
     return min(np.int64(centroid), query.near.shape[0] - 1)
 
 
@@ -127,14 +127,14 @@ def _fill(tokens, documents, document, token, rows, places, ends):
     """Write up to BLOCK tokens as float32 to `rows`, starting at `token` of `document`.
 
     places[:, r]: number and centroid of the token in rows[r]. ends[s]: end of the block's s-th document; the
-    last document may continue in the next block. Returns the next document, the next token, and the numbers
-    of tokens and documents in the block.
+    last document may continue in the next block. Returns the next document, the next token, and the block's
+    numbers of tokens and documents.
     """
     width, count, segments = rows.shape[1], 0, 0
     while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
         if token == documents.starts[document] and document + 1 < documents.starts.shape[0]:
             following = documents.starts[document + 1]
-            if following != documents.stops[document]:  # otherwise the processor predicts it
+            if following != documents.stops[document]:  # otherwise, the processor predicts the address
                 _ask(tokens, following, min(AHEAD, documents.stops[document + 1] - following))
         take = min(documents.stops[document] - token, BLOCK - count)
         for r in range(count, count + take):
@@ -359,7 +359,7 @@ class Matches(NamedTuple):
     begins: np.ndarray
     order: np.ndarray
     vectors: np.ndarray  # Q, or spread · Q: float32 [lanes, h]
-    positive: bool  # tokens with an id of at least 0 are aligned by positive similarities only
+    positive: bool  # tokens with ids >= 0 are aligned only if the similarity is positive
 
 
 @no_type_check
@@ -405,12 +405,12 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 class Largest(NamedTuple):
     """The k largest similarities of each query token in one thread, and a buffer of k more."""
 
-    values: np.ndarray  # float32 [lanes, 2k]: the buffer, and after it the k largest
+    values: np.ndarray  # float32 [lanes, 2k]: the buffer, then the k largest
     latest: np.ndarray  # int64 [lanes]: number of values in the buffer
 
 
 def largest_of(lanes: int, k: int) -> Largest:
-    """Make a `Largest` that is filled with −∞."""
+    """Make a `Largest` filled with −∞."""
     return Largest(np.full((lanes, 2 * k), -np.inf, np.float32), np.zeros(lanes, np.int64))
 
 
@@ -419,9 +419,9 @@ def largest_of(lanes: int, k: int) -> Largest:
 def retrieve(tokens, query, documents, width, met, best, tops):
     """Update each query token's k largest similarities; keep maxima of documents that may contain them.
 
-    tops: one `Largest` for all calls of a thread. Values above the k-th are buffered. Once the buffer holds k
-    values, the smaller half of all values is dropped, which is much faster than a heap. best[m, j]: maximum
-    of document met[m]. Returns the number of documents in `met`.
+    tops: one `Largest` for all calls of a thread. Values above the k-th largest are buffered. Once the buffer
+    holds k values, the smaller half of all values is dropped; this is much faster than a heap. best[m, j]:
+    maximum of document met[m]. Returns the number of documents in `met`.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -490,7 +490,7 @@ def probe(tokens, query, documents, width, chosen, best):
     total, count = documents.starts.shape[0], 0
     for n in range(total):
         _clear(best, n)
-        if n + NEXT < total:  # its centroids, which the processor cannot predict
+        if n + NEXT < total:  # prefetch its centroids, whose addresses the processor cannot predict
             for byte in range(0, 2 * (documents.stops[n + NEXT] - documents.starts[n + NEXT]), LINE):
                 prefetch(at(tokens.centroids, documents.starts[n + NEXT]) + byte)
         for token in range(documents.starts[n], documents.stops[n]):

@@ -20,7 +20,7 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 
 
 class Scorer:
-    """Compute rel of all queries and documents, [x, y·n]: document m of query y is in column y·n + m.
+    """Compute rel of all queries and documents [x, y·n]; document m of query y is in column y·n + m.
 
     paired: score only the n documents that belong to each query, [x, n], for distillation losses. Raises
     ValueError if the alignment reads token ids, because these losses do not pass them.

@@ -24,10 +24,16 @@ from paradigms.scoring.threads import shared, worth
 if TYPE_CHECKING:
     from paradigms.scoring import kernels
 
-NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # in the kernels' numbering
-PIECES = 4  # per thread, so that no thread waits long for another
+NORMALISERS = (
+    "one",
+    "query_tokens",
+    "document_tokens",
+    "total",
+    "retrieved",
+)  # position = number in the kernels
+PIECES = 4  # pieces of work per thread, so that no thread waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
-PACKED = 1 << 20  # bytes of queries scored together: they stay in the cache
+PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the cache
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
@@ -52,7 +58,7 @@ def compiled(recipe: Recipe) -> bool:
 
 
 def slices(queries: Tokens) -> list[Tokens]:
-    """Split queries [b, 1, j, h] into slices that stay in the cache."""
+    """Split queries [b, 1, j, h] into slices that fit in the cache."""
     ends = np.cumsum(queries.mask.sum((1, 2)).numpy()) * queries.vectors.shape[-1] * 4 // PACKED
     cuts = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(ends)]
     return [queries[low:high] for low, high in pairwise(cuts)]
@@ -190,14 +196,16 @@ class Scanned:
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
         k = max(1, min(k, int(lengths.sum())))
-        tops: dict[int, kernels.Largest] = {}  # per thread: the more tokens, the larger the k-th similarity
+        tops: dict[
+            int, kernels.Largest
+        ] = {}  # one per thread: with more tokens, the k-th similarity is larger
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
             some, thread = part.stop - part.start, get_ident()
             if thread not in tops:
                 tops[thread] = kernels.largest_of(lanes, k)
             met = np.empty(some + 1, np.int64)
-            # Rows that are not written take no memory; the kernel clears one row more than it returns.
+            # Unwritten rows take no memory; the kernel clears one more row than it returns.
             best = np.empty((some + 1, len(packed.query.weights)), np.float32)
             documents = kernels.Documents(starts[part], stops[part], self.salience)
             filled = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops[thread])
@@ -226,9 +234,9 @@ class Retrieved(NamedTuple):
     """The results of a token search in a pool, for the real tokens of packed queries."""
 
     k: int
-    largest: np.ndarray  # [j, k]: the largest similarities, −∞ where there are fewer
-    documents: np.ndarray  # [n]: places in the pool of all documents with one of these
-    best: np.ndarray  # [n, j]: their maxima; below the k-th largest, any value
+    largest: np.ndarray  # [j, k]: the largest similarities, padded with −∞
+    documents: np.ndarray  # [n]: places in the pool of all documents with one of these similarities
+    best: np.ndarray  # [n, j]: these documents' maxima; arbitrary if below the k-th largest
 
 
 def filled(
@@ -236,9 +244,9 @@ def filled(
 ) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
     """Compute f_XTR'(q, d) of each pool's retrieved documents, a mask of these documents, and mⱼ.
 
-    The mask says whether d has one of the k' tokens that are most similar to a token of q in all pools
-    together. mⱼ also uses all pools. spans: where each query begins among the tokens j. corpus: number of
-    tokens in all pools.
+    The mask tells whether d has one of the k' tokens that are most similar to a token of q, over all pools.
+    mⱼ also uses all pools. spans: where each query begins among the tokens j. corpus: number of tokens in all
+    pools.
     """
     k = min(recipe.search_tokens, sum(pool.k for pool in pools))
     largest = np.concatenate([pool.largest for pool in pools], axis=1)

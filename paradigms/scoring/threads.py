@@ -11,7 +11,7 @@ import torch
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
-WORTH = 1 << 14  # tokens per thread, some .4 ms of work: for fewer, waking a thread does not pay
+WORTH = 1 << 14  # tokens per thread, about .4 ms of work; with fewer, waking a thread does not pay
 
 _busy = threading.local()
 

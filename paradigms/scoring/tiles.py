@@ -1,10 +1,10 @@
-"""Products of document and query tokens in LLVM: tiles fit the processor's registers.
+"""Products of document and query tokens in LLVM, in tiles that fit in the processor's registers.
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 
-A tile is a few rows and one, two or three GRAINs of query tokens. The sums stay in registers, so the shape
-of tiles depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), which is detected at import. Stored
-files do not depend on the shape. Intrinsics take addresses and counts as integers, without any checks.
+A tile is a few rows and one, two or three GRAINs of query tokens. The sums stay in registers, so the shape of
+tiles depends on the host (`NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`), which is detected at import. Stored files
+do not depend on the shape. Intrinsics take addresses and counts as integers, without any checks.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, call-arg, import-untyped"
@@ -24,7 +24,7 @@ class Registers(NamedTuple):
     """The vector registers of a processor."""
 
     number: int
-    lanes: int  # float32 in each
+    lanes: int  # float32 numbers per register
     halves: bool  # whether an instruction widens float16
 
 
@@ -52,11 +52,11 @@ def _host() -> Registers:
 
 
 HOST = _host()
-GRAIN = max(8, HOST.lanes)  # query tokens: a tile has one, two or three of these
-# Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value must fit
-# the registers; more than 8 gain nothing.
+GRAIN = max(8, HOST.lanes)  # query tokens per grain; a tile has one, two or three grains
+# Document tokens of a tile of one, two and three grains: the sums, a row of queries and one value must fit in
+# the registers; more than 8 tokens gain nothing.
 ROWS = tuple(min(8, HOST.number * 3 // 4 // (n * GRAIN // HOST.lanes)) for n in (1, 2, 3))
-BLOCK = 24  # document tokens that are widened at once: a multiple of all ROWS
+BLOCK = 24  # document tokens widened at once: a multiple of all ROWS
 LINE = 64  # bytes of a cache line
 UNROLLED = 4  # steps of h in one iteration of the loop
 
@@ -152,7 +152,7 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 def dots(rows, queries, out, width, count, grains, ahead):
     """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for the first rows.
 
-    The number of rows is `count`, rounded up to a multiple of the tile's height in ROWS.
+    The number of rows is `count` rounded up to a multiple of the tile's height (ROWS).
     """
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
@@ -321,7 +321,7 @@ def _widened(builder, bits):
     floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
     if HOST.halves:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)
-    # Exponent and mantissa moved to their places, times 2^112 for the different exponent bias: exact.
+    # Move exponent and mantissa into place, and multiply by 2^112 for the different exponent bias: exact.
     wide = builder.zext(bits, ints)
 
     def constant(value: int):
@@ -335,7 +335,7 @@ def _widened(builder, bits):
 
 def _load(builder, pointer, align):
     value = builder.load(pointer)
-    value.align = align  # of one element: memory-mapped arrays may begin anywhere
+    value.align = align  # alignment of one element, because memory-mapped arrays may begin anywhere
     return value
 
 
