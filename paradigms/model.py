@@ -140,7 +140,7 @@ class Paradigm(Trainable):
         return self.recipe.align.reads | salience
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
-        """Return a model with the same encoder and another A such as `TopK(k=2)`, and Z = `normalise` if given.
+        """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
 
         This serves ALIGNER's alignments at test time and MVDR (q←d). If A is of another class, search does
         not impute.
