@@ -82,6 +82,7 @@ class Together:
         texts = [text for text, _ in waiting]
         try:
             answers, seconds = await self._run(lambda: compute(texts, *settings))
+            answered = list(zip(answers, waiting, strict=True))
         except Exception as error:
             if len(waiting) > 1:  # only the text that causes the error fails
                 for one in waiting:
@@ -89,6 +90,6 @@ class Together:
             elif not (future := waiting[0][1]).done():
                 future.set_exception(error)
             return
-        for answer, (_, future) in zip(answers, waiting, strict=True):
+        for answer, (_, future) in answered:
             if not future.done():  # its client may have left
                 future.set_result((answer, seconds))

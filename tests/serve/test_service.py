@@ -1,7 +1,9 @@
 """The service: answers equal the retrievers', wrong requests get one sentence, other sites get nothing."""
 
+import asyncio
 import http.client
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
@@ -13,6 +15,7 @@ from paradigms.align import TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Indexed, Passages, Reranking
+from paradigms.serve.together import Together
 from tests.near import assert_within_rounding, same_scores
 from tests.serve.served import CORPUS, JUDGED, NAMES, QUERY, SLASH, needed, serving, systems, texts
 from tests.tiny import WORDS
@@ -30,6 +33,16 @@ def retrievers(tiny_bert, seq2seq):
 def port(retrievers):
     with serving(retrievers) as port:
         yield port
+
+
+def test_connections_send_at_once():
+    """Or each body would wait 40 ms for the acknowledgement of its headers."""
+    from paradigms.serve.service import listen
+
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def asked(port, path, body=None, method=None, **headers):
@@ -355,6 +368,20 @@ def test_texts_that_come_together_are_encoded_together(retrievers, monkeypatch):
         own = tokens([text], "query")
         vectors = torch.tensor(answer["texts"][0]["vectors"])
         assert_within_rounding(vectors, own.vectors[own.mask], torch.bfloat16, 4, scale=1.0)
+
+
+def test_a_batch_with_too_few_answers_is_an_error():
+    """And not a request that is never answered."""
+
+    async def ask():
+        together = Together()
+        try:
+            return await asyncio.wait_for(together.each(lambda texts: [], "fish"), 30)
+        finally:
+            together.close()
+
+    with pytest.raises(ValueError, match="shorter"):
+        asyncio.run(ask())
 
 
 def test_more_requests_than_may_wait_are_refused(retrievers, monkeypatch):
