@@ -1,7 +1,7 @@
 """Search engines for indexes too large for one machine: LanceDB, Qdrant, PostgreSQL.
 
-The stored vectors are written to an engine once. The engine then ranks by Σⱼ maxᵢ dᵢᵀqⱼ, exactly or with its
-own approximate index.
+`hand_over` writes a store's vectors to an engine. The engine then ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ, exactly
+or with an approximate index.
 
     engine = LanceEngine("s3://bucket/table", dim=store.dim)
     hand_over(store, model, engine)

@@ -1,4 +1,4 @@
-"""The interface of an engine, and a retriever over it for the paradigms that it can score."""
+"""`Engine`, the interface of all engines, and `EngineRetriever`, which searches an engine with a paradigm."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,10 +25,10 @@ Vectors = Float[np.ndarray, "_ h"]
 
 
 class Engine(ABC):
-    """A store of documents, each with one or more `dim`-dimensional vectors, ranked by Σⱼ maxᵢ dᵢᵀqⱼ.
+    """A store that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ; each document has one or more vectors [dim].
 
-    single: whether each document and query has exactly one vector. place: the name to use in errors, such as
-    a folder. Subclasses define `_add` and `_top`, which receive arguments that are already checked.
+    single: whether each document and query has exactly one vector. place: name of the engine in errors, such
+    as a folder. Subclasses define `_add` and `_top`, which receive arguments that are already checked.
     """
 
     dim: int
@@ -38,8 +38,9 @@ class Engine(ABC):
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         """Store documents with at least one vector each, replacing stored documents with the same ids.
 
-        Raises ValueError if a document is listed twice, has no vectors or has vectors that do not fit. Also
-        raises ValueError, naming the place, if the engine fails, for example because the disk is full.
+        Raises ValueError if a document is listed twice or has no vectors, or if vectors have the wrong shape
+        or are not finite. Also raises ValueError, naming the place, if the engine fails, for example because
+        the disk is full.
         """
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
@@ -53,10 +54,10 @@ class Engine(ABC):
                 self._add(ids, documents)
 
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
-        """Return the k best documents and their scores for one query; empty if it has no vectors.
+        """Return the k best documents and their scores for one query, or [] if the query has no vectors.
 
-        among: ids of the only documents to score, which is then exact. Raises ValueError if the vectors do
-        not fit.
+        among: ids of documents to score exactly, ignoring all others. Raises ValueError if the vectors have
+        the wrong shape or are not finite.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -64,8 +65,8 @@ class Engine(ABC):
         with naming(self.place):
             return self._top(query, k, among) if len(query) else []
 
-    def close(self) -> None:  # noqa: B027  most engines hold nothing that others wait for
-        """Release what the engine holds open."""
+    def close(self) -> None:  # noqa: B027  most engines have nothing to release
+        """Release locks and connections."""
 
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
@@ -90,10 +91,10 @@ def hand_over(
     rows: Sequence[int] | None = None,
     progress: bool = False,
 ) -> int:
-    """Write the stored vectors of documents into an engine; return how many documents have vectors.
+    """Write the stored vectors of documents to an engine; return how many documents have vectors.
 
-    rows: rows of documents that are not deleted; None means all. Raises ValueError if the engine cannot score
-    for the model (`check_maxima`).
+    rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
+    cannot score the model's vectors (`check_maxima`).
     """
     store.check(model)
     check_maxima(model, engine)
@@ -116,7 +117,7 @@ class EngineRetriever:
     """Search and rerank by rel over the documents of an engine.
 
     model: the model that encoded the documents. corpus: the documents' texts, for `explain`. Raises
-    ValueError if the engine cannot score for the model (`check_maxima`).
+    ValueError if the engine cannot score the model's vectors (`check_maxima`).
     """
 
     engine: Engine
@@ -134,7 +135,7 @@ class EngineRetriever:
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the run's documents by rel; documents missing from the engine, such as empty ones, get −∞."""
+        """Score the run's documents by rel. Documents that the engine does not store score −∞."""
         check_queries(run, queries)
         counts = {query: len(documents) for query, documents in run.items() if documents}
         scored = self._ranked(f"rerank {self.model.name}", queries, counts, run, progress)
@@ -154,20 +155,23 @@ class EngineRetriever:
         among: Mapping[str, Collection[str]],
         progress: bool,
     ) -> Run:
-        """Rank counts[query] documents for each query, among all documents or, if given, among[query]."""
+        """Rank counts[query] documents for each query, from among[query] if given, else from all."""
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):
                 query = self.model.encode_queries([queries[name]]).to("cpu")
                 vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
-                Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # reads neither A nor a document
+                Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # depends on neither A nor d
                 ranking = self.engine.top(vectors, count, among.get(name))
                 run[name] = best_first({id: score / Z for id, score in ranking})
         return run
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:
-    """Raise ValueError unless rel is Σⱼ maxᵢ dᵢᵀqⱼ times a factor of the query, and the vectors fit."""
+    """Raise ValueError unless the engine can score the model's vectors.
+
+    rel must be Σⱼ maxᵢ dᵢᵀqⱼ times a factor that depends on the query alone.
+    """
     recipe, settings = model.recipe, model.encoder.settings
     one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     maxsim = recipe.align.is_maxsim(1 if one else UNBOUNDED)

@@ -10,20 +10,21 @@ from paradigms.engines.base import Engine, Vectors
 from paradigms.io.checks import naming
 
 TABLE, DOT, COSINE = "documents", "dot", "cosine"
-UNIT = 1e-2  # a vector's length may differ from 1 by this much
-SAMPLE = 1000  # documents whose lengths are checked before an index is made
+UNIT = 1e-2  # tolerated difference of a vector's length from 1
+SAMPLE = 1000  # documents whose vectors' lengths are checked before indexing
 
 
 class LanceEngine(Engine):
     """Documents in a LanceDB table.
 
-    place: a folder, or an address such as s3://bucket/path. single: one vector per document. storage_options:
-    LanceDB's options for an object store, such as endpoint and region; LanceDB also reads AWS_ENDPOINT,
-    AWS_ACCESS_KEY_ID and similar variables from the environment.
+    place: a folder, or an address such as s3://bucket/path. single: whether each document has one vector.
+    nprobes: number of the index's lists to read per search. storage_options: LanceDB's options for an object
+    store, such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar
+    variables from the environment.
 
-    Search is exact until `approximate` makes an index, and then reads `nprobes` of the index's lists. LanceDB
-    can index several vectors per document only by cosine, so such vectors must have length 1. Raises
-    ValueError if the place has a table with other columns or an index with another metric.
+    Search is exact until `approximate` makes an index. LanceDB can index several vectors per document only by
+    cosine, so such vectors must have length 1. Raises ValueError if the place has a table with other columns
+    or an index with another metric.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class LanceEngine(Engine):
             names = ", ".join("'" + id.replace("'", "''") + "'" for id in among)
             search = search.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
         rows = search.limit(k).to_list()
-        return [(row["id"], len(query) - row["_distance"]) for row in rows]  # 1 − dᵀq of each query vector
+        return [(row["id"], len(query) - row["_distance"]) for row in rows]  # distances are Σⱼ (1 − dᵀqⱼ)
 
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
-        """Index the vectors with LanceDB.
+        """Make an approximate index with LanceDB.
 
-        index_type: such as IVF_FLAT. settings: arguments of the index type's class in lancedb.index. Raises
-        ValueError if documents have several vectors whose length is not 1.
+        index_type: LanceDB's name, such as IVF_FLAT. settings: arguments of the index's class in
+        lancedb.index. Raises ValueError if documents have several vectors whose lengths are not 1.
         """
         from lancedb import index
 
@@ -113,5 +114,5 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
 
 
 def _columns(schema: Any) -> dict[str, str]:
-    """Map each column to its type, without the name that LanceDB gives to list items."""
+    """Map each column to its type, omitting the name that LanceDB gives to list items."""
     return {field.name: re.sub(r"\w+: | not null", "", str(field.type)) for field in schema}

@@ -5,8 +5,8 @@
 
     mteb.evaluate(MTEBModel(paradigms.load("results/mine")), mteb.get_tasks(tasks=["SciFact"]))
 
-It implements mteb's `SearchProtocol`: `index` and `search`. mteb computes the measures, and ignores identical
-ids in the tasks that ask for it.
+`MTEBModel` implements mteb's `SearchProtocol`: `index` and `search`. mteb computes the measures, and ignores
+identical ids if the task requires it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MTEBModel:
         self._corpus = Corpus([], [])
 
     def index(self, corpus: Iterable[Mapping[str, Any]], **_: Any) -> None:
-        """Set the corpus, from rows with id, text and perhaps a title.
+        """Set the corpus. corpus: rows with id, text and optionally title.
 
         Raises ValueError if a generative model was built for another corpus.
         """
@@ -54,7 +54,7 @@ class MTEBModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> Run:
-        """Rank top_k documents per query, from all or, in a reranking task, from top_ranked[query]."""
+        """Rank the top_k best documents for each query, from top_ranked[query] if given, else from all."""
         texts = {str(row["id"]): _text(row) for row in queries}
         if top_ranked is not None:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}
@@ -66,7 +66,7 @@ class MTEBModel:
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """The description that mteb writes beside the results."""
+        """The model's metadata, which mteb writes beside the results."""
         from mteb.models import ModelMeta
 
         kind = "cross-encoder" if self.model.name in RERANKERS else "late-interaction"
@@ -82,7 +82,7 @@ class MTEBModel:
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """The text of a document, or of a query with its instruction."""
+    """Return a document's text, or a query's text with its instruction."""
     if not isinstance(row["text"], str):
         raise ValueError(f"the row {row.get('id')!r} holds no text: conversations are not supported")
     return joined(row["text"], row.get("instruction") or "")

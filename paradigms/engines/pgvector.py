@@ -13,11 +13,11 @@ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY at
 class PgvectorEngine(Engine):
     """Documents in a PostgreSQL table, one row per vector.
 
-    address: postgresql://user@host/database, as psycopg takes it; no error repeats the password, which may
-    also come from PGPASSWORD or ~/.pgpass. single: one vector per document. nearest: 0 scores every document;
-    otherwise each query vector finds this many rows, up to 1,000, by the index that `approximate` makes, and
-    their documents are scored in full. schema: the schema of the table, created if missing. Raises ValueError
-    if the schema has a table with other columns.
+    address: psycopg's address, such as postgresql://user@host/database. The password may also come from
+    PGPASSWORD or ~/.pgpass, and is never shown in errors. single: whether each document has one vector.
+    nearest: number of rows, up to 1,000, that each query vector retrieves from the index that `approximate`
+    makes, before their documents are scored in full; 0 scores every document. schema: schema of the table,
+    created if missing. Raises ValueError if the schema has a table with other columns.
     """
 
     def __init__(
@@ -26,15 +26,15 @@ class PgvectorEngine(Engine):
         import psycopg
         from pgvector.psycopg import register_vector
 
-        if not 0 <= nearest <= 1000:  # pgvector would only warn, and use 40
+        if not 0 <= nearest <= 1000:  # pgvector would only warn and use 40
             raise ValueError(f"nearest must be from 0 to 1,000, got {nearest}")
         self.dim, self.single, self.nearest = dim, single, nearest
         try:
             parts = psycopg.conninfo.conninfo_to_dict(address)
-        except psycopg.ProgrammingError:  # its message repeats the address
+        except psycopg.ProgrammingError:  # its message contains the address
             parts = {"host": "@"}
         host, name = parts.get("host", "PGHOST"), parts.get("dbname", "default database")
-        if "@" in f"{host}{name}":  # a part of a password
+        if "@" in f"{host}{name}":  # part of a password
             raise ValueError(
                 "address must be like postgresql://user@host/database; in a password write @ and / as "
                 "%40 and %2F"
@@ -77,7 +77,7 @@ class PgvectorEngine(Engine):
                         copy.write_row((id, vector) if self.single else (id, n, vector))
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
-        # rel = Σⱼ maxᵢ dᵢᵀqⱼ, and <#> is the negative inner product.
+        # rel = Σⱼ maxᵢ dᵢᵀqⱼ, where <#> is the negative inner product.
         rel = " + ".join(["max(-(vector <#> %s))"] * len(query))
         where, values = "", [*query]
         if among is not None:

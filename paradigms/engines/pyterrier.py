@@ -24,7 +24,7 @@ from paradigms.store.build import store_files
 class Retriever(pt.Transformer):
     """qid, query → qid, query, docno, score, rank of the k best documents per query; ids become strings.
 
-    retriever: any retriever of `paradigms.retrieve`, such as an `Indexed` or a `BM25`.
+    retriever: any retriever from `paradigms.retrieve`, such as `Indexed` or `BM25`.
     """
 
     def __init__(self, retriever: retrieve.Retriever, k: int = 1000) -> None:
@@ -67,8 +67,8 @@ class Reranker(pt.Transformer):
 class Indexer(pt.Indexer):
     """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts in corpus.jsonl.
 
-    kind: a key of `INDEXES`. settings: keywords of `Store.build`. Raises FileExistsError if the folder has a
-    corpus.jsonl but neither a finished nor an interrupted index.
+    kind: a key of `INDEXES`. k: number of documents per query. settings: arguments of `Store.build`. Raises
+    FileExistsError if the folder has a corpus.jsonl but neither a finished nor an interrupted index.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Indexer(pt.Indexer):
             raise FileExistsError(
                 f"{file} would be replaced, but has no index beside it: choose another folder"
             )
-        new = file.with_name(f".{file.name}")  # until the index is built
+        new = file.with_name(f".{file.name}")  # temporary name until the index is built
         write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), new)
         corpus = read_corpus(new)
         settings = {"kind": self.kind, "progress": True, **self.settings}

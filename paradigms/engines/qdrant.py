@@ -1,4 +1,4 @@
-"""Qdrant, as an engine in this process with a folder, or as a server or cluster (extra `qdrant`)."""
+"""Qdrant, embedded in this process with a folder, or as a server or cluster (extra `qdrant`)."""
 
 import json
 import uuid
@@ -12,16 +12,17 @@ from paradigms.io.checks import naming
 from paradigms.io.files import locked
 
 COLLECTION = "documents"
-REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32
-CONFIG = "edge_config.json"  # of a folder of qdrant-edge-py
+REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32 MB
+CONFIG = "edge_config.json"  # file that qdrant-edge-py writes into its folder
 
 
 class QdrantEngine(Engine):
     """Documents in a collection on a Qdrant server or cluster.
 
-    client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. exact: whether to score every
-    document instead of searching Qdrant's HNSW graph. Raises ValueError if the collection exists with other
-    vectors or another metric, or if path= is given; use `QdrantEdgeEngine` for a folder.
+    single: whether each document has one vector. exact: whether to score every document instead of searching
+    Qdrant's HNSW graph. client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. Raises
+    ValueError if the collection has other vectors or another metric, or if path= is given; for a folder, use
+    `QdrantEdgeEngine`.
     """
 
     def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
@@ -65,11 +66,11 @@ class QdrantEngine(Engine):
 
 
 class QdrantEdgeEngine(Engine):
-    """Documents in a folder that only this process may have open, searched by Qdrant's embedded engine.
+    """Documents in a folder that only one process can open, searched by Qdrant's embedded engine.
 
-    exact: whether to score every document instead of searching the HNSW graph that `approximate` makes.
-    Raises ValueError if the folder has other vectors, another metric or unrelated files, and BlockingIOError
-    if it is already open.
+    single: whether each document has one vector. exact: whether to score every document instead of searching
+    the HNSW graph that `approximate` makes. Raises ValueError if the folder has other vectors, another metric
+    or unrelated files, and BlockingIOError if the folder is already open.
     """
 
     def __init__(self, path: str | Path, dim: int, *, single: bool = False, exact: bool = False) -> None:
@@ -114,12 +115,12 @@ class QdrantEdgeEngine(Engine):
         return [(point.payload["id"], point.score) for point in self.shard.query(request)]
 
     def approximate(self) -> None:
-        """Let Qdrant merge its segments and build the HNSW graph of each segment above its threshold."""
+        """Merge segments, and build HNSW graphs for the segments that exceed Qdrant's size threshold."""
         with naming(self.place):
             self.shard.optimize()
 
     def close(self) -> None:
-        """Write pending changes and release the folder."""
+        """Write pending changes and unlock the folder."""
         with self._lock:
             self.shard.close()
 
@@ -145,7 +146,7 @@ def _points(
 
 
 def _uuid(id: str) -> uuid.UUID:
-    """Convert an id to a UUID, because Qdrant's ids are numbers or UUIDs."""
+    """Convert an id to a UUID, because Qdrant only accepts numbers and UUIDs as ids."""
     return uuid.uuid5(uuid.NAMESPACE_URL, id)
 
 
@@ -158,7 +159,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError, describing both, if a collection's vectors differ from the expected ones."""
+    """Raise ValueError, describing both, if a collection's vectors differ from the expected vectors."""
     if _vectors(stored) != _vectors(expected):
         raise ValueError(
             f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"

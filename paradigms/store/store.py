@@ -345,7 +345,7 @@ class Store:
         return row
 
     def _row(self, id: str) -> int | None:
-        """Return a document's row, or None. The first `SCANS` lookups scan `keys`; later ones use a dict."""
+        """Return a document's row, or None. The first `SCANS` calls scan `keys`; later calls use a dict."""
         self._scans += 1
         if self._scans > SCANS:
             return self.rows_by_id.get(id)
@@ -354,7 +354,7 @@ class Store:
         return next((row for row in there if self.names(np.array([row])) == [id]), None)
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
-        """Return the documents' rows, int64. Raises KeyError, naming the document, if one is not stored."""
+        """Return documents' rows, int64. Raises KeyError, naming it, if a document is unknown or deleted."""
         check_several(ids, "document ids")
         return np.array([self.position(id) for id in ids], dtype=np.int64)
 
