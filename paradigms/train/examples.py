@@ -44,7 +44,7 @@ def build_examples(
     each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
-        raise ValueError(f"{negatives} hard negatives per query need a run to mine them from")
+        raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
     gold: dict[str, list[str]] = {}
     ranked: dict[str, list[str]] = {}
     for query in sorted(split.judgements):

@@ -52,8 +52,8 @@ class FalseNegatives:
     def __post_init__(self) -> None:
         if (self.margin is None) == (self.share is None):
             raise ValueError(
-                "false negatives need a margin below the positive's score or a share of it: set exactly "
-                f"one, not margin={self.margin} and share={self.share}"
+                "false negatives need a margin below the positive's score or a share of it: set "
+                f"one of the two, not margin={self.margin} and share={self.share}"
             )
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"the share of a positive's score must lie in (0, 1], got {self.share}")
