@@ -1,10 +1,10 @@
-"""nDCG@10 by alignment strategy, and what a few judged queries gain by choosing it: ALIGNER's adaptation.
+"""nDCG@10 by alignment strategy, and the gain from choosing a strategy with a few judged queries (ALIGNER).
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
-alignment and seed, an ALIGNER without salience is trained. Its search with k = 1 gives every query's
-candidates, which are reranked under every strategy, as in the paper. Folds of the queries then choose among k
-in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers the whole results folder; collections,
-alignments and seeds may be added later.
+alignment and seed, an ALIGNER without salience is trained. As in the paper, a search with k = 1 gives every
+query's candidates, which are reranked under every strategy. Folds of the queries then choose among k in
+{1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers the whole results folder; collections, alignments
+and seeds may be added later.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ class Settings(EncoderStudy):
         at_least(self, depth=1, shots=1)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ def main(settings: Settings) -> None:
 
 
 def alignment_of(checkpoint: str) -> str:
-    """The name in MEASURED of the alignment that a saved ALIGNER was trained with."""
+    """Return the name in MEASURED of the alignment that a saved ALIGNER was trained with."""
     with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     for name, strategy in MEASURED.items():
@@ -138,7 +138,7 @@ def job(
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
-    """Load a saved paradigm that reads up to `length` tokens of documents."""
+    """Load a saved paradigm, and let it read up to `length` tokens of documents."""
     saved = Paradigm.from_pretrained(folder)
     encoder = TextEncoder(folder / "backbone", replace(saved.encoder.settings, document_length=length))
     longer = Paradigm(saved.recipe, encoder)
@@ -149,7 +149,7 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
 def measure(
     paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: Strategies
 ) -> Measured:
-    """nDCG@10 of each query under each strategy, over candidates from the model's search with k = 1."""
+    """Measure nDCG@10 of each query under each strategy, over candidates from a search with k = 1."""
     test = data.test
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
     candidates = first.search(test.queries, depth, progress=True)

@@ -1,11 +1,11 @@
 """Does it matter which side chooses? MVDR q→d, MVDR q←d and GR rerank the same candidates (Table 5).
 
 Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1, compare a T5-ColBERT, the same vectors with each document
-token aligned to its best query token (under both Zs, as the paper states none), and a T5-SEAL. GR reads a
-document as windows of `span` tokens, which begin where training spans may, and scores it by its best window.
-The scorers are the paper's raw logit, the log probability that GR is trained for, and the centred logit. The
-printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is measured too; these sequences are much
-longer than the training spans.
+token aligned to its best query token, and a T5-SEAL. The paper states no Z for the second system, so both Zs
+are measured. GR reads a document as windows of `span` tokens, which begin where training spans may begin, and
+scores the document by its best window. The scorers are the paper's raw logit, the log probability that GR is
+trained for, and the centred logit. The printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is
+measured too; these sequences are much longer than the training spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
@@ -39,16 +39,16 @@ from paradigms.retrieve import Indexed
 
 TASK = "alignment-directions"
 MEASURES = ("R@1", "R@10", "RR@10")
-PRIMARY = "RR@10"  # what is tested
-CANDIDATES = "BM25"  # the order of the candidates; relevant ones that BM25 missed come last
+PRIMARY = "RR@10"  # the tested measure
+CANDIDATES = "BM25"  # order of the candidates; relevant documents that BM25 missed come last
 CHANCE = "random order"
 FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}
 GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
-TRAINED = "GR, log probability"  # GR by its training score
+TRAINED = "GR, log probability"  # GR with its training score
 WHOLE = "GR, logit, whole document"  # Eq. 11 as printed
 PAPER = "Wu et al. 2024, §7.1"
-# R@1, R@10 and MRR@10 in percent, on NQ320K and on MS MARCO: Table 5.
+# R@1, R@10 and MRR@10 in percent, on NQ320K and on MS MARCO (Table 5).
 TABLE_5 = {
     FORWARD: ("61.3/91.9/72.0", "46.5/84.5/58.9"),
     **dict.fromkeys(BACKWARD, ("53.2/90.1/65.7", "34.8/78.8/48.4")),
@@ -70,7 +70,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
 
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
-    """Map each system to the pool, scored by its rel."""
+    """Map each system to the pool, scored by the system's rel."""
     (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
@@ -86,7 +86,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to its expected value per query if the candidates are in random order."""
+    """Map each measure to the expected value per query if the candidates are in random order."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
@@ -101,8 +101,8 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
     """Claims of §7.1, for each Z of q←d and each scorer of GR.
 
-    A system has not learned enough to be compared if its RR@10 does not exceed a random order's, or if its
-    model, ranking by its training score, has less than `LEARNED` of BM25's R@10.
+    A system has not learned enough to be compared if its RR@10 does not exceed the RR@10 of a random order,
+    or if its model, ranking by the training score, has less than `LEARNED` of BM25's R@10.
     """
     primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}
@@ -129,7 +129,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """The facts of the study, and the sections of the page by file name."""
+    """Return the facts of the study, and the page's sections by file name."""
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]

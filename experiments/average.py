@@ -1,6 +1,6 @@
-"""The mean of several results folders of compare.py, each collection with the same weight.
+"""Average several results folders of compare.py; each collection has the same weight.
 
-BEIR reports CQADupStack in this way: its twelve parts are searched separately and their measures averaged.
+BEIR reports CQADupStack in this way: the twelve parts are searched separately, and the measures are averaged.
 
     for part in path/to/cqadupstack/*/; do
         .venv/bin/python experiments/compare.py --collection $part --steps 0 \\
@@ -8,7 +8,8 @@ BEIR reports CQADupStack in this way: its twelve parts are searched separately a
     done
     .venv/bin/python experiments/average.py --folders '[results/cqa]'
 
-Intervals and tests resample the queries within each collection. The output folder gets table.md, table.csv.
+Intervals and tests resample the queries within each collection. The output folder gets table.md and
+table.csv.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Settings:
     """Settings: the results to average."""
 
     folders: list[str]
-    """results folders of compare.py, or one folder that holds them"""
+    """results folders of compare.py, or one folder that contains such folders"""
     output: str = "results/average"
     """results folder"""
     baseline: str = "bm25"
@@ -39,7 +40,7 @@ class Settings:
 
 FILE = "per_query.csv"
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import csv
 
@@ -68,7 +69,7 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """Read (stage, system) → measure → query → value. Raises ValueError with the line if a value is bad."""
+    """Read (stage, system) → measure → query → value. Raises ValueError with the line of a bad value."""
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -81,7 +82,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """Join values as stage → system → one group per part. Raises ValueError if a part lacks a value."""
+    """Join values as stage → system → one group per part. Raises ValueError if a part misses a value."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

@@ -1,8 +1,8 @@
-"""Set the findings, tables and figures of the present pages as one PDF, as a reproducibility paper.
+"""Typeset the findings, tables and figures of the current pages as one PDF, a reproducibility paper.
 
-`make paper` writes build/paper.pdf. The text is experiments/site/paper.typ. Its tables are read from the
-pages by heading and number, its findings from README, and its figures from the results beside the pages. A
-table or figure that is gone ends the build.
+`make paper` writes build/paper.pdf. The text is experiments/site/paper.typ. Tables are read from the pages by
+heading and number, findings from README, and figures from the results beside the pages. A missing table or
+figure stops the build.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: where the PDF goes."""
+    """Settings: the place of the PDF."""
 
     output: str = str(ROOT / "build" / "paper.pdf")
-    """the PDF, which is replaced"""
+    """the PDF file, which is overwritten"""
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import re
 import shutil
@@ -62,12 +62,12 @@ def main(settings: Settings) -> None:
 
 
 def quoted() -> list[str]:
-    """Return the pages whose tables the paper takes."""
+    """Return the pages whose tables the paper quotes."""
     return sorted({"README.md", *re.findall(r'page: "([^"]+)"', TEXT.read_text(encoding="utf-8"))})
 
 
 def tables(page: str) -> dict[str, list[Table]]:
-    """The tables of a page by the heading above them, as rows of cells without Markdown."""
+    """Return a page's tables by the heading above them, as rows of cells without Markdown."""
     found: dict[str, list[Table]] = {}
     heading, inside = "", False
     for line in page.splitlines():
@@ -84,12 +84,12 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 
 def findings(page: str) -> list[str]:
-    """Return the points of README's findings, without their links."""
+    """Return the points of README's findings, without links."""
     part = page.partition("## Findings")[2].partition("\n## ")[0]
     points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
     return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
 
 
 def plain(text: str) -> str:
-    """Return text without Markdown's links and marks."""
+    """Return text without Markdown links and marks."""
     return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).replace("\\|", "|").strip()

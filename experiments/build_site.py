@@ -1,8 +1,8 @@
-"""Build the pages, the live examples and the functions' pages as one static site with search.
+"""Build the pages, the live examples and the API reference as one static site with search.
 
-`make site` writes build/site/index.html, which any static host can serve. The site has all pages of
-the repository; a link or an anchor that leads nowhere ends the build. The live examples are drawn by the
-default encoder, untrained. The functions' pages are included if `make api` has written them.
+`make site` writes build/site/index.html, which any static host can serve. The site has all pages of the
+repository; a broken link or anchor stops the build. The live examples are drawn with the default encoder,
+untrained. The API reference is included if `make api` has written it.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: where the site goes."""
+    """Settings: the place of the site."""
 
     output: str = str(ROOT / "build" / "site")
-    """folder of the site, which is replaced"""
+    """folder of the site, which is overwritten"""
     api: str = str(ROOT / "build" / "api")
-    """the functions' pages of `make api`"""
+    """folder of the API reference that `make api` writes"""
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import re
 import shutil
@@ -77,7 +77,7 @@ def main(settings: Settings) -> None:
 
 
 def collect(folder: Path) -> None:
-    """Copy every page and every file that a page links to, in the same places; write the live examples."""
+    """Copy every page and every linked file to the same place in `folder`, and write the live examples."""
     rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests/attack")]
     for source in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(one for room in rooms for one in room)):
         linked = (source.parent / name for name in LINK.findall(source.read_text(encoding="utf-8")))
@@ -95,6 +95,6 @@ def collect(folder: Path) -> None:
 
 
 def drawn(models: dict[str, Paradigm]) -> str:
-    """The cards of the pair under each model, as a page that loads nothing."""
+    """Return the pair's cards under each model, as a page that loads no other files."""
     explained = [replace(model.explain(QUERY, DOCUMENT), system=name) for name, model in models.items()]
     return page([card_data(one) for one in explained], QUERY, DOCUMENT)

@@ -1,9 +1,9 @@
 """What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
 
-DE-BERT-k, ME-BERT(-k) and cross-attention are trained for each passage length and seed. With the untrained
-encoder (BERT-INIT), BM25, and hybrids with BM25, they rerank 200 candidates and search all passages, for the
-same queries. The report compares them with the theory's prediction for a random projection of BM25's vectors
-to the same number of dimensions. Systems and seeds may be added to a results folder.
+DE-BERT-k, ME-BERT(-k) and cross-attention are trained for each passage length and seed. These systems, the
+untrained encoder (BERT-INIT), BM25, and hybrids with BM25 rerank 200 candidates and search all passages, for
+the same queries. The report compares the systems with the theory's prediction for a random projection of
+BM25's vectors to the same number of dimensions. Systems and seeds may be added to a results folder.
 
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
 """
@@ -19,7 +19,7 @@ from studies.settings import OneCollection, Results, at_least, different, launch
 from paradigms.io.command_line import folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
-CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone as it comes, mean of its tokens
+CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone before training, mean of tokens
 
 
 @dataclass
@@ -32,27 +32,27 @@ class Settings(OneCollection, Results):
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
-    """most tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
+    """maximum tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
         default_factory=lambda: [
             *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
             *("ME-BERT-64", "ME-BERT", CROSS, INIT),
         ]
     )
-    """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's own width), CROSS-ATTENTION and BERT-INIT"""
+    """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
-    """systems that are also combined with BM25-uni and with BM25-bi"""
+    """systems to combine with BM25-uni and with BM25-bi"""
     vectors: int = 8
     """m, the number of vectors per document of ME-BERT"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """training seeds; passages, queries and candidates are the same for all seeds"""
     train_queries: int = 3000
     dev_queries: int = 200
-    """dev queries on which a hybrid's weight is tuned"""
+    """dev queries for tuning a hybrid's weight"""
     test_queries: int = 500
     passages: int = 0
-    """number of passages at every length, for the task containing; 0: all, so that longer passages are
-    fewer"""
+    """number of passages at every length, for the task containing; 0: all, so that there are fewer of the
+    longer passages"""
     distractors: int = 2
     """passages per query that differ from it in one or two words, for the task containing"""
     terms: Literal["words", "pieces"] = "words"
@@ -73,7 +73,7 @@ class Settings(OneCollection, Results):
     theory_queries: int = 100
     """test queries for the prediction of a random projection"""
     samples: int = 64
-    """Gaussian vectors per query for that prediction"""
+    """Gaussian vectors per query for the prediction"""
 
     def __post_init__(self) -> None:
         for name, kinds in (("systems", [CROSS, INIT]), ("hybrids", [])):
@@ -90,7 +90,7 @@ class Settings(OneCollection, Results):
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from accelerate import Accelerator
@@ -121,8 +121,8 @@ from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
 
-SPREAD = 64  # training queries, and passages throughout the corpus, on which the spread of scores is measured
-POOLING = "mean"  # into one vector, as all-MiniLM-L6-v2 has learned; the paper's is cls
+SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
+POOLING = "mean"  # pooling to one vector, as in all-MiniLM-L6-v2; the paper has cls
 TITLES = {"containing": "the passage that contains the query", "answers": "question answering"}
 
 
@@ -138,7 +138,7 @@ def main(settings: Settings) -> None:
         for task in tasks
         for seed in settings.seeds
         for name in settings.systems
-        if seed == settings.seeds[0] or name != INIT  # no seed changes it
+        if seed == settings.seeds[0] or name != INIT  # the same for all seeds
     ]
     results = run_jobs(jobs, accelerator, console)
     results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
@@ -184,14 +184,14 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Make titles by which texts are joined: if all titles differ, the ids up to a colon."""
+    """Make titles for joining texts: if all titles differ, use the ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
 
 
 def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the job that trains one system on passages of one length and measures it and its hybrids."""
+    """Make the job that trains a system on passages of one length, and measures it and its hybrids."""
     folder = Path(settings.output) / f"length-{task.length}" / f"seed-{seed}" / name
 
     def train(model: Any, training: Path) -> Any:
@@ -222,7 +222,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
             "seed": seed,
             "numbers": 0 if name == CROSS else numbers_of(model),
         }
-        measurements |= training_of(folder)  # untrained beside trained on dev queries
+        measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
         if not settings.keep_models:
             remove_folder(folder, TRAINED)
@@ -252,27 +252,27 @@ def build(name: str, length: int, settings: Settings) -> Model:
 def temperature(model: Paradigm, task: PassageTask) -> float:
     """τ of the softmax: the spread of the untrained system's scores for a training query.
 
-    Inner products spread by √k or more if vectors are layer-normed, and less if they are means of many
-    tokens. With one temperature for all, the softmax would start saturated for one system and flat for
-    another, and a short training would mostly measure that difference. Cross-attention takes 1: its head
-    starts near 0 and learns its own scale.
+    Inner products spread by √k or more if vectors are layer-normed, and less if vectors are means of many
+    tokens. With one temperature for all systems, the softmax would start saturated for one system and flat
+    for another, and a short training would mostly measure this difference. For cross-attention, τ = 1: the
+    head starts near 0 and learns its scale.
     """
     train, corpus = task.collection.split("train"), task.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
     documents = model.encode_documents([corpus[n] for n in passages])
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
-    # Rounded, because a run may resume on a machine whose sums differ in their last bits.
+    # Round τ, because a run may resume on a machine whose sums differ in the last bits.
     return float(f"{float(scores.std(-1).mean()):.2g}")
 
 
 def numbers_of(model: Paradigm) -> int:
-    """The number of values in an encoded document."""
+    """Return the number of values in an encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
 
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
-    """Measure a model: "stages", system -> stage -> one value per test query; "weights", hybrid -> λ."""
+    """Measure a model: {"stages": system -> stage -> values of test queries, "weights": hybrid -> λ}."""
     corpus, queries = task.collection.corpus, task.collection.split("test").queries
     retriever = retriever_of(model, corpus, precision=precision, progress=True)
     if name == CROSS:
@@ -292,20 +292,20 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
 
 
 def both_stages(task: PassageTask, retriever: Retriever, depth: int) -> dict[str, list[float]]:
-    """The measure for each test query, for reranking and for retrieval."""
+    """Return the measure for each test query, for reranking and for retrieval."""
     queries = task.collection.split("test").queries
     reranked, run = retriever.rerank(queries, task.pool), retriever.search(queries, depth)
     return {"rerank": task.values(reranked), "retrieve": task.values(run)}
 
 
 def lexical(task: PassageTask, depth: int) -> dict[str, Any]:
-    """Measure both variants of BM25, in the form of the other results."""
+    """Measure both variants of BM25; the result has the form of other systems' results."""
     stages = {name: both_stages(task, bm25, depth) for name, bm25 in task.bm25.items()}
     return {"system": UNI, "length": task.length, "numbers": 0, "stages": stages}
 
 
 def predicted(task: PassageTask, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
-    """Run `predict` for every size; keep its results in the results folder."""
+    """Run `predict` for every size, and keep the predictions in the results folder."""
     file = Path(settings.output) / f"length-{task.length}" / "theory.json"
     dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():

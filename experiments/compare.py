@@ -1,7 +1,8 @@
 """Train, retrieve, rerank, measure, test and explain the paradigms side by side on one collection.
 
-The main job compares BM25 and every chosen paradigm, trained from the same encoder, data and number of steps.
-Everything goes to one results folder; an interrupted run resumes, a finished one only renews its report.
+BM25 and every chosen paradigm are compared; paradigms are trained from the same encoder, with the same data
+and number of steps. All results go to one folder. An interrupted run resumes; a finished run only renews its
+report.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Settings(Results, EncoderTraining):
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE,
     DPR or EntityQuestions"""
     split: str = "test"
-    """split whose queries the systems are compared on; it is never used to train or choose. MIRACL has dev,
-    LoTTE search and forum"""
+    """split whose queries compare the systems; never used to train or choose. MIRACL has dev; LoTTE has
+    search and forum"""
     also: list[str] | None = None
-    """more splits whose queries search the same documents, each with its own table; by default the split
+    """more splits whose queries search the same documents, with one table each; by default the split
     parameters of pydocs"""
     size: Literal["small", "full"] = "small"
     """small: a fixed subset of pydocs that takes ten minutes on 2 cores; full: the whole collection"""
@@ -49,21 +50,21 @@ class Settings(Results, EncoderTraining):
     )
     """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, ripor, genre, seal), or
     systems by name: '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint":
-    "results/mine"}}'. Fields of a system: paradigm (default: its name); options and training, which override
-    the settings below; backbone (for generative paradigms a T5, a BART, or an encoder, which is frozen;
-    small: a T5 with random weights); checkpoint, a saved model compared without training, whose alignment the
-    options may change: align, as "TopK(k=2)", and normalise (a reranker ranks what BM25 retrieves); index,
-    which experiments/encode.py made with that checkpoint. Or fuse: '{"colbert": {}, "hybrid": {"fuse":
-    ["bm25", "colbert"]}}', with fusion rrf (reciprocal ranks) or sum (scores from 0 to 1), and weights (sum
-    chooses them on dev by default). Or teacher: '{"colbert": {}, "dpr": {"teacher": "colbert", "distil":
-    {"loss": "margin_mse"}}}', a system whose scores of the relevant document and the hard negatives are
-    learned besides the labels"""
+    "results/mine"}}'. Fields of a system: paradigm (default: the system's name); options and training, which
+    override the settings below; backbone (for generative paradigms a T5, a BART, or an encoder, which is
+    frozen; small: a T5 with random weights); checkpoint, a saved model that is compared without training
+    (options may change the alignment: align, as "TopK(k=2)", and normalise; a reranker ranks BM25's results);
+    index, which experiments/encode.py made with the checkpoint; fuse, as in '{"colbert": {}, "hybrid":
+    {"fuse": ["bm25", "colbert"]}}', with fusion rrf (reciprocal ranks) or sum (scores from 0 to 1) and
+    weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":
+    "colbert", "distil": {"loss": "margin_mse"}}}', a system whose scores of the relevant document and the
+    hard negatives are learned in addition to the labels"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     steps: int = 30
-    """optimizer steps for each encoder; 0 compares untrained encoders. Generative paradigms have their own
+    """optimizer steps for each encoder; 0 compares untrained encoders. Generative paradigms have a separate
     number"""
     index: str = "exact"
     """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA);
@@ -76,15 +77,15 @@ class Settings(Results, EncoderTraining):
     depth: int = 100
     """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
     dev_queries: int = 0
-    """dev queries for choosing a state, a sample chosen by hash if there are more: nDCG@10 of reranking
-    BM25's first 10 documents and the relevant ones. 0: keep the last state"""
+    """dev queries for choosing a state by nDCG@10 of reranking BM25's first 10 documents and the relevant
+    documents; if there are more queries, a hash draws a sample. 0: keep the last state"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's: keep; leave_out, as BEIR does; auto: leave_out if most of these
-    documents contain their query (ArguAna, Quora), keep if ids are equal by chance"""
+    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
+    these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""
     baseline: str = "bm25"
-    """system against which the others are tested"""
+    """system to test the others against"""
     seeds: list[int] = field(default_factory=lambda: [0])
-    """training seeds of each system; reports have their mean, with intervals over queries and seeds"""
+    """training seeds of each system; reports have means over seeds, with intervals over queries and seeds"""
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""
@@ -107,7 +108,7 @@ class Settings(Results, EncoderTraining):
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console
@@ -133,13 +134,13 @@ from paradigms.train.script import begin, content, environment, keep_settings, o
 from paradigms.train.state import by_main
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
-# Seconds on two CPU cores with the default encoder: for each training pair, document and query of an
-# encoder; for those of a generative paradigm, which encodes passages; for BM25 and the report.
+# Seconds on two CPU cores with the default encoder: per training pair, document and query of an encoder; the
+# same for a generative paradigm, which encodes passages; and for BM25 and the report.
 ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
-    """Return settings and collection of finished results. Raises SystemExit if the folder holds none."""
+    """Return the settings and collection of finished results. Raises SystemExit if there are no results."""
     file = folder / "config.json"
     if not file.is_file():
         raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")
@@ -153,11 +154,11 @@ def reopened(folder: Path) -> tuple[Settings, Collection]:
 
 
 def main(settings: Settings) -> int:
-    """Compare, and return the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes ran out before the end."""
+    """Compare the systems, and return the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes ran out."""
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    # Before any process can finish a system, so that all agree on which are left.
+    # Read this before any process can finish a system, so that all processes agree on the remaining systems.
     finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     collection = open_collection(settings.collection, SMALL if small else None, console)
@@ -218,7 +219,7 @@ def run_all(
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
             continue
-        # Every call makes progress, even with few minutes.
+        # At least one system runs in each call, so that every call makes progress.
         if by_main(lambda: time.monotonic() > settings.ends, accelerator) and not first:
             raise Paused(f"before {run}")
         first = False
@@ -257,7 +258,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
-    """The content that a system's results are bound to: its settings, its training, and named files."""
+    """Return the content that a system's results depend on: settings, training, and the files they name."""
     training = systems.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
@@ -270,7 +271,7 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
 
 
 def run_bm25(data: ComparisonData, settings: Settings) -> None:
-    """Run BM25 on whole and on truncated documents: runs, costs, and the candidates of rerank mode."""
+    """Run BM25 on whole and on truncated documents, and keep runs, costs and candidates for rerank mode."""
     test, folder, pool = data.test, Path(settings.output), Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
@@ -292,7 +293,7 @@ def run_bm25(data: ComparisonData, settings: Settings) -> None:
 
 
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
-    """Map each stage to the queries that a system answers. pool: the candidates of rerank mode."""
+    """Map each stage to the queries that a system answers. pool: candidates of rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
     }
@@ -332,7 +333,7 @@ def run_system(
             remove_folder(folder / "index", BUILT)
             write_json(folder / "costs.json", {"rows": written})
     if accelerator.is_main_process and not trial.untrained:
-        if not (folder / "checkpoint").is_dir():  # of a model that was not trained
+        if not (folder / "checkpoint").is_dir():  # the model was not trained
             model.save_pretrained(folder / "checkpoint")
         cost = {
             "train s": training_cost(folder).get("seconds"),

@@ -7,10 +7,9 @@ backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
-RIPOR has residual-quantised identifiers. Untrained systems are measured too.
-T5-SEAL ranks as its authors' code does, by SEAL's keys with 5 beams and without titles; "SEAL without a
-model" has the query's own n-grams, each of probability ½. Decoding token by token (Eq. 22) is compared with
-scoring all documents.
+RIPOR has residual-quantised identifiers. Untrained systems are measured too. T5-SEAL ranks like the authors'
+code, by SEAL's keys with 5 beams and without titles; "SEAL without a model" has the query's n-grams, each
+with probability ½. Decoding token by token (Eq. 22) is compared with scoring all documents.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from studies.settings import PairSettings, known, launch, quoted
 
-SYSTEMS = {  # system -> its trained model
+SYSTEMS = {  # system -> trained model
     "DPR": "dpr-second",
     "S-T5": "dpr",
     "T5-ColBERT": "colbert",
@@ -53,12 +52,12 @@ class Settings(PairSettings):
     """Settings: models, their training, and the measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
-    """systems, by their names in the tables; BM25 is always included, and so are the systems of the second
-    backbone if it differs"""
+    """systems, named as in the tables; BM25 is always included, and the systems of the second backbone are
+    included if it differs"""
     queries: int = 400
     """test queries to measure, drawn at random; 0: all"""
     beams: int = 20
-    """beams of DSI's and GENRE's search; SEAL has 5, as its authors use"""
+    """beams of DSI's and GENRE's search; SEAL has 5 beams, as in the authors' code"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +71,7 @@ class Settings(PairSettings):
             )
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
@@ -91,19 +90,19 @@ from paradigms.retrieve import retriever_of
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
-SEARCHED = 100  # most queries that are also searched greedily and among all documents
+SEARCHED = 100  # maximum number of queries for greedy search and for scoring all documents
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
-# For identifiers in a trie; other systems have only the middle one.
+# All three searches need identifiers in a trie; other systems have only the middle one.
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
-MARGIN = 0.02  # of R@1: "similar results"; the paper's own differences are -0.009 and +0.011
+MARGIN = 0.02  # differences of R@1 below this are "similar results"; the paper's are -0.009 and +0.011
 COLBERT = "T5-ColBERT"
 PRINTED = printed("wu2024")
 NQ320K, MS_MARCO = PRINTED["nq320k"], PRINTED["ms marco"]
-# Encoded system, and what the paper compares it with.
+# Pairs that the paper compares: a system with a document encoding, and a system without.
 ENCODED = (("DSI-PAWA", "DSI"), ("GENRE-NP-BASE", "GENRE"), ("GENRE-NP-ASYNC", "GENRE"))
-# Not in the paper: PAWA alone, place-specific digits with their softmax alone, a trained model for SEAL.
-# The dense opponent with the same decoder, pairs and steps is DSI-atomic: one vector a document.
+# Not in the paper: PAWA alone, place-specific digits with their softmax alone, a trained model for SEAL. The
+# dense opponent with the same decoder, pairs and steps is DSI-atomic, with one vector per document.
 CONTROLS = (
     ("DSI-PAWA", "DSI-place"),
     ("DSI-place", "DSI"),
@@ -122,7 +121,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every search: one value per measure and test query. Without a model: BM25."""
+    """Measure every search, with one value per measure and test query. Without a model, measure BM25."""
     queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
         runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
@@ -144,9 +143,9 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
 
 
 def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:
-    """Runs of the search and, for identifiers in a trie, of greedy search and of scoring all documents.
+    """Run the search and, for identifiers in a trie, greedy search and a scoring of all documents.
 
-    Scores of cluster names are left out, as a search takes the best of several ways to write a name.
+    Scores of cluster names are left out, because a search takes the best of several spellings of a name.
     """
     queries, words = data.test.queries, model.identifiers.end is None
 
@@ -166,7 +165,7 @@ def generative_runs(model: Generative, data: StudyData, settings: Settings) -> d
 
 
 def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
-    """Rank every document that shares an n-gram with the query by SEAL's score, with p = ½ per n-gram."""
+    """Rank all documents that share an n-gram with the query by SEAL's score, with p = ½ for each n-gram."""
     ids = model.identifiers
     index = NGramIndex.build(ids.tokens, ids.offsets)
     run: Run = {}
@@ -178,9 +177,10 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
-    """The first system that says nothing of its paradigm; "" if there is none.
+    """Return the first system that says nothing about its paradigm, or "".
 
-    Its R@10 is less than `LEARNED` times BM25's, or not above the R@10 of its control without a model.
+    The R@10 of such a system is less than `LEARNED` times BM25's, or not above the R@10 of the control
+    without a model.
     """
     means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
     for system in systems:
@@ -193,7 +193,7 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[str, list[Claim]]:
-    """The paper's claims about the measured systems, by table; each table is a family of tests.
+    """Return the paper's claims about the measured systems, by table; each table is a family of tests.
 
     The claims are about training. A model that training did not move on dev queries is judged only in the
     controls, which test exactly this.
@@ -203,7 +203,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
     def claim(
         table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
     ) -> None:
-        """mean(a) > mean(b) − margin. printed: the paper's gain at each of RECALLS."""
+        """Add a claim mean(a) > mean(b) − margin. printed: the paper's gains at each of RECALLS."""
         for measure in measures if {a, b} <= values.keys() else ():
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
@@ -229,7 +229,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
         claim("table7", "Appendix D", batch, name, f"{name}, pairs", RECALLS, **near)
     for a, b in (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT")):
         claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(a, b))
-    # Used if both collections agree on the order, with the smaller difference.
+    # A pair is used if both collections agree on the order; the smaller difference is printed.
     for a, b in permutations(MS_MARCO, 2):
         least = (
             np.min(
@@ -246,7 +246,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
 
 
 def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
-    """A row for each dense system and the generative one that takes fewest bytes: a count, without a test."""
+    """Make a row for each dense system and the smallest generative system: bytes, without a test."""
     written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
     if not written:
         return []
@@ -266,13 +266,13 @@ def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 def gains(a: str, b: str) -> list[str]:
-    """For `Claim.printed`: the gains of a over b on NQ320K at each of RECALLS."""
+    """Format the gains of a over b on NQ320K at each of RECALLS, for `Claim.printed`."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
     return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
 
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
-    """The cost of decoding token by token (Eq. 22), compared with scoring every document."""
+    """Return claims on the cost of decoding token by token (Eq. 22), compared with scoring all documents."""
     usable = "greedy search or beam search “can be used” to approximate"
     costly = "decoding token by token “may decrease the performance”"
     claims = []
@@ -289,7 +289,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """The facts of the study, and the sections of the page by file name."""
+    """Return the facts of the study, and the page's sections by file name."""
     values: dict[str, Values] = {
         stage: {
             system: {m: at_path(seeds, stage, m) for m in MEASURES}

@@ -1,15 +1,15 @@
-"""Encode a collection with a saved paradigm into an index; a second start resumes an interrupted one.
+"""Encode a collection with a saved paradigm into an index; a second run resumes an interrupted one.
 
 Several processes or GPUs share the documents:
 
     accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
 
-If all processes compute alike, the index is the same to the byte for any number of processes and
-interruptions. The output folder, on a disk that all of them share, gets index/, config.json and
-environment.json; compare.py takes it with --indexes, rerank.py with --index.
+If all processes compute identically, the index is byte-identical for any number of processes and
+interruptions. The output folder must be on a disk that all processes share. It gets index/, config.json and
+environment.json. compare.py takes this folder with --indexes, and rerank.py with --index.
 
---parts 4 writes four indexes, each of a quarter of the documents, which are searched as one. Machines that
-share no disk each encode one of them, with --part 0, 1, …; their folders index-N-of-4 are then put or linked
+--parts 4 writes four indexes, each with a quarter of the documents, which are searched as one. Machines
+without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders index-N-of-4
 into one folder, with one of the config.json files.
 """
 
@@ -42,11 +42,11 @@ class Settings(OneCollection):
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     parts: int = 0
-    """indexes among which the documents are divided; 0: one index"""
+    """number of indexes that share the documents; 0: one index"""
     part: int = -1
     """encode only this part, from 0; -1: all parts"""
     keep: float = 1.0
-    """share of each document's tokens to store, the most salient ones"""
+    """share of each document's tokens to store; the most salient tokens are kept"""
     batch_size: int = 64
     """texts encoded at once"""
     precision: Precision = "auto"
@@ -60,7 +60,7 @@ class Settings(OneCollection):
             raise SystemExit(f"part must be below parts, {self.parts}, got {self.part}")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console
@@ -101,7 +101,7 @@ def main(settings: Settings) -> None:
 def encode(
     paradigm: Paradigm, collection: Collection, settings: Settings, launch: Accelerator, console: Console
 ) -> None:
-    """Build the collection's index, or its parts, in the output folder, resuming a partial one."""
+    """Build the collection's index, or its parts, in the output folder; resume a partial index."""
     folder = Path(settings.output)
     places = index_places(folder, settings.parts)
     wanted = [n for n in range(len(places)) if settings.part in (-1, n)]
@@ -148,10 +148,10 @@ def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes
 def open_encoded(
     folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
 ) -> Index | Indexes:
-    """Open the index, or all of its parts, that this script made in a folder.
+    """Open an index that this script made in a folder, with all of its parts.
 
-    Raises ValueError if it was made from other weights, documents or passage lengths, and FileNotFoundError
-    if there is no finished index.
+    Raises ValueError if the index was made from other weights, documents or passage lengths, and
+    FileNotFoundError if there is no finished index.
     """
     file = Path(folder) / "config.json"
     if not file.is_file():

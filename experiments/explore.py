@@ -1,7 +1,7 @@
 """Open the live page over the results of compare.py: every finished system, and the judged queries.
 
-`make explore` does this for `make compare`. Settings, checkpoints and indexes come from the results folder;
-nothing is encoded again.
+`make explore` opens the page over the results of `make compare`. Settings, checkpoints and indexes come from
+the results folder; documents are not encoded again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Settings:
     """port on 127.0.0.1; 0 chooses a free one"""
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from compare import reopened
 from studies import systems

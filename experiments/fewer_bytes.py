@@ -2,9 +2,9 @@
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
 to replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error
-of a score, and a query's first ten documents are certified if no errors within the bounds can change them.
-Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. Their recall is compared with the
-prediction of `theory.buckets` from the angles of token vectors, raw and with the mean subtracted.
+of a score, and a query's first ten documents are certified if errors within the bounds cannot change them.
+Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of candidates is compared
+with the prediction of `theory.buckets` from the angles of token vectors, raw and with the mean subtracted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Settings:
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
     documents: int = 600
-    """documents per collection: the relevant ones, and others drawn at random; 0: all"""
+    """documents per collection: relevant documents, and others drawn at random; 0: all"""
     queries: int = 60
     """test queries per collection, drawn at random"""
     model: str = ""
     """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
     document_length: int = 128
     law_documents: int = 200
-    """number of documents for which recall is predicted, the first of the sample"""
+    """number of documents, from the start of the sample, for which recall is predicted"""
     law_queries: int = 6
     output: str = "results/fewer_bytes"
 
@@ -39,7 +39,7 @@ class Settings:
         at_least(self, documents=0, queries=1)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -66,9 +66,9 @@ from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.train.script import open_collection
 
-BLOCK = 1 << 16  # padded tokens that are read at once
-LISTS = 256  # of the compressed indexes
-ROUNDS = 3  # of timed searches: the fastest counts
+BLOCK = 1 << 16  # padded tokens to read at once
+LISTS = 256  # number of lists of the compressed indexes
+ROUNDS = 3  # rounds of timed searches, of which the fastest counts
 
 
 def main(settings: Settings) -> None:
@@ -98,9 +98,9 @@ def main(settings: Settings) -> None:
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
-    """Rows of documents, and test queries whose relevant documents are all among them.
+    """Draw rows of documents, and test queries with all of their relevant documents among these rows.
 
-    Queries are drawn first, until their relevant documents fill half of the sample.
+    Queries are drawn first, until the relevant documents fill half of the sample.
     """
     draw, test = np.random.default_rng(0), collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
@@ -124,12 +124,12 @@ def opened(settings: Settings) -> Paradigm:
         if not model.recipe.align.is_maxsim():
             raise SystemExit(f"{settings.model} is not a ColBERT: only errors of sums of maxima are bounded")
         return model.eval()
-    torch.manual_seed(0)  # of the projection
+    torch.manual_seed(0)  # seed of the projection
     return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
 
 
 def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:
-    """Build the store of a collection's sample once; return it with its queries."""
+    """Build the store of a collection's sample once; return the store and the sample's queries."""
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
@@ -144,7 +144,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
 
 
 def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
-    """Yield each way to store less: kind, name, store, and bytes per document."""
+    """Yield (kind, name, store, bytes per document) for each way to store fewer bytes."""
     ways: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
         ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
@@ -167,13 +167,13 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
 
 
 def principal_axes(exact: Store, dim: int) -> np.ndarray:
-    """The first `dim` principal axes [h, dim] of a store's token vectors, whose mean is not subtracted."""
+    """Return the first `dim` principal axes [h, dim] of a store's token vectors, without centring them."""
     tokens = np.asarray(exact.columns["vectors"], np.float32)
     return np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy()
 
 
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Project token vectors onto their first `dim` principal axes, without reducing the width."""
+    """Project token vectors onto the first `dim` principal axes, without reducing the width."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)
@@ -181,7 +181,7 @@ def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
 
 
 def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
-    """Measure bytes, nDCG@10 and certificates of each way to store less."""
+    """Measure bytes, nDCG@10 and certificates for each way to store fewer bytes."""
     rows: Rows = []
     wanted: list[set[str]] = []
     for kind, name, store, size in made(exact):
@@ -235,7 +235,7 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
 
 
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
-    """Sections of the page, by file name."""
+    """Return the page's sections by file name."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."

@@ -1,18 +1,18 @@
-"""Write the tables of the pages from results, so that no figure on a page is copied by hand.
+"""Write the tables of the pages from results, so that no number on a page is copied by hand.
 
-A page asks for tables by comments, and everything up to the next <!-- end --> is rewritten:
+Comments in a page request tables, and all text up to the next <!-- end --> is rewritten:
 
     <!-- claims: token-retrieval-pydocs token-retrieval-scifact -->
     <!-- table: token-retrieval-pydocs table5 -->
 
-The first is a row for each claim with a verdict for each study, and the studies' commands; the second is one
-section of a study. The names are files in the folder `results` beside the page. --take copies the results of
-a study there, with the figures that the page shows as results/NAME.SECTION.svg:
+The first table has a row for each claim with a verdict for each study, and the studies' commands; the second
+table is one section of a study. The names are files in the folder `results` beside the page. --take copies a
+study's results into this folder, with the figures that the page shows as results/NAME.SECTION.svg:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
 
-Without arguments all pages are written again from the results that are committed.
+Without arguments, all pages are rewritten from the committed results.
 """
 
 from dataclasses import dataclass, field
@@ -25,19 +25,19 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: the page, and results that it takes."""
+    """Settings: the page, and the results to copy for it."""
 
     page: str = ""
     """the page; empty: README.md and the pages below paradigms, theory and experiments"""
     take: list[str] = field(default_factory=list)
-    """results folders of studies, whose tables and figures are copied beside the page"""
+    """results folders of studies; their tables and figures are copied beside the page"""
 
     def __post_init__(self) -> None:
         if self.take and not self.page:
             raise SystemExit("take: which page takes the results? Add --page")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import re
 import shutil
@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
 def take(folder: Path, page: Path) -> None:
     """Copy a study's rows, and the figures that the page shows, to the folder `results` beside the page.
 
-    Raises ValueError if the folder holds no study or lacks a figure.
+    Raises ValueError if the folder has no study or a figure is missing.
     """
     kept = page.parent / "results"
     kept.mkdir(exist_ok=True)
@@ -81,9 +81,9 @@ def take(folder: Path, page: Path) -> None:
 
 
 def filled(page: Path) -> str:
-    """The page with all of its tables written from the results beside it.
+    """Return the page's text with all tables written from the results beside the page.
 
-    Raises ValueError, naming the page, for a table whose study or section does not exist.
+    Raises ValueError with the page's name if the study or section of a table does not exist.
     """
 
     def block(match: re.Match[str]) -> str:
@@ -98,7 +98,7 @@ def filled(page: Path) -> str:
 
 
 def claims(page: Path, names: list[str]) -> str:
-    """A row for each claim, with each study's verdict and interval, and how each study was run."""
+    """Return a table with a row for each claim and each study's verdict and interval, and the commands."""
     studies = [_study(page, name) for name in names]
     labels = [study["collection"] or study["title"] for study in studies]
     rows: dict[tuple[str, int], dict[str, str]] = {}
@@ -117,7 +117,7 @@ def claims(page: Path, names: list[str]) -> str:
 
 
 def table(page: Path, name: str, section: str) -> str:
-    """One section of a study, with how it was run."""
+    """Return one section of a study, with the study's command."""
     study = _study(page, name)
     return markdown_rows(study["sections"][section]["rows"]) + _source(study)
 

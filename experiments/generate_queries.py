@@ -1,9 +1,9 @@
-"""Queries for a collection that has none to train on, written by a sequence-to-sequence model.
+"""Generate training queries for a collection with a sequence-to-sequence model.
 
-The model writes queries for documents by sampling; a query is kept if a retriever ranks its document among
-the first `rank` (round trip). The output folder gets collection/, the collection in BEIR layout with these
-queries as its split train, for train.py and compare.py, and pairs.jsonl for `train.py --generated`. A second
-start resumes after the last finished batch of documents.
+The model writes queries for documents by sampling; a query is kept if a retriever ranks the query's document
+among the first `rank` (round trip). The output folder gets collection/, which is the collection in BEIR
+layout with these queries as split train, for train.py and compare.py; and pairs.jsonl, for `train.py
+--generated`. A second run resumes after the last finished batch of documents.
 
     .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus --model MODEL
     .venv/bin/python experiments/compare.py --collection results/queries-nfcorpus/collection --steps 100
@@ -29,19 +29,19 @@ class Settings(OneCollection):
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
     documents: int = 0
-    """documents to write queries for, drawn at random; 0: all"""
+    """number of documents to write queries for, drawn at random; 0: all"""
     queries: int = 3
     """queries per document, before the filter"""
     prompt: str = "Write a search query that this text answers: {}"
     """the model's input; {} stands for the document"""
     words: int = 200
-    """most words of a document that the model reads"""
+    """maximum number of words of a document that the model reads"""
     length: int = 32
-    """most tokens of a query"""
+    """maximum number of tokens per query"""
     retriever: str = "bm25"
     """retriever of the round trip: bm25, offline (all-MiniLM-L6-v2), or the folder of a saved paradigm"""
     rank: int = 10
-    """rank at which a query must find its document to be kept; 0: keep all queries"""
+    """keep a query if it finds its document at this rank or better; 0: keep all queries"""
     batch_size: int = 32
     seed: int = 0
     output: str = ""
@@ -54,7 +54,7 @@ class Settings(OneCollection):
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import random
 from dataclasses import replace
@@ -73,7 +73,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.train.mining import mine
 from paradigms.train.script import keep_settings, open_collection
 
-TOP_P = 0.95  # of sampling
+TOP_P = 0.95  # for sampling
 
 
 def main(settings: Settings) -> None:
@@ -100,19 +100,19 @@ def main(settings: Settings) -> None:
 
 
 def as_split(pairs: list[tuple[str, str]]) -> Split:
-    """Convert (document, query) pairs to a split: each query with its document."""
+    """Convert (document, query) pairs to a split, in which each query's document is relevant."""
     named = {f"generated-{n}": pair for n, pair in enumerate(pairs)}
     queries = {name: query for name, (_, query) in named.items()}
     return Split(queries, {name: {document: 1} for name, (document, _) in named.items()})
 
 
 def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, str]]:
-    """Read or generate (document, query) pairs; a document's repeated queries are dropped."""
+    """Read or generate (document, query) pairs; a document's duplicate queries are dropped."""
     ids = list(corpus.ids)
     if settings.documents:
         ids = random.Random(settings.seed).sample(ids, min(settings.documents, len(ids)))
     lines = file.read_text("utf-8").splitlines(keepends=True) if file.is_file() else []
-    if lines and not lines[-1].endswith("\n"):  # of a run that was interrupted as it wrote
+    if lines and not lines[-1].endswith("\n"):  # a previous run was interrupted while writing
         lines.pop()
         write_text(file, "".join(lines))
     done = [json.loads(line) for line in lines]
@@ -141,7 +141,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:
-    """Keep pairs whose query retrieves its document among the first `rank`; all pairs if rank is 0."""
+    """Keep the pairs whose query retrieves the document among the first `rank`; all pairs if rank is 0."""
     if not settings.rank:
         return pairs
     split = as_split(pairs)

@@ -1,9 +1,10 @@
 """Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
 
-The stored vectors of folders that experiments/encode.py or `python -m paradigms index` wrote go into one
-table or collection; nothing is encoded again. Several processes share the documents: accelerate launch
---num_processes 4 experiments/hand_over.py --indexes … The output folder keeps what is done: a second start
-hands over the rest. Passwords and keys come from the engine's own variables, such as PGPASSWORD.
+The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote go into one table or
+collection; documents are not encoded again. Several processes share the documents: accelerate launch
+--num_processes 4 experiments/hand_over.py --indexes … The output folder records progress: a second run hands
+over the remaining documents. Passwords and keys come from the engine's environment variables, such as
+PGPASSWORD.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -18,22 +19,22 @@ class Settings:
     """Settings: the indexes, their model and the engine."""
 
     indexes: list[str]
-    """folders of indexes, of different documents and one model"""
+    """folders of indexes that have different documents and the same model"""
     checkpoint: str
     """model that made the indexes: a folder or a name"""
     engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres"]
-    """qdrant: a server or cluster; qdrant_edge: a folder, by one process"""
+    """qdrant: a server or cluster; qdrant_edge: a folder that one process opens"""
     place: str
     """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
     options: dict[str, Any] = field(default_factory=dict)
     """more arguments of the engine's class"""
     approximate: bool = False
-    """have the engine index its vectors at the end"""
+    """let the engine index its vectors at the end"""
     piece: int = 1024
-    """documents that a process hands over at a time; after an interruption, one piece is repeated"""
+    """documents that a process hands over at once; after an interruption, one piece is repeated"""
     precision: Precision = "no"
     output: str
-    """folder that keeps what is done"""
+    """folder that records progress"""
 
     def __post_init__(self) -> None:
         at_least(self, piece=1)
@@ -41,7 +42,7 @@ class Settings:
             raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from accelerate import Accelerator
 
@@ -60,7 +61,7 @@ from paradigms.train.state import by_main
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     if settings.engine == "qdrant_edge" and accelerator.num_processes > 1:
-        raise SystemExit("one process alone may open a folder of Qdrant: launch one")
+        raise SystemExit("only one process may open a folder of Qdrant: launch one process")
     with refusing():
         paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
         stores = [open_index(folder_of(folder), verify=False).store for folder in settings.indexes]
@@ -70,7 +71,7 @@ def main(settings: Settings) -> None:
             states = [[store.manifest["documents"], store.manifest["generation"]] for store in stores]
             kept = asdict(settings) | {"states": states}
             keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
-            opened(settings, paradigm).close()  # makes the table, once
+            opened(settings, paradigm).close()  # creates the table once
 
         by_main(keep, accelerator)
         count = load_pieces(stores, paradigm, settings, accelerator)
@@ -82,13 +83,13 @@ def main(settings: Settings) -> None:
 
 
 def index_all(engine: Any) -> None:
-    """Have an engine index its vectors."""
+    """Let an engine index its vectors."""
     engine.approximate()
     engine.close()
 
 
 def folder_of(folder: str) -> Path:
-    """Return the folder of the index: this one, or the one in it that `python -m paradigms index` made."""
+    """Return the folder of the index: `folder`, or the subfolder that `python -m paradigms index` made."""
     inner = Path(folder) / INDEX
     return inner if inner.is_dir() else Path(folder)
 

@@ -32,7 +32,7 @@ class Settings(OneCollection):
         at_least(self, k=1)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from studies.alignment_view import chosen_queries, words

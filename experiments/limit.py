@@ -66,7 +66,7 @@ class Settings(Results):
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import compare
 import numpy as np

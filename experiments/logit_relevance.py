@@ -29,7 +29,7 @@ class Settings(PairSettings):
         at_least(self, states=2)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from pathlib import Path
 

@@ -37,7 +37,7 @@ class Settings(Results):
         at_least(self, queries=1, samples=2, rank=1, length_bins=1)
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from studies.curves import Curves

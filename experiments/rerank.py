@@ -54,7 +54,7 @@ class Settings(OneCollection):
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env

@@ -68,7 +68,7 @@ class Settings(OneCollection):
 
 BM25 = "bm25"
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch

@@ -29,7 +29,7 @@ class Settings(PairSettings):
     """least tokens that a bin needs to support a claim"""
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from jaxtyping import Float, Int

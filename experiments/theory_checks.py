@@ -39,7 +39,7 @@ class Settings:
             )
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from rich.text import Text

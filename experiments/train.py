@@ -113,7 +113,7 @@ class Settings(OneCollection, Results):
         return f"train-{self.paradigm}"
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import torch
 from accelerate import Accelerator

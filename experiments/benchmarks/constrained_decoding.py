@@ -57,7 +57,7 @@ class Settings:
     output: str = "results/benchmarks/constrained_decoding.json"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
 import numpy as np

@@ -58,7 +58,7 @@ class Settings:
     output: str = "results/benchmarks/encoding.json"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     given = command_line(Settings, __doc__ or "")
 
 import numpy as np

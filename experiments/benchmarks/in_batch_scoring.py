@@ -41,7 +41,7 @@ class Settings:
     output: str = "results/benchmarks/in_batch_scoring.json"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
 import torch

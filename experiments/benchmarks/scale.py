@@ -55,7 +55,7 @@ class Settings:
     output: str = "results/benchmarks/scale"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
 sys.path.append(str(Path(__file__).parents[1]))  # for studies, beside this folder

@@ -53,7 +53,7 @@ class Settings:
     output: str = "results/benchmarks/serving"
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
 import numpy as np

@@ -83,7 +83,7 @@ class Settings:
         return max(1, round(self.examples / batch))
 
 
-if __name__ == "__main__":  # before the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
 import torch

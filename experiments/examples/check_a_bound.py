@@ -8,7 +8,7 @@ the margin of the pair; k* is the smallest k that keeps it below 5 %.
 
 import sys
 
-if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
     sys.exit(print(__doc__))
 
 import numpy as np

@@ -5,7 +5,7 @@ python experiments/examples/explain_a_result.py "remove white space" "Return a c
 
 import sys
 
-if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
     sys.exit(print(__doc__))
 
 from paradigms import PARADIGMS

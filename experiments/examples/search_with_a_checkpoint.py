@@ -5,7 +5,7 @@ python experiments/examples/search_with_a_checkpoint.py lightonai/GTE-ModernColB
 
 import sys
 
-if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
     sys.exit(print(__doc__))
 
 import paradigms

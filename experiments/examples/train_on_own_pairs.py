@@ -8,7 +8,7 @@ such columns takes the place of the file.
 
 import sys
 
-if __name__ == "__main__" and "--help" in sys.argv:  # before the imports that take seconds
+if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
     sys.exit(print(__doc__))
 
 import json
