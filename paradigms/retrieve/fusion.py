@@ -1,13 +1,13 @@
-"""score(d, q) = Σ_s w_s · part_s(d, q) over several retrievers, each of which may lack some documents.
+"""score(d, q) = Σ_s w_s · part_s(d, q): a fusion of several retrievers s, which may find different documents.
 
 - rrf: part_s = 1 / (60 + rank of d in run s) (Cormack et al., "Reciprocal Rank Fusion Outperforms Condorcet
-  and Individual Rank Learning Methods", SIGIR 2009), which suits scores of any scale;
-- sum: part_s = (score − min) / (max − min) over the run's documents for q;
-- raw: part_s = the score itself, such as rel or BM25's sum of weights, which gives a dense + λ · sparse
-  hybrid (Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1).
+  and Individual Rank Learning Methods", SIGIR 2009). This suits scores of any scale.
+- sum: part_s = (score − min) / (max − min) over the run's documents for q.
+- raw: part_s = the score itself, such as rel or BM25's sum of weights. This gives a dense + λ · sparse hybrid
+  (Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §4.1).
 
-With rrf and sum, part_s is 0 if run s lacks d. With raw, each retriever scores every document that any
-retriever finds.
+With rrf and sum, part_s is 0 if run s does not contain d. With raw, each retriever scores every document that
+any retriever finds.
 
     hybrid = Fused([index, BM25(corpus)], weights=(1.0, 0.5), method="raw")
     hybrid.search({"q": "a query"}, 10)
@@ -24,14 +24,15 @@ from paradigms.data.collection import best_first, ranked
 from paradigms.explanation import Explanation
 from paradigms.retrieve.retriever import Retriever
 
-RANK = 60  # of Cormack et al.
+RANK = 60  # constant of Cormack et al.
 
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """One ranking from several retrievers of the same documents.
+    """A retriever that fuses the rankings of several retrievers of the same documents.
 
-    weights, method: see `fuse`. depth: number of documents to take from each retriever, at least k.
+    weights, method: see `fuse`. depth: number of documents to take from each retriever, raised to k if
+    smaller.
     """
 
     retrievers: Sequence[Retriever]
@@ -56,7 +57,7 @@ class Fused:
         return [part for retriever in self.retrievers for part in retriever.explain(query, document, others)]
 
     def runs(self, queries: Mapping[str, str], k: int = 1, *, progress: bool = False) -> list[Run]:
-        """Search with each retriever; return one run per retriever, for `fuse` and `evaluate.tuning`."""
+        """Return one run per retriever, for `fuse` or `evaluate.tuning`."""
         depth = max(k, self.depth) if k > 0 else k
         runs = [retriever.search(queries, depth, progress=progress) for retriever in self.retrievers]
         if self.method != "raw":
@@ -68,11 +69,12 @@ class Fused:
 def fuse(
     runs: Sequence[Run], weights: Sequence[float] = (), method: str = "rrf", k: int | None = None
 ) -> Run:
-    """Rank each query's documents by weighted sum, breaking ties by id; return the first k, or all.
+    """Rank each query's documents by the weighted sum of their scores, with ties broken by id.
 
     weights: one finite weight ≥ 0 per run; all are 1 by default. A run with weight 0 adds 0, whatever its
-    scores. Raises ValueError if a weight or the method is invalid, if a sum is NaN, or if a run lacks a
-    document and scores are raw.
+    scores. method: rrf, sum or raw. k: number of documents to keep per query; None keeps all. Raises
+    ValueError if a weight or the method is invalid, if a sum is NaN, or if the method is raw and a run lacks
+    a document.
 
     >>> fuse([{"q": {"x": 9.0, "y": 7.0}}, {"q": {"y": 0.2, "z": 0.1}}], method="sum")
     {'q': {'x': 1.0, 'y': 1.0, 'z': 0.0}}
@@ -90,7 +92,7 @@ def fuse(
 
 
 def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence[float]:
-    """Return the weights of `count` runs, all 1 by default. Raises ValueError as `fuse` does."""
+    """Return the weights of `count` runs, which are 1 by default; errors as in `fuse`."""
     if method not in METHODS:
         raise ValueError(f"fusion must be one of {', '.join(METHODS)}, got {method!r}")
     weights = tuple(weights) or (1.0,) * count
@@ -112,7 +114,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def union(*runs: Run) -> Run:
-    """Map each query to the documents in any of its runs, with score 0, as candidates to rerank."""
+    """Map each query to all documents in its runs, with score 0, as candidates to rerank."""
     queries = dict.fromkeys(query for run in runs for query in run)
     return {
         query: dict.fromkeys((document for run in runs for document in run.get(query, {})), 0.0)

@@ -1,4 +1,4 @@
-"""An index and the model that encodes its queries."""
+"""`Indexed`: an index together with the model that encodes its queries."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from paradigms.recipe import Recipe
 from paradigms.store import Kind, Store
 from paradigms.store.pruning import most_salient
 
-QUERIES = 64  # encoded at once
+QUERIES = 64  # queries encoded at once
 
 
 @dataclass(frozen=True, eq=False)
 class Indexed:
     """Search and rerank by rel over an index (`paradigms.find`).
 
-    model: the model that made the index; its alignment may differ. corpus: the documents' texts, for
-    `explain`. keep: β^q, the share of each query's tokens to search with, most salient first. precision:
-    precision for encoding queries; see `encoder.precision`.
+    model: the model that made the index, possibly with another alignment. corpus: the documents' texts, for
+    `explain`. keep: β^q, the share of each query's tokens to search with; the most salient tokens are kept.
+    precision: precision for encoding queries; see `encoder.precision`.
     """
 
     index: Index | Indexes
@@ -76,7 +76,7 @@ class Indexed:
         return round(self.index.store.bytes_per_document * len(self.index))
 
     def only(self, ids: Iterable[str]) -> Indexed:
-        """Restrict searches to these documents. Raises KeyError for an unknown id."""
+        """Return a retriever restricted to these documents. Raises KeyError if an id is unknown."""
         return replace(self, index=self.index.only(ids))
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -97,7 +97,7 @@ class Indexed:
     def rankings(
         self, queries: Mapping[str, str], run: Run, recipes: Sequence[Recipe], *, progress: bool = False
     ) -> list[Run]:
-        """Rerank with each of several recipes, encoding the queries only once."""
+        """Rerank with each recipe, encoding the queries only once; return one run per recipe."""
         self.index.store.check(self.model)
         check_queries(run, queries)
         for candidates in run.values():
@@ -114,7 +114,7 @@ class Indexed:
         return [{query: new.get(query, {}) for query in run} for new in runs]
 
     def _encoded(self, queries: Mapping[str, str], keep: float = 1.0) -> Iterator[tuple[list[str], Tokens]]:
-        """Yield the ids and Q of at most QUERIES queries of similar length. keep: see `Indexed`."""
+        """Yield batches of ids and Q, with at most QUERIES queries of similar length. keep: see `Indexed`."""
         names = list(queries)
         for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
             some = [names[n] for n in places]
@@ -142,7 +142,7 @@ class Indexed:
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:
-    """Look up a document's text by its id. Raises ValueError if a retriever has no corpus."""
+    """Return the text of a document, by its id. Raises ValueError if corpus is None."""
     if corpus is None:
         raise ValueError("explaining a score needs the documents' texts: give the retriever its corpus")
     return corpus[corpus.position(document)]

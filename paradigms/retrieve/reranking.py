@@ -1,4 +1,4 @@
-"""Make a retriever from a model of any kind and the texts of a corpus."""
+"""Retrievers that only rerank, and `retriever_of`, which makes a retriever from any kind of model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def retriever_of(
     progress: bool = False,
     **settings: Any,
 ) -> Retriever:
-    """Make a retriever from a model of any kind.
+    """Make a retriever from any kind of model and the texts of a corpus.
 
-    A paradigm encodes the texts with `Indexed.build`, which takes folder, progress and settings. A generative
-    model ranks the corpus that it was built for, under the caller's autocast. A cross-attention model reranks
-    the documents that `first` retrieves, and cannot search without it. precision: see `encoder.precision`.
+    A paradigm encodes the texts with `Indexed.build`, which receives folder, progress and settings. A
+    generative model ranks the corpus that it was built for, under the caller's autocast. A cross-attention
+    model reranks the documents that `first` retrieves, and cannot search without `first`. precision: see
+    `encoder.precision`.
     """
     if isinstance(model, Generative):
         return GenerativeRetriever(model)
@@ -46,9 +47,9 @@ def retriever_of(
 
 @dataclass(frozen=True, eq=False)
 class Reranking:
-    """Rerank with a model of any kind, which encodes only the candidates and stores nothing.
+    """Rerank with any kind of model, which encodes only the candidates and stores nothing.
 
-    first: retriever of the candidates for `search`, k per query. precision: see `retriever_of`.
+    first: retriever that finds k candidates per query for `search`. precision: see `retriever_of`.
     """
 
     model: Model
@@ -78,7 +79,7 @@ class Reranking:
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """Rerank with a model that reads query and document together, and so has no A to explain."""
+    """Rerank with a model that reads query and document together, and therefore has no A to explain."""
 
     model: CrossAttention
     corpus: Corpus
@@ -88,7 +89,7 @@ class TextPairs:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Raise ValueError, since a search would have to read every document with every query."""
+        """Raise ValueError, because a search would have to read every document with every query."""
         raise ValueError(f"{self.model.name} cannot search, it only scores pairs: rerank a run with it")
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:

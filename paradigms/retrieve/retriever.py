@@ -1,4 +1,4 @@
-"""The interface of everything that searches."""
+"""`Retriever`, the interface of everything that searches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -11,24 +11,24 @@ from paradigms.explanation import Explanation
 class Retriever(Protocol):
     """Anything that retrieves and scores the documents of one corpus.
 
-    queries: id → text. Documents are ranked best first, equal scores by id.
+    queries: id → text. Documents are ranked best first, with ties broken by id.
     """
 
     def size_in_bytes(self) -> int:
-        """The number of bytes kept to answer queries."""
+        """Return the number of bytes that the retriever stores to answer queries."""
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rank the k best documents for each query, or fewer if fewer match."""
+        """Return the k best documents for each query, or fewer if fewer match."""
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the documents that the run lists for each query.
+        """Rescore and rerank the documents that the run lists for each query.
 
-        Raises KeyError for a query without a text or an unknown document.
+        Raises KeyError if a query has no text or a document is unknown.
         """
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Explain a document's score by its tokens; return one explanation per model that has an A.
+        """Explain a document's score by its tokens; return one explanation for each model that has an A.
 
-        query: the query's text. document: the document's id. others: ids of the other candidates, which XTR's
-        A reads.
+        query: the query's text. document: the document's id. others: ids of the query's other candidates,
+        which XTR's A reads.
         """

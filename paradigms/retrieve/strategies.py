@@ -1,7 +1,7 @@
-"""The alignment strategies that few-shot alignment adaptation chooses from.
+"""The choices of few-shot alignment adaptation.
 
-Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a task by choosing the number of
-document tokens that each query token aligns with, k or a share p of the document's length.
+Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a task by choosing how many document
+tokens each query token aligns with: k tokens, or a share p of the document's length.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Strategies = Mapping[str, Alignment]
 STRATEGIES: Strategies = {f"k={k}": TopK(k) for k in (1, 2, 4, 6, 8)} | {
     f"p={p:g}%": TopP(p / 100) for p in (0.5, 1.0, 1.5, 2.0)
 }
-# These, and all others that it measures or trains with: Table 3, Figure 4, Table 13.
+# The same, with all other alignments that the paper measures or trains with: Table 3, Figure 4, Table 13.
 MEASURED: Strategies = {
     **STRATEGIES,
     "k=16": TopK(16),
@@ -33,6 +33,6 @@ def rerank_strategies(
     *,
     progress: bool = False,
 ) -> dict[str, Run]:
-    """Rerank a run with each strategy; return strategy → run. Queries are encoded once."""
+    """Rerank a run with each strategy, encoding queries once; return a dictionary, strategy → run."""
     recipes = [indexed.model.with_alignment(align).recipe for align in strategies.values()]
     return dict(zip(strategies, indexed.rankings(queries, run, recipes, progress=progress), strict=True))

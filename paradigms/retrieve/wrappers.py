@@ -1,4 +1,4 @@
-"""Wrappers around a retriever, for passages, queries that are also documents, and several processes."""
+"""Wrappers of retrievers for passages, for queries that are also documents, and for several processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paradigms.retrieve.indexed import Indexed
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
-WIDER = 4  # times as many passages, for queries with too few documents
+WIDER = 4  # factor by which to increase the number of passages if a query gets too few documents
 
 
 @dataclass(frozen=True, eq=False)
 class Wrapper:
-    """A retriever that changes the searches of another one."""
+    """A retriever that modifies the searches of another retriever."""
 
     retriever: Retriever
 
@@ -36,8 +36,8 @@ class Wrapper:
 class Passages(Wrapper):
     """Rank documents by their passages: score(d) = sum of the `best` largest scores of d's passages.
 
-    best = 1 is MaxP (Dai and Callan, "Deeper Text Understanding for IR with Contextual Neural Language
-    Modeling", SIGIR 2019). retriever: a retriever over `pieces.corpus`.
+    retriever: a retriever over `pieces.corpus`. best: number of passages to sum; 1 gives MaxP (Dai and
+    Callan, "Deeper Text Understanding for IR with Contextual Neural Language Modeling", SIGIR 2019).
     """
 
     pieces: Pieces
@@ -48,7 +48,7 @@ class Passages(Wrapper):
             raise ValueError(f"best must be at least 1 passage, got {self.best}")
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Rank the k best documents; if best > 1, consider only the 2k with the best single passages."""
+        """Return the k best documents; if best > 1, score only the 2k with the best single passages."""
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
         wanted = 2 * k if summed else k
@@ -78,13 +78,13 @@ class Passages(Wrapper):
         return self.retriever.explain(query, next(iter(passages)), list(self._of(others)))
 
     def _of(self, documents: Iterable[str]) -> dict[str, float]:
-        """Return all passages of some documents, with score 0."""
+        """Map all passages of these documents to score 0."""
         return dict.fromkeys((passage for id in documents for passage in self.pieces.of(id)), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class WithoutOwn(Wrapper):
-    """Leave out each query's own document, which has the query's id.
+    """Exclude each query's own document, which has the same id as the query.
 
     ids: ids of the queries that are also documents (`data.identical.own_documents`).
     """
@@ -101,11 +101,11 @@ class WithoutOwn(Wrapper):
 
 @dataclass(frozen=True, eq=False)
 class AllProcesses(Wrapper):
-    """Divide each search among the processes of a launch; results equal those of a single process.
+    """Divide each search among the processes of a launch, without changing the results.
 
-    Every process calls the methods with the same arguments and receives all results. If the retriever can be
-    divided (`Indexed.part`), each process searches one part of the documents, and the best results are
-    merged. Otherwise, and for reranking, the queries are divided.
+    Every process calls the methods with the same arguments and receives all results. If the index can be
+    divided (`Indexed.part`), each process searches one part of the documents, and the results are merged.
+    Otherwise, and for reranking, the queries are divided.
 
     launch: the processes, such as accelerate's `Accelerator` or `PartialState`.
     """
@@ -125,7 +125,7 @@ class AllProcesses(Wrapper):
         return self._merged(run, self.retriever.rerank(queries, mine, progress=progress))
 
     def _merged(self, queries: Mapping[str, Any], run: Run, k: int | None = None) -> Run:
-        """Merge the runs of all processes and keep each query's first k documents, or all."""
+        """Merge the runs of all processes. k: number of documents to keep per query; None keeps all."""
         runs: list[Run] = [run] * self.launch.num_processes
         if len(runs) > 1:
             distributed.all_gather_object(runs, run)
