@@ -1,3 +1,3 @@
-"""The live page and the JSON service over any retrievers: `serve`, `Service`, `application`."""
+"""A live page and JSON service for any retrievers: `serve`, `Service`, `application`."""
 
 from paradigms.serve.service import PORT, Service, application, serve

@@ -1,8 +1,8 @@
-"""Guard against foreign requests: only this machine's own page, or requests with the token, are answered.
+"""Guard against foreign requests: only the service's own page, and requests with the token, are answered.
 
-Another site's page in a browser could send requests to 127.0.0.1 (cross-site request forgery), or make its
-own host name resolve to that address (DNS rebinding). Browsers send a request's source (`Origin`,
-`Sec-Fetch-Site`) and its target's name (`Host`). A program that sends no origin is not a browser.
+In a browser, another site's page could send requests to 127.0.0.1 (cross-site request forgery), or make its
+own host name resolve to that address (DNS rebinding). Browsers therefore send a request's source (`Origin`,
+`Sec-Fetch-Site`) and the name of its target (`Host`). A program that sends no origin is not a browser.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ASSETS = (
     "/cards.js",
     "/cards.css",
     "/openapi.json",
-)  # need no token: hold no data
+)  # no token is required, since these contain no data
 
 
 class Guard:
-    """Answer permitted requests, with `HEADERS`, and refuse all others with one sentence.
+    """Answer permitted requests, adding `HEADERS`, and refuse all others with a one-sentence error.
 
-    names: hosts that a request may name besides addresses of this machine. token: the token to require; with
-    "", no token is required, but only loopback addresses are answered.
+    names: host names that a request may use besides this machine's addresses. token: the required token; ""
+    requires no token, but then only loopback addresses are permitted.
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str = "") -> None:
@@ -57,7 +57,7 @@ class Guard:
         await app(scope, receive, send_guarded)
 
     def refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        """Return a refusal's status and sentence; the sentence is "" if the request is permitted."""
+        """Return the HTTP status and error message of a refusal; the message is "" for permitted requests."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_ours(host):
             return 403, f"this service has another name than {host!r:.100}: open the address that it printed"
@@ -75,6 +75,6 @@ class Guard:
             if name in self.names:
                 return True
             address = ip_address(name)
-        except ValueError:  # no address, or brackets that do not close
+        except ValueError:  # not an address, or unbalanced brackets
             return False
         return address.is_loopback or bool(self.token)

@@ -1,4 +1,4 @@
-"""Requests of the service: one dataclass per POST, checked field by field, and described as OpenAPI."""
+"""Requests to the service: one dataclass per POST path, with field checks and OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paradigms.align import NORMALISERS, as_alignment
 from paradigms.io.checks import Range, check_known, check_text, check_types, parse_json
 from paradigms.serve.systems import View
 
-MOST_BYTES = 1 << 20  # of a request
-MOST_TEXTS = 256  # of a request
-MOST_CHARACTERS = 100_000  # of a text
+MOST_BYTES = 1 << 20  # maximum size of a request
+MOST_TEXTS = 256  # maximum number of texts in a request
+MOST_CHARACTERS = 100_000  # maximum length of a text
 Asked = TypeVar("Asked", bound="Request")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The body of a request, a JSON object. Raises ValueError, with one sentence, if it is invalid."""
+    """The body of a request, a JSON object. Raises ValueError, with a one-sentence message, if invalid."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Viewed(Request):
-    """The systems to show, and the A, Z and salience that replace the systems' settings."""
+    """A request that selects systems, and may override their A, Z and salience."""
 
     systems: list[str] | None = None
     align: str | None = None
@@ -66,9 +66,9 @@ class Viewed(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Viewed):
-    """Find the k best documents for each query. queries: {id: text}. If the request sets A, Z or salience,
-    each system reranks the first 100 documents that it finds. characters: number of characters to return
-    from each document after the title."""
+    """Return the k best documents for each query. queries: {id: text}. If the request sets A, Z or salience,
+    each system reranks its first 100 documents. characters: number of characters of each document's text to
+    return, after the title."""
 
     queries: dict[str, str]
     k: Annotated[int, Range(1, 1000)] = 10
@@ -92,7 +92,9 @@ class Rerank(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Viewed):
-    """Explain one document's score: S, A and Z by token, and its rank. text: replaces the document's text."""
+    """Explain one document's score by token (S, A and Z), and return its rank.
+
+    text: an edited text to use instead of the document's text."""
 
     query: str
     document: str
@@ -101,7 +103,7 @@ class Explain(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(Request):
-    """Encode texts as token vectors with one system."""
+    """Encode texts to token vectors with one system."""
 
     system: str
     texts: list[str]
@@ -110,13 +112,13 @@ class Encode(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Differences(Request):
-    """List judged queries by the difference in nDCG@10 between two systems, largest first."""
+    """List judged queries by the difference in nDCG@10 between two systems, with the largest first."""
 
     systems: list[str]
 
 
 def check_texts(name: str, texts: Iterable[Any]) -> None:
-    """Raise ValueError unless all values are texts of at most `MOST_CHARACTERS`."""
+    """Raise ValueError unless all values are strings of at most `MOST_CHARACTERS` characters."""
     for text in texts:
         try:
             check_text(text, name)
@@ -148,7 +150,7 @@ def schema(kind: Any) -> dict[str, Any]:
 
 
 def schema_of(kind: type[Request]) -> dict[str, Any]:
-    """Return the JSON schema of a request."""
+    """Return the JSON schema of a request class."""
     hints = get_type_hints(kind, include_extras=True)
     properties = {}
     for field in fields(kind):

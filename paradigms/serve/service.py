@@ -1,9 +1,10 @@
-"""The JSON service over any retrievers, and the page that uses it.
+"""A JSON service for any retrievers, and the page that uses it.
 
     serve({"colbert": index, "bm25": BM25(corpus)}, corpus)   # on http://127.0.0.1:8765, until interrupted
 
-POST requests go to /search, /rerank, /explain, /save, /encode and /differences, and GET requests to /systems,
-/documents/ID, /queries and /openapi.json, which describes all paths. A failure is {"error": one sentence}.
+The service accepts POST requests to /search, /rerank, /explain, /save, /encode and /differences, and GET
+requests to /systems, /documents/ID, /queries and /openapi.json, which describes all paths. A failed request
+returns {"error": one sentence}.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Service:
-    """Compute the answer to each path. judged: queries with relevant documents, for the page to browse."""
+    """The answers to all requests.
+
+    retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists.
+    """
 
     def __init__(
         self, retrievers: Mapping[str, Retriever], corpus: Corpus, judged: Split | None = None
@@ -131,7 +135,7 @@ class Service:
         return {"systems": await self._of_each(asked.systems, ask)}
 
     async def save(self, asked: requests.Explain) -> dict[str, Any]:
-        """Return the cards of `explain` as a self-contained page, which works without the service."""
+        """Return the cards from `explain` as a self-contained page, which works without the service."""
         answers = (await self.explain(asked))["systems"].values()
         cards = [card for answer in answers for card in answer.get("cards", ())]
         text = self.corpus[self.corpus.position(asked.document)] if asked.text is None else asked.text
@@ -160,7 +164,7 @@ class Service:
         return {"measure": MEASURE, "queries": self._differences[key]}
 
     async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
-        """Return nDCG@10 of each judged query, letting other requests' searches run every `TEXTS` queries."""
+        """Return nDCG@10 for each judged query. Other requests can run after every `TEXTS` queries."""
         run: Run = {}
         ids = list(judged.queries)
         for start in range(0, len(ids), TEXTS):
@@ -171,7 +175,7 @@ class Service:
         return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
 
     async def _batched(self, compute: Batch, texts: Iterable[str], *settings: Any) -> tuple[list[Any], float]:
-        """Compute each text's answer, in batches shared with other requests; also return their seconds."""
+        """Return each text's answer and the total seconds; batches are shared with other requests."""
         answers = await gather(*(self.together.each(compute, text, *settings) for text in texts))
         return [answer for answer, _ in answers], sum({seconds for _, seconds in answers})
 
@@ -188,7 +192,7 @@ class Service:
     async def _of_each(
         self, names: list[str] | None, ask: Callable[[ServedSystem], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
-        """Ask each system; return its answer, or an error sentence if it cannot answer."""
+        """Return each system's answer, or {"error": one sentence} if the system cannot answer."""
         answers: dict[str, Any] = {}
         for system in self._chosen(names):
             try:
@@ -202,7 +206,7 @@ PATHS: dict[str, tuple[str, type[requests.Request] | None, str]] = {
     "/search": ("search", requests.Search, "The best documents for each query"),
     "/rerank": ("rerank", requests.Rerank, "Scores of given documents"),
     "/explain": ("explain", requests.Explain, "S, A and Z of a document, by token"),
-    "/save": ("save", requests.Explain, "The same as a page in HTML that needs no service"),
+    "/save": ("save", requests.Explain, "The explanation as a self-contained HTML page"),
     "/encode": ("encode", requests.Encode, "Token vectors of texts"),
     "/differences": ("differences", requests.Differences, "Judged queries on which two systems differ most"),
     "/systems": ("list_systems", None, "The systems, alignments and normalisers"),
@@ -229,7 +233,7 @@ def openapi() -> dict[str, Any]:
 
 
 def application(service: Service, *, names: frozenset[str] = frozenset(), token: str = "") -> Starlette:
-    """Make an ASGI application of the service and its page. names, token: see `Guard`."""
+    """Make an ASGI application from a service, including its page. names, token: see `Guard`."""
 
     def answering(name: str, kind: type[requests.Request] | None) -> Callable[[Http], Awaitable[Response]]:
         async def answer(http: Http) -> Response:
@@ -271,7 +275,7 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
 
 
 class Name(StringConvertor):
-    """An id in a path, which may contain slashes and line breaks."""
+    """A path parameter for ids, which may contain slashes and line breaks."""
 
     regex = r"[\s\S]*"
 
@@ -280,12 +284,12 @@ register_url_convertor("name", Name())
 
 
 class Answer(JSONResponse):
-    """A JSON response in which numbers that are not finite become null."""
+    """A JSON response that replaces numbers that are not finite with null."""
 
     def render(self, content: Any) -> bytes:
         try:
             return super().render(content)
-        except ValueError:  # a score of −inf, of a document without tokens
+        except ValueError:  # for example −inf, the score of documents without tokens
             return super().render(finite(content))
 
 
@@ -311,7 +315,7 @@ async def body_of(http: Http) -> bytes:
 
 
 def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
-    """List (document, score) pairs, best first; a JSON object would reorder ids that are numbers."""
+    """List (document, score) pairs, best first, because a JSON object would reorder numeric ids."""
     return list(scores.items())[:k]
 
 
@@ -322,7 +326,7 @@ def check_not_blank(queries: Mapping[str, str]) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the error's message, without the quotes that str() adds to a KeyError's."""
+    """Return an error's message, without the quotes that str() adds for a KeyError."""
     return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
@@ -353,11 +357,11 @@ def serve(
     token: str = "",
     ready: Callable[[str], None] = lambda address: print(f"Open {address}", file=sys.stderr),
 ) -> None:
-    """Serve retrievers of a corpus, and the page that shows them, until interrupted.
+    """Serve the retrievers of a corpus, and a page that shows them, until interrupted.
 
-    port: port to listen on; 0 selects a free one. ready: function called with the page's address once
-    requests are accepted. Raises
-    ValueError if other machines can reach the host and no token is set, and OSError if the port is in use.
+    retrievers, judged: see `Service`. port: port to listen on; 0 selects a free port. token: see `Guard`.
+    ready: callback that receives the page's address once requests are accepted. Raises ValueError if other
+    machines can reach the host and no token is set, and OSError if the port is in use.
     """
     check_host(host, token)
     service = Service(retrievers, corpus, judged)
@@ -369,15 +373,15 @@ def serve(
             app, log_level="warning", access_log=False, server_header=False, lifespan="on"
         )
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token and f'#token={token}'}")
-        with suppress(KeyboardInterrupt):  # raised again once the running requests have ended
+        with suppress(KeyboardInterrupt):  # raised again after the running requests end
             uvicorn.Server(config).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket whose connections send what is written at once (TCP_NODELAY).
+    """Open a listening socket whose connections send data without delay (TCP_NODELAY).
 
-    asyncio does not set the option for sockets that it did not open, and a response's body would wait 40 ms
-    for the client's acknowledgement of the headers. Raises OSError if the port is in use.
+    asyncio only sets this option on sockets that it opens itself. Without the option, a response's body would
+    wait 40 ms for the client to acknowledge the headers. Raises OSError if the port is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family)
@@ -386,7 +390,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def check_host(host: str, token: str) -> None:
-    """Raise ValueError if other machines can reach the host and no token is set."""
+    """Raise ValueError if the token is malformed, or missing although other machines can reach the host."""
     try:
         local = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -396,4 +400,4 @@ def check_host(host: str, token: str) -> None:
             f"other machines can reach {host}: set --token, which every request must then contain"
         )
     if token and not (token.isascii() and token.isprintable() and " " not in token and len(token) >= 8):
-        raise ValueError("a token has at least 8 characters, which are ASCII without spaces")
+        raise ValueError("a token must have at least 8 characters: printable ASCII without spaces")

@@ -1,4 +1,4 @@
-"""Served systems: named retrievers that can also rank and explain under another A, Z or salience."""
+"""Systems of the service: named retrievers that can also rank and explain with another A, Z or salience."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Passages, Reranking, Retriever
 from paradigms.retrieve.wrappers import Wrapper
 
-CANDIDATES = 100  # of each query, among which another A ranks
-REMEMBERED = 32  # entries of each cache that makes the next change of A fast
+CANDIDATES = 100  # documents per query that another A reranks
+REMEMBERED = 32  # entries in each cache; the caches make a change of A fast
 
 
 @dataclass(frozen=True)
 class View:
-    """A, Z or salience to use with a system's vectors; None and True keep the system's settings."""
+    """A choice of A, Z and salience for a system's vectors; None and True keep the system's settings."""
 
     align: Alignment | None = None
     normalise: str | None = None
@@ -40,7 +40,7 @@ class View:
 
 
 class ServedSystem:
-    """A retriever, its name and its corpus. `model` is the paradigm whose A can change, or None."""
+    """A retriever with its name and corpus. `model` is its paradigm, whose A can be changed, or None."""
 
     def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
         self.name, self.retriever, self.corpus = name, retriever, corpus
@@ -59,7 +59,7 @@ class ServedSystem:
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
-        """Describe name, kind and size and, for a `model`, A, Z and the alignments that its tokens allow."""
+        """Return name, kind and size and, if there is a `model`, A, Z and the alignments that it allows."""
         described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:
@@ -72,16 +72,16 @@ class ServedSystem:
 
     @property
     def editable(self) -> bool:
-        """Whether the system explains texts that are not in its corpus."""
+        """Whether the system can explain texts that are not in its corpus."""
         return self.model is not None or isinstance(self.inner, BM25)
 
     def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
-        """Find the k best documents for each query."""
+        """Return the k best documents for each query."""
         run = self.retriever.search({str(n): query for n, query in enumerate(queries)}, k)
         return [run[str(n)] for n in range(len(queries))]
 
     def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
-        """Return the tokens, vectors and salience of each text. The system must have a `model`."""
+        """Return each text's tokens, vectors and salience. The system must have a `model`."""
         assert self.model is not None
         encoded, labels = self.model.tokens(texts, side), self.model.encoder.labels
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
@@ -96,14 +96,14 @@ class ServedSystem:
         return made
 
     def _ranked(self, query: str, view: View) -> dict[str, float]:
-        """Rank the `CANDIDATES` best documents of a query by their scores under a view."""
+        """Rank a query's `CANDIDATES` best documents by their scores under a view."""
         known = self.candidates(query)
         if view.plain or self.model is None:
             return known
         return self._scored(query, list(known), view)
 
     def rescored(self, queries: Mapping[str, str], run: Run, view: View) -> Run:
-        """Rerank a run (`Retriever.rerank`) under a view."""
+        """Rerank a run under a view; see `Retriever.rerank`."""
         if view.plain or self.model is None:
             return self.retriever.rerank(queries, run)
         check_queries(run, queries)
@@ -116,8 +116,9 @@ class ServedSystem:
     ) -> tuple[list[Explanation], int | None]:
         """Explain a document's score, and return its rank among the query's candidates.
 
-        text: an edited text that replaces the document's. The rank is None if the system has no `model` and
-        the document is not a candidate. Raises ValueError for an edited text unless the system is `editable`.
+        text: an edited text to use instead of the document's text. The rank is None if the system has no
+        `model` and the document is not a candidate. Raises ValueError if text is given and the system is not
+        `editable`.
         """
         if text is not None and not self.editable:
             raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes of the text")
@@ -138,7 +139,7 @@ class ServedSystem:
         return made, 1 + sum(score > made[0].rel for id, score in ranked.items() if id != document)
 
     def _explained_without_model(self, query: str, document: str, text: str | None) -> list[Explanation]:
-        """Explain a score that no view changes. text: an edited text that replaces the document's."""
+        """Explain a score without a `model`. text: an edited text to use instead of the document's text."""
         if text is not None:
             return [self.inner.explain_text(query, text)]
         others = [id for id in self.candidates(query) if id != document]
@@ -152,7 +153,7 @@ class ServedSystem:
         return self.search([query], CANDIDATES)[0]
 
     def _encoded_candidates(self, ids: tuple[str, ...]) -> Indexed:
-        """Encode the candidates that a reranker scores."""
+        """Encode the candidates of a system that only reranks."""
         assert self.model is not None
         return Indexed.build(self.model, self.corpus.only(ids), precision=self.inner.precision)
 
@@ -169,7 +170,7 @@ class ServedSystem:
         return _seen(self.encoded(query, "query"), view)
 
     def _scored(self, query: str, ids: list[str], view: View) -> dict[str, float]:
-        """Score documents under a view from their stored tokens, best first."""
+        """Score documents under a view from their stored tokens; return them best first."""
         recipe, queries = self._recipe(view), self._query(query, view)
         names = [piece for id in ids for piece in self.pieces.of(id)]
         indexed = self.inner if isinstance(self.inner, Indexed) else self._indexed(tuple(sorted(names)))
@@ -185,7 +186,7 @@ class ServedSystem:
     def _explained(
         self, query: str, document: str, text: str | None, others: Sequence[str], view: View
     ) -> Explanation:
-        """Explain the document's score, or that of its best passage."""
+        """Explain the score of the document or, if it is divided into passages, of its best passage."""
         assert self.model is not None
         recipe, queries, pool = self._recipe(view), self._query(query, view), None
         model = self.model.with_alignment(recipe.align, recipe.normalise)
@@ -205,7 +206,7 @@ class ServedSystem:
 
 
 def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
-    """List the fields of an alignment, with the type, bounds and default of each field."""
+    """Map each field of an alignment to its type, bounds and default."""
     hints, knobs = get_type_hints(kind, include_extras=True), {}
     for field in fields(kind):  # type: ignore[arg-type]  # a subclass of Alignment is a dataclass
         hint: Any = hints[field.name]
@@ -223,7 +224,7 @@ def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
 
 
 def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:
-    """Make a system for each retriever of the corpus, by name."""
+    """Make a system for each retriever. Returns a dictionary, name → system."""
     return {name: ServedSystem(name, retriever, corpus) for name, retriever in retrievers.items()}
 
 

@@ -1,4 +1,4 @@
-"""A single thread for all computation, which batches texts that wait for the same computation."""
+"""A single thread for all computation, which groups texts that wait for the same function into batches."""
 
 import asyncio
 import time
@@ -7,23 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-TEXTS = 64  # of one batch, at most
-WAITING = 1024  # requests, at most
+TEXTS = 64  # maximum number of texts in a batch
+WAITING = 1024  # maximum number of waiting requests
 T = TypeVar("T")
 Batch = Callable[..., Sequence[Any]]  # (texts, *settings) -> one answer for each text
 Waiting = tuple[str, "asyncio.Future[tuple[Any, float]]"]
 
 
 class Busy(Exception):
-    """Raised when more requests wait than `WAITING`."""
+    """Raised if `WAITING` requests are already waiting."""
 
 
 class Together:
-    """The thread that computes everything, and the texts that wait for the thread.
+    """A thread that computes everything, and the texts that wait for it.
 
-    As soon as the thread is free, it takes all texts that wait for the same function and settings as one
-    batch. No text waits for other texts to arrive, yet with many clients the queries of a search are
-    encoded together.
+    When the thread is free, it takes all texts that wait for the same function and settings as one batch. A
+    text never waits for other texts to arrive, but the queries of many clients are still encoded together.
     """
 
     def __init__(self) -> None:
@@ -33,12 +32,12 @@ class Together:
         self._waiting = 0
 
     async def run(self, compute: Callable[[], T]) -> tuple[T, float]:
-        """Run a function in the thread; return its result and its seconds."""
+        """Run a function in the thread; return its result and its duration in seconds."""
         with self._one_more():
             return await self._run(compute)
 
     async def each(self, compute: Batch, text: str, *settings: Any) -> tuple[Any, float]:
-        """Return a text's answer from `compute(texts, *settings)`, and the seconds that its batch took."""
+        """Return a text's answer from `compute(texts, *settings)`, and its batch's duration in seconds."""
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
             self._texts.setdefault((compute, *settings), []).append((text, future))
@@ -48,7 +47,7 @@ class Together:
         return answer
 
     def close(self) -> None:
-        """End the thread once its current computation is done."""
+        """Stop the thread after its current computation."""
         self._thread.shutdown(cancel_futures=True)
 
     @contextmanager
@@ -72,7 +71,7 @@ class Together:
         while self._texts:
             key = next(iter(self._texts))
             waiting = self._texts.pop(key)
-            if len(waiting) > TEXTS:  # the rest goes behind the other computations
+            if len(waiting) > TEXTS:  # queue the rest behind other computations
                 self._texts[key] = waiting[TEXTS:]
             await self._answer(key, waiting[:TEXTS])
         self._working = None
@@ -84,12 +83,12 @@ class Together:
             answers, seconds = await self._run(lambda: compute(texts, *settings))
             answered = list(zip(answers, waiting, strict=True))
         except Exception as error:
-            if len(waiting) > 1:  # only the text that causes the error fails
+            if len(waiting) > 1:  # so that only the text that causes the error fails
                 for one in waiting:
                     await self._answer(key, [one])
             elif not (future := waiting[0][1]).done():
                 future.set_exception(error)
             return
         for answer, (_, future) in answered:
-            if not future.done():  # its client may have left
+            if not future.done():  # the client may have disconnected
                 future.set_result((answer, seconds))

@@ -2,8 +2,8 @@
 
     Path("pair.html").write_text(page([card_data(colbert.explain(query, document))], query, document))
 
-cards.js draws a card from the `card_data` of each explanation, with numbers, a matrix, shaded tokens and the
-links between tokens. Texts enter a page as JSON and are shown as text nodes, never as HTML.
+cards.js draws a card from each explanation's `card_data`: numbers, a matrix, shaded tokens and links between
+tokens. Texts enter a page as JSON and are displayed as text nodes, never as HTML.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from paradigms.core import Interaction
 
 FOLDER = Path(__file__).parent
-PAIRS = 8  # of an interaction, drawn in a notebook
-HEIGHT = 30  # of a notebook's frame, in rem
+PAIRS = 8  # maximum number of pairs of an interaction to draw in a notebook
+HEIGHT = 30  # height of a notebook's frame, in rem
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Make a template environment over the given folders and this one, with every value escaped."""
+    """Make a template environment for these folders and this one, which escapes every value."""
     import jinja2
 
     made = jinja2.Environment(
@@ -43,9 +43,9 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
-    """Convert an explanation to the input of cards.js: links flattened, numbers to 4 digits.
+    """Convert an explanation to the input of cards.js, with flat lists of links and numbers of 4 digits.
 
-    Raises ValueError, whose message begins with `where`, if a number is not finite.
+    where: start of the message of the ValueError that is raised if a number is not finite.
     """
 
     def rounded(values: Iterable[float]) -> list[float]:
@@ -74,12 +74,12 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
 
 
 def page(cards: Sequence[dict[str, Any]], query: str = "", document: str = "") -> str:
-    """Make a self-contained HTML page for a pair of texts. cards: results of `card_data`."""
+    """Make a self-contained HTML page for a query and a document. cards: results of `card_data`."""
     return environment().get_template("cards.html.j2").render(cards=cards, query=query, document=document)
 
 
 def framed(explanations: Sequence[Explanation], query: str = "", document: str = "") -> str:
-    """Put a `page` into a frame for a notebook's output; its script cannot access the notebook."""
+    """Put a `page` into a frame for a notebook, so that the page's script cannot access the notebook."""
     html = page([card_data(one) for one in explanations], query, document)
     return (
         f'<iframe sandbox="allow-scripts" title="A between tokens" srcdoc="{escape(html)}" '
@@ -88,7 +88,7 @@ def framed(explanations: Sequence[Explanation], query: str = "", document: str =
 
 
 def explanations_of(interaction: Interaction) -> list[Explanation]:
-    """Explain the first `PAIRS` pairs of an interaction, with token numbers in place of names."""
+    """Explain the first `PAIRS` pairs of an interaction, with numbers in place of the tokens' texts."""
     S, A, Z, rel = (
         t.detach().cpu()
         for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
