@@ -5,7 +5,7 @@ towers, [CLS] and the raw inner product. Here, the tower is shared and similarit
 With mean pooling, this is also how sentence-transformers models are trained.
 
 DE-BERT-k of Luan et al. 2021 (TACL), §4.1, is dpr(backbone, dim=k, layer_norm=True, normalize=False): [CLS],
-a linear projection to k dimensions, layer normalisation and the inner product. For k = 768 the paper has no
+a linear projection to k dimensions, layer normalisation and the inner product. For k = 768, the paper has no
 projection: dpr(backbone, normalize=False).
 """
 

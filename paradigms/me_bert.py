@@ -1,4 +1,4 @@
-"""rel(d, q) = max_{i ≤ m} dᵢᵀq: a document is m vectors, a query is one vector.
+"""rel(d, q) = max_{i ≤ m} dᵢᵀq: a document has m vectors, and a query has one.
 
 Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: it is the argmax over i; Z = 1. Documents with fewer than m
 tokens have fewer vectors; padding never wins the max. Since rel is a max over inner products, exact search is

@@ -164,7 +164,7 @@ class BM25:
         return reranked
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Align each query term with its first equal term in the document; S is w(d, t). document: its id."""
+        """Align each query term with its first equal term in the document; S is w(d, t). document: an id."""
         row, scores = self.corpus.position(document), self._index.scores
         terms, weights = self.terms(self.corpus[row]), {}
         for term in set(terms).intersection(self.terms(query)):

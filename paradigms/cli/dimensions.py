@@ -70,7 +70,7 @@ def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem,
     """Return (lines about linear maps, the problem, exact thresholds [m, samples] over all documents).
 
     real: whether the user gave the queries; otherwise, they come from `title_queries`. Raises ValueError if
-    BM25 ranks `RANK` documents below the best one for no query.
+    no query has `RANK` documents that BM25 ranks below the best one.
     """
     lengths = np.array([len(text.split()) for text in counts.corpus])
     groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)

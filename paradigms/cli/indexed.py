@@ -44,7 +44,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
-        """The checkpoint named on the command line."""
+        """Return the checkpoint named on the command line."""
         return cls(
             model=settings.model if settings.model == OFFLINE else whole(settings.model),
             document_model=whole(settings.document_model),
@@ -232,7 +232,7 @@ def open_folder(
 
 
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
-    """Open folders of different documents, made with one model, as one folder, like `open_folder`.
+    """Open folders with different documents, made with one model, as one folder (see `open_folder`).
 
     Raises ValueError if two folders share a document or differ in passage length.
     """

@@ -1,7 +1,8 @@
 """`python -m paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
 
-For each judged query, can any query vectors rank its relevant documents above all others? Do the model's
-vectors? Document vectors are used as the index stores them (`theory.answerable`).
+The command asks, for each judged query, whether any query vectors could rank the relevant documents above all
+others, and whether the model's vectors do. Document vectors are used as the index stores them
+(`theory.answerable`).
 """
 
 import argparse
@@ -56,7 +57,7 @@ class Question:
     def scores(self, query: np.ndarray, salience: np.ndarray | None = None) -> np.ndarray:
         """Return all documents' rel, up to a factor per query.
 
-        salience: salience of the query tokens; None: from the model.
+        salience: the query tokens' salience, by default from the model.
         """
         sums, chosen = maxima(self.tokens, self.owners, query, self.kinds, self.asked)
         if self.salience is None:
@@ -125,7 +126,7 @@ def run_oracle(settings: argparse.Namespace) -> None:
 
 
 def check(model: Paradigm, longest: int) -> None:
-    """Raise ValueError unless each query token takes one token of a document, of at most `longest` tokens."""
+    """Raise ValueError unless A aligns each query token with one token in documents of `longest` tokens."""
     align = model.recipe.align
     kept = align.kept(torch.tensor(longest))
     if not isinstance(align, PoolTopK) and (kept is None or int(kept) > 1):
@@ -154,7 +155,7 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
     """Draw at most `most` judged queries: (text, rows of the relevant documents).
 
-    Queries are left out unless the index holds both a relevant and another document.
+    A query is left out unless the index holds both relevant and other documents.
     """
     place = {id: n for n, id in enumerate(documents)}
     relevant = {
@@ -167,7 +168,7 @@ def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[t
 
 
 def outcomes(tokens: Stored, model: Paradigm, asked: Sequence[tuple[str, np.ndarray]]) -> Iterator[Outcome]:
-    """Yield the outcome of each query that was `drawn`."""
+    """Yield the outcome of each query from `drawn`."""
     encoded = model.encode_queries([text for text, _ in asked])
     left = {True: VERIFIED, False: VERIFIED}  # answers to verify
     for n, (_, rows) in enumerate(asked):

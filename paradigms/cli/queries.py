@@ -14,7 +14,7 @@ from paradigms.io.terminal import Terminal
 
 
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
-    """Read id -> text from the setting query, queries or split; {} if all three are empty.
+    """Read id -> text from the setting query, queries or split; return {} if all three are empty.
 
     source: the collection that has the split. Raises ValueError if several of these settings are set.
     """

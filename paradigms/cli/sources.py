@@ -1,4 +1,4 @@
-"""The documents of a source: text files, JSON lines, or a collection. Imports no model."""
+"""The documents of a source: text files, JSON lines, or a collection. This module imports no model."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

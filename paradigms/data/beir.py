@@ -60,8 +60,8 @@ def read_folder(path: str | Path) -> Collection:
 def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), atomically.
 
-    A title that does not begin the text is written as `metadata.title`. Raises ValueError if the collection
-    has answers, or if two splits use one id for different queries: this layout cannot hold either.
+    A title that does not begin the text is written as `metadata.title`. Raises ValueError for what this
+    layout cannot hold: answers, or an id that names different queries in two splits.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")

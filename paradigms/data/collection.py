@@ -159,9 +159,9 @@ class Problems:
 class Collection:
     """A named corpus with its splits.
 
-    measures: the measures reported in the collection's paper; the first one compares systems. fingerprint:
-    sha256 of documents in order, queries, judgements and answers; it ignores where titles end. Results by
-    document position stay valid as long as the fingerprint is the same.
+    measures: the measures reported in the collection's paper; systems are compared by the first one.
+    fingerprint: sha256 of documents in order, queries, judgements and answers; it ignores where titles end.
+    Results by document position stay valid as long as the fingerprint is the same.
     """
 
     name: str
@@ -260,14 +260,14 @@ def body(title: str, text: str) -> str:
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """Return the title of a row in BEIR's form; the text does not begin with a `metadata.title`."""
+    """Return the title of a BEIR row; a title in `metadata.title` does not begin the text."""
     metadata = row.get("metadata")
     title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
     return title.strip() if isinstance(title, str) else ""
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """Return the text of a row in BEIR's form, with the title."""
+    """Return the text of a BEIR row, joined with the title."""
     return joined(row.get("title") or "", row.get("text") or "")
 
 

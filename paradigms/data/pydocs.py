@@ -1,14 +1,15 @@
 """pydocs: known-item search over the API documentation that every installation includes.
 
-About ten thousand docstrings of the Python standard library and of PACKAGES, read with `ast`, never imported.
-A query (`q:` before the id) is a docstring's summary, its first paragraph of 3 to 12 words; the relevant
-document is the rest of the docstring, at least 30 words. The document's id is `module:qualified.name`. Its
-title is the id in words, such as "max pool2d in torch nn functional", or empty if that title would contain
-the query.
+The documents are about ten thousand docstrings of the Python standard library and PACKAGES, which are read
+with `ast` and never imported. A query (`q:` before the id) is a docstring's summary, its first paragraph of 3
+to 12 words; the relevant document is the rest of the docstring, at least 30 words. The document's id is
+`module:qualified.name`. Its title is the id in words, such as "max pool2d in torch nn functional", or empty
+if that title would contain the query.
 
 The split `parameters` has other queries (`p:`): the first sentence of a parameter's description (6 to 20
 words, among the document's first PARAMETER_WORDS words), one for each test document that describes a
-parameter. All documents that contain these words in sequence are relevant; there are at most MOST.
+parameter. All documents that contain these words in sequence are relevant, and there are at most MOST of
+them.
 
 This is not a published test collection: judgements are incomplete, and documents depend on the installed
 versions. Compare systems only under the same fingerprint, which covers content and versions.
@@ -142,7 +143,7 @@ def build(sources: Mapping[str, Path]) -> list[Docstring]:
 
 
 def docstrings(module: str, file: Path) -> Iterator[Docstring]:
-    """Yield the public docstrings of a source file that can be `divided`; none from generated files."""
+    """Yield a source file's public docstrings that can be `divided`; generated files yield none."""
     source = file.read_bytes()
     if GENERATED.search(source[:2000]):
         return

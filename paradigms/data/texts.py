@@ -71,7 +71,7 @@ def visible_text(html: str) -> str:
 
 
 class _Page(HTMLParser):
-    """Collect text outside of tags, scripts and styles."""
+    """Collect text outside tags, scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
 
 
 def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
-    """Yield the files in and below a folder, by name; `folder` may also be one file.
+    """Yield the files in and below a folder, sorted by name; `folder` may also be one file.
 
     Hidden files, folders of the command `index` and links to folders are left out; links to files outside the
     folder are left out and counted.
@@ -182,7 +182,7 @@ def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
 
 
 def json_rows(file: Path) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (line number, id, title, text). Raises ValueError as `json_lines` does."""
+    """Yield (line number, id, title, text). Raises the same errors as `json_lines`."""
     for number, line in numbered_lines(file):
         where = f"{file}, line {number}"
         row = json_object(line, where)

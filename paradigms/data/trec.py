@@ -39,7 +39,7 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
     equal in single precision, as trec_eval compares them, the better one is raised to the next float. Reading
-    the file gives the same ranking, and the same scores except for the raised ones.
+    the file gives the same ranking, and the same scores except for raised scores.
     """
     check_ids([tag, *run], "tag or query id")
     with atomic_text(path) as stream:
@@ -93,7 +93,7 @@ def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list
 
 
 def check_ids(words: Iterable[str], what: str) -> None:
-    """Raise ValueError for an id that a TREC file cannot hold."""
+    """Raise ValueError if a TREC file cannot hold an id."""
     for word in words:
         if word.split() != [word]:
             raise ValueError(f"a TREC file cannot hold the {what} {word!r}: it is empty or has white space")

@@ -81,7 +81,8 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
 def check_on_hub(name: str) -> None:
     """Check, with one request, that a checkpoint is in the local cache or on the hub.
 
-    Raises FileNotFoundError, with a one-line message, if it is not found or if the hub does not answer.
+    Raises FileNotFoundError, with a one-line message, if the checkpoint is not found or the hub does not
+    answer.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 

@@ -47,7 +47,7 @@ class Batch:
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
 
     def lengths(self) -> list[int]:
-        """Return the length of each text up to its last token that is attended to or counts."""
+        """Return each text's length up to the last token that is attended to or counts."""
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 

@@ -3,7 +3,7 @@
 | precision | matrix products | everything else |
 |---|---|---|
 | no | the weights' own type, float32 | the same |
-| bf16, fp16 | 16 bits, sums in float32 | as torch's autocast says; plain BERT on a CPU: bf16 throughout |
+| bf16, fp16 | 16 bits, sums in float32 | as in torch's autocast; plain BERT on a CPU: bf16 throughout |
 | int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 
 "auto" is the precision of the surrounding `autocast`. Outside `autocast`, "auto" is the precision set by
@@ -61,7 +61,7 @@ def choose_precision(precision: str) -> None:
 def resolved(device: torch.device, precision: str) -> str:
     """Replace "auto" with the precision of the context, the process or, if neither is set, the device.
 
-    Raises ValueError for an unknown name, for fp16 on a CPU, and for int8 on a device other than a CPU.
+    Raises ValueError if the name is unknown, for fp16 on a CPU, and for int8 on any other device.
     """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()

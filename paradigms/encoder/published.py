@@ -71,7 +71,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 def pooling(folder: Path) -> str:
     """Read the pooling mode from a module's configuration, in its older or newer form.
 
-    Raises ValueError unless the module has exactly one mode, which must be known.
+    Raises ValueError unless the module has exactly one mode, and the mode is known.
     """
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):

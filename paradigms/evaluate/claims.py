@@ -1,7 +1,7 @@
 """Does a paper's claim hold here? Claims as data, and one function that judges them for every study.
 
 A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
-equality, within ±margin. Its verdict is
+equality, within ±margin. The verdict is
 
 - reproduced, if the interval over seeds and queries lies within these bounds, and the paired test over
   queries agrees, with Holm's correction for all claims of a study;
@@ -9,11 +9,11 @@ equality, within ±margin. Its verdict is
 - otherwise not decided here: the sample is too small, a system has not learned enough to test the claim, or
   the claim is about training and training did not significantly change a model's measure on dev queries.
 
-A claim about a readout compares ways to score with one model, whether or not training changed that model. Its
-row is marked.
+A claim about a readout compares ways to score with one model, whether or not training changed that model. The
+claim's row is marked.
 
 A claim whose `place` (the passage of the paper) is empty is a control: a question that the paper does not
-ask. Its verdict is yes, no, or not decided here.
+ask. The verdict on a control is yes, no, or not decided here.
 """
 
 from collections.abc import Sequence

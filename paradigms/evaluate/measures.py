@@ -166,7 +166,7 @@ def seeds_interval(
     clusters: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """95% interval of the mean over training seeds and queries, both drawn with replacement.
+    """Return the 95% interval of the mean over training seeds and queries, both drawn with replacement.
 
     clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
     because their queries are not independent. All drawn seeds share the drawn queries. S seeds show (S − 1)/S

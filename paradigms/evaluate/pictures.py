@@ -1,4 +1,4 @@
-"""Matplotlib figures of A and of recall, for trackers and PNG files; they need no display."""
+"""Matplotlib figures of A and recall for trackers and PNG files, drawn without a display."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ PICTURED = 1  # number of a report's relevant pairs whose alignments are drawn
 def write_pictures(report: Report, folder: Path) -> list[Path]:
     """Write the report's figures as PNG files, replacing `folder`.
 
-    Files: recall.png, the report's pictures by name, and alignment_NUMBER_SYSTEM.png for the first relevant
-    pairs. A soft alignment also gets alignment_NUMBER_SYSTEM_weights.png, which shows A alone.
+    The files are recall.png, the report's pictures by name, and alignment_NUMBER_SYSTEM.png for the first
+    relevant pairs. A soft alignment also gets alignment_NUMBER_SYSTEM_weights.png, which shows A alone.
     """
     figures = {"recall": recall_picture(report.curves, report.curve)}
     figures |= {picture.name: picture.figure for picture in report.pictures}

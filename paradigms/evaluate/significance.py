@@ -36,11 +36,11 @@ def paired_test(
 ) -> float:
     """Return the two-sided p-value of mean(a - b) = 0 from a paired randomisation test on the same queries.
 
-    Fisher 1935; for retrieval Smucker et al., CIKM 2007: under the null hypothesis each difference is equally
-    likely with either sign. Ties are left out. With at most RESAMPLES sign patterns, p is exact; otherwise,
-    it is (1 + number of patterns as extreme)/(1 + RESAMPLES). If all differences are 0, p is 1. The result
-    agrees with scipy.stats.permutation_test, which is several times slower. clusters: each query's cluster;
-    all differences in a cluster change sign together.
+    Under the null hypothesis, each difference is equally likely to have either sign (Fisher 1935; for
+    retrieval, Smucker et al., CIKM 2007). Ties are left out. With at most RESAMPLES sign patterns, p is
+    exact; otherwise, it is (1 + number of patterns as extreme)/(1 + RESAMPLES). If all differences are 0, p
+    is 1. The result agrees with scipy.stats.permutation_test, which is several times slower. clusters: each
+    query's cluster; all differences in a cluster change sign together.
     """
     if a.shape != b.shape:
         raise ValueError(f"a paired test needs the same queries on both sides, not {len(a)} and {len(b)}")
@@ -91,8 +91,8 @@ def compare(
 ) -> list[Comparison]:
     """Compare each system with the baseline on each of `measures`, with Holm's correction over all tests.
 
-    Choose a few measures beforehand. baseline: None compares each system with every earlier one. The mark is
-    † for better and ‡ for worse, at an adjusted p below `ALPHA`. With groups, macro-averages are compared.
+    Choose a few measures beforehand. baseline: None compares each system with every earlier system. The mark
+    is † for better and ‡ for worse, at an adjusted p below `ALPHA`. With groups, macro-averages are compared.
     Raises ValueError if the baseline or a measure is unknown, or if queries differ between systems.
     """
     if baseline is not None and baseline not in systems:
@@ -115,8 +115,8 @@ def compare_training(
 ) -> list[Comparison]:
     """Compare trained systems with their untrained versions, with Holm's correction over all tests.
 
-    The baseline of each row is `UNTRAINED`. At an adjusted p below `ALPHA` the mark is ↗ for better and ↘ for
-    worse; otherwise it is →. Raises the same errors as `compare`.
+    The baseline of each row is `UNTRAINED`. At an adjusted p below `ALPHA`, the mark is ↗ for better and ↘
+    for worse; otherwise it is →. Raises the same errors as `compare`.
     """
     both = {name: trained[name] for name in untrained}
     _check_queries(both | {f"{name}, {UNTRAINED}": row for name, row in untrained.items()}, measures)

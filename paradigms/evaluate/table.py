@@ -1,4 +1,4 @@
-"""One row structure for results, shown in the terminal, in Markdown, in CSV and in the report."""
+"""Result tables, with one structure for the terminal, Markdown, CSV and the report."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ ZERO = re.compile(r"(?<!\d)0\.")  # the start of a number below 1
 class Cell:
     """A mean over queries, its interval, and its significance mark ("" if not tested).
 
-    before: mean of the untrained system and the arrow of its test, "0.713 ↗ "; "" if nothing was trained.
+    before: the untrained system's mean and test arrow, such as "0.713 ↗ "; "" if nothing was trained.
     """
 
     mean: float
@@ -79,7 +79,7 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limits of a measure's intervals, which set the scale of their drawing."""
+        """The lowest and highest limits of a measure's intervals, the scale on which intervals are drawn."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
@@ -193,7 +193,7 @@ def rich_matrix(table: ResultTable) -> Group:
 
 
 def markdown_table(table: ResultTable) -> str:
-    """Format the table in GitHub's Markdown: title, rows with the best mean in bold, note."""
+    """Format the table in GitHub's Markdown: title, rows with the best mean in bold, and note."""
     lines = [
         f"**{_escape(table.title)}**",
         "",

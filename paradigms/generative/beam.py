@@ -154,7 +154,7 @@ def _completed(
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
-    """Each prefix's position on the decoder's axis n: its rank among the prefixes of the same query."""
+    """Return each prefix's position on the decoder's axis n: its rank among the query's prefixes."""
     return np.arange(len(prefixes)) - np.searchsorted(prefixes.queries, prefixes.queries)
 
 
@@ -228,7 +228,7 @@ def _largest_of_each(
 
 
 def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"], Int[np.ndarray, " y"]]:
-    """Rows and columns of each row's k largest finite scores, including ties with the k-th."""
+    """Return rows and columns of each row's k largest finite scores, including ties with the k-th."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width))
     if width > k and bool(((values[:, k - 1] == values[:, k]) & (values[:, k] > -torch.inf)).any()):

@@ -10,7 +10,7 @@ from paradigms.io.compiled import cached_njit
 @no_type_check
 @cached_njit(nogil=True)
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
-    """SEAL's score W of each document.
+    """Compute SEAL's score W of each document.
 
     occurrences[bounds[d]:bounds[d + 1]] holds document d's occurrences as [key, position]. Its tokens are
     text[starts[d]:ends[d]], all below `size`.
@@ -59,7 +59,7 @@ def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late
 @no_type_check
 @cached_njit(nogil=True)
 def previous_smaller(values):
-    """max{j < i : values[j] < values[i]} for each i, or 0."""
+    """max{j < i : values[j] < values[i]} for each i, or 0 if there is none."""
     previous = np.zeros(len(values), np.int64)
     for i in range(1, len(values)):
         j = i - 1

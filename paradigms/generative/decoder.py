@@ -107,7 +107,7 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
 
     def of_query(self, query: int) -> "Memory":
-        """One query's memory, before decoding."""
+        """Return one query's memory, before any decoding."""
         row = slice(query, query + 1)
         return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])
 
@@ -128,7 +128,7 @@ def decode(
     """Compute the decoder states of positions t … t + m − 1; `memory` holds the first t positions.
 
     The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
-    values there; the states are the same.
+    values there. The returned states stay the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training
@@ -205,7 +205,7 @@ def _cross_attention(
 def _attended(
     rows: list[Tensor], mask: Tensor, scale: float, dropout: float, trace: Trace | None
 ) -> tuple[Float[Tensor, "b heads i k"], Tensor]:
-    """Return softmax(s·qᵀk + mask) v for q, k, v = `rows`; a trace also gets the softmax, held fixed."""
+    """Return (softmax(s·qᵀk + mask) v, weights) for q, k, v = `rows`; a trace holds the weights fixed."""
     q, k, v = rows
     if trace is None:
         how: Any = {"attn_mask": mask, "dropout_p": dropout, "scale": scale}

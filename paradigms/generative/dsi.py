@@ -1,9 +1,9 @@
 """rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder generates the path of clusters that leads to d.
 
-DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index"), with the hierarchical
+DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index") uses the hierarchical
 semantic identifiers of §3.2, or one token per document ("atomic"). A reads the decoder's state. With
-`softmax="place"` or `pawa_rank`, each position has its own digits; both together are NCI's decoder (Wang et
-al. 2022).
+`softmax="place"` or `pawa_rank`, each position has separate digits; both options together give NCI's decoder
+(Wang et al. 2022).
 """
 
 from collections.abc import Sequence
@@ -76,11 +76,11 @@ def semantic(
 ) -> Identifiers:
     """x_d ↦ (c₁, …, c_L): d's clusters in hierarchical k-means, then d's position in the last cluster.
 
-    DSI (Tay et al., NeurIPS 2022, §3.2): k-means with k = `branching`, repeated within every cluster of more
-    than k documents. Digit c is token c + 2 of k + 2. With `position_specific`, digit c at position i is
-    token i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and no identifier
-    is a prefix of another. Equal vectors are split by order and counted in `problems`. vectors: [documents,
-    features]. Raises ValueError, naming a document, if a vector is not finite in float32.
+    As in DSI (Tay et al., NeurIPS 2022, §3.2), k-means with k = `branching` is repeated within every cluster
+    of more than k documents. Digit c is token c + 2 of k + 2. With `position_specific`, digit c at position i
+    is token i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and no
+    identifier is a prefix of another. Equal vectors are split by order and counted in `problems`. vectors:
+    [documents, features]. Raises ValueError, naming a document, if a vector is not finite in float32.
     """
     if branching < 2:
         raise ValueError(f"branching must be at least 2, got {branching}")

@@ -35,7 +35,7 @@ BATCH = 1000  # texts per call of a tokenizer
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Token sequences that name documents; several documents may share one, and a document may have several.
+    """Token sequences that name documents. Documents may share a sequence, and may have several.
 
     Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
     sequences are stored separately. Raises ValueError if a document has no identifier, or if an identifier is
@@ -94,11 +94,11 @@ class Identifiers:
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Position of each document id."""
+        """Map each document id to its position."""
         return {id: n for n, id in enumerate(self.documents)}
 
     def numbers_of(self, document: int) -> range:
-        """Numbers of the identifiers that name the document at this position."""
+        """Return the numbers of the identifiers that name the document at this position."""
         return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 
     def windows(self, n: int, span: int) -> list[slice]:
@@ -170,9 +170,9 @@ class Identifiers:
 
     @classmethod
     def load(cls, folder: Path) -> "Identifiers":
-        """Load identifiers from a folder that `save` wrote.
+        """Load identifiers from a folder written by `save`.
 
-        Raises FileNotFoundError or ValueError with the name of the missing or damaged file.
+        Raises FileNotFoundError or ValueError, naming the file, if a file is missing or damaged.
         """
         plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
         for file in (plain_file, arrays_file):
@@ -321,7 +321,7 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """Words of a text in which at least one token ends, and each word's first token."""
+    """The words of a text in which a token ends, and each word's first token."""
 
     def __init__(self, tokenized: Tokenized) -> None:
         self.text, self.tokens, ends, _ = tokenized

@@ -34,13 +34,13 @@ Form = Literal["exact", "direct", "last", "printed"]
 def decompose(
     model: Generative, sources: Batch, targets: Targets, scorer: ScoreName, form: Form = "exact"
 ) -> tuple[Tokens, Tokens, Interaction]:
-    """D [b, n, L·H·M, h], Q [b, 1, N, h] and S, A, Z, rest for b queries with n identifiers each.
+    """Return D [b, n, L·H·M, h], Q [b, 1, N, h] and (S, A, Z, rest) for b queries with n identifiers each.
 
     Document tokens are ordered (layer, head, position); rel is the sum of the model's scores over positions.
-    The exact form computes the rest from the prefix; in the other forms, and for BART (biases and positions),
-    the rest is the difference. For log probabilities, the rest includes −Σᵢ log Σ_v exp logit_iv. For
-    pointwise mutual information, it also includes −log p(d | ""). The score query_part always has the form
-    "printed".
+    The exact form computes the rest from the prefix; in the other forms, and for BART (because of biases and
+    positions), the rest is rel minus the sum. For log probabilities, the rest includes −Σᵢ log Σ_v exp
+    logit_iv. For pointwise mutual information, it also includes −log p(d | ""). The score query_part always
+    has the form "printed".
     """
     if scorer == "query_part":
         form = "printed"

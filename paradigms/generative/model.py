@@ -145,7 +145,7 @@ class Generative(Trainable):
         return model
 
     def refresh(self, corpus: Corpus) -> None:
-        """Cluster the identifiers' tokens again with the current encoder, using no global random state."""
+        """Cluster the identifiers' tokens again with the current encoder. Global random state is not used."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
         encoder, old, ids = self.encoder, self.clusters, self.identifiers
@@ -238,7 +238,7 @@ class Generative(Trainable):
         return nn.functional.embedding(ids, self._input_table)
 
     def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
-        """Outputs for the states of the last m positions of a prefix of t tokens."""
+        """Return `Outputs` for the states of the last m positions in a prefix of t tokens."""
         adapted = None
         if self.pawa is not None:
             adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
@@ -277,7 +277,7 @@ class Generative(Trainable):
         return self.token_parts(self.readings(states, memories, scorer), targets, scorer)
 
     def memories(self, sources: Batch, *scorers: ScoreName) -> list[Memory]:
-        """The queries' memory and, if a scorer subtracts log p(d | ""), a memory of as many empty queries."""
+        """Return the queries' memory, then empty queries' memory if a scorer subtracts log p(d | "")."""
         memories = [self.begin(sources)[1]]
         if PMI in scorers:
             memories.append(self.begin(self.tokenize([""] * len(sources.input_ids)))[1])
@@ -328,7 +328,7 @@ class Generative(Trainable):
         return scores
 
     def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
-        """Contribution to rel of the last m target tokens, from their `readings`; 0 at padding."""
+        """Return the last m target tokens' contributions to rel, from their `readings`; 0 at padding."""
         count, length = readings[0].shape[-2], targets.ids.shape[-1]
         before, places = length - count, [slice(0, None)]
         ids, mask = targets.ids[..., before:], targets.mask[..., before:]
@@ -346,7 +346,7 @@ class Generative(Trainable):
     def next_scores(
         self, readings: Readings, prefix: Int[Tensor, "b n t"], scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n v"]:
-        """Contribution to rel of every token after a prefix; −∞ for tokens outside the softmax."""
+        """Return each next token's contribution to rel after a prefix; −∞ for tokens outside the softmax."""
         alphabet = self._alphabet(prefix.shape[-1] - 1)
         outputs = [self.outputs(states, prefix) for states in readings]
         scores = _difference([of.scores(scorer, alphabet)[..., 0, :] for of in outputs])
@@ -398,7 +398,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} does not occur in the identifiers of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """The document's non-empty sequences that reranking scores: identifiers, or windows of `span` tokens.
+        """Return a document's non-empty sequences for reranking: identifiers, or windows of `span` tokens.
 
         whole: use identifiers even if they are whole texts.
         """
@@ -410,7 +410,7 @@ class Generative(Trainable):
         ]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
-        """Readable names of tokens in the decoder's vocabulary."""
+        """Return readable names of tokens in the decoder's vocabulary."""
         if self.settings.tokens == "own":
             return ["end" if token == self.identifiers.end else str(token) for token in tokens]
         surface = list(tokens) if self.clusters is None else self.clusters.surface[list(tokens)].tolist()

@@ -23,7 +23,7 @@ SEPARATOR = -1  # closes every document; no n-gram contains it, so n-grams stay 
 class Branches(NamedTuple):
     """Tokens that may follow each of x prefixes, and the prefixes' states after each token.
 
-    Prefix p has the entries offsets[p] … offsets[p + 1] − 1 (CSR); there may be none.
+    Prefix p has the entries offsets[p] … offsets[p + 1] − 1 (CSR), possibly none.
     """
 
     offsets: Int[np.ndarray, " x1"]  # [x + 1], int64
@@ -71,8 +71,8 @@ class NGramIndex:
     ) -> "NGramIndex":
         """Index the documents tokens[offsets[d]:offsets[d + 1]].
 
-        whole: allow only n-grams that begin a document; the longest are whole documents. Raises ValueError if
-        all documents are empty.
+        whole: allow only n-grams that begin a document; the longest n-grams are whole documents. Raises
+        ValueError if all documents are empty.
         """
         from pydivsufsort import divsufsort, kasai
 
@@ -131,7 +131,7 @@ class NGramIndex:
         return Branches(offsets, tokens, successors)
 
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """The tokens from an n-gram to its document's end; None if they differ between occurrences."""
+        """Return the tokens from an n-gram to its document's end, or None if they differ by occurrence."""
         lo, hi, depth = state.tolist()
         first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted

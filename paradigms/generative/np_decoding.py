@@ -3,7 +3,7 @@
 Lee et al., "Nonparametric Decoding for Generative Retrieval", Findings of ACL 2023; Wu et al. 2024, Eq. 20.
 An encoder reads every identifier in its document's context, and the vectors of each surface token are
 clustered. The clusters form the decoder's vocabulary: START = 0, END = 1, then the clusters of each surface
-token in order. BASE clusters once, with the pretrained encoder; ASYNC repeats it during training
+token in order. BASE clusters once, with the pretrained encoder; ASYNC clusters again during training
 (`Generative.refresh`).
 """
 
@@ -34,7 +34,8 @@ SORTED = 32  # batches whose windows are sorted by length together, to reduce pa
 class Clusters(nn.Module):
     """Centroids C ∈ R^{C×h}, each cluster's surface token, and the cluster of every identifier token.
 
-    `surface` and `labels` stay on the CPU, where batches are built. The state dict holds all three.
+    `surface` and `labels` stay on the CPU, where batches are built. The state dict holds C, `surface` and
+    `labels`.
     """
 
     def __init__(

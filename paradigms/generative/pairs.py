@@ -79,7 +79,7 @@ def indexing_pairs(
 def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
-    """generated query ↦ each identifier of its document. generated: pairs as `read_generated` yields them."""
+    """generated query ↦ each identifier of its document. generated: pairs from `read_generated`."""
     position, pairs = identifiers.positions, []
     without = dict.fromkeys(identifiers.documents)
     for id, query in generated:
@@ -177,7 +177,7 @@ def document_span_pairs(
 
 
 def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
-    """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: its overlap with the words from i on.
+    """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: overlap with the words from i on.
 
     ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case; indel counts the fewest insertions and
     deletions.

@@ -53,7 +53,7 @@ class GenerativeRetriever:
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 
-        Only documents that the beams reach are found, often fewer than k. A document's score is
+        The search finds only documents that the beams reach, often fewer than k. A document's score is
         `settings.score` of its best identifier; n-grams are scored by their probabilities (SEAL).
         """
         if k < 1:
@@ -72,7 +72,7 @@ class GenerativeRetriever:
         """Score the run's documents by rel under `settings.score`, best first.
 
         A document's rel is the largest rel of its names (`Generative.names`), or −∞ if it has none. Raises
-        KeyError for an unknown query or document.
+        KeyError if a query or document is unknown.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -119,8 +119,8 @@ class GenerativeRetriever:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.
 
-        The L·H document tokens of one position share a row: A is their mean attention, S·A the sum of their
-        products.
+        The L·H document tokens of one position share a row: A is the tokens' mean attention, and S·A is the
+        sum of the tokens' products.
         """
         model = self.model
         names = model.names(model.identifiers.positions[document])

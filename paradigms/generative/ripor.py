@@ -37,8 +37,8 @@ def ripor(
     """Build RIPOR over `backbone`. settings: fields of `GenerativeSettings`.
 
     embedder: the encoder whose mean-pooled document vectors are quantised, with `codes` centroids at each of
-    `levels` places. Raises ValueError if the embedder and the backbone differ in width, or if PAWA, which has
-    no output table, is on.
+    `levels` places. Raises ValueError if the embedder and the backbone differ in width, or if PAWA is on,
+    because it has no output table.
     """
     options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
     chosen = GenerativeSettings(**options | settings)

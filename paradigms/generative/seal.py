@@ -46,7 +46,7 @@ def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
 
 
 def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
-    """States of the query's n-grams of 1 to `LONGEST` words that occur in the corpus.
+    """Return the states of the query's n-grams of 1 to `LONGEST` words that occur in the corpus.
 
     Punctuation around words is stripped; each word is tried as written and with a capital first letter.
     """
@@ -106,10 +106,10 @@ def seal_scores(
 ) -> Scores:
     """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), with n ∖ C the tokens of n that are not covered yet.
 
-    The sum runs over keys by descending weight, then by tokens. A key counts if all positions of some
-    occurrence in d are free; its free occurrences, left to right, then occupy their positions. |n| counts
-    distinct tokens, and C holds the tokens of the keys counted so far. Candidates are the documents that
-    contain a key with at most `FREQUENT` occurrences.
+    The sum runs over keys in order of descending weight, then of tokens. A key counts if all positions of
+    some occurrence in d are free; its free occurrences, left to right, then occupy their positions. |n|
+    counts distinct tokens, and C holds the tokens of the keys counted so far. Candidates are the documents
+    that contain a key with at most `FREQUENT` occurrences.
 
     unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, the
     ones that are not keys get weights without the exponent. The best of these tokens, as many as there are

@@ -122,7 +122,7 @@ def _are_weights(*sides: Tokens) -> bool:
 
 
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Compute Σ_t w_t(d) · w_t(q), taking the largest weight of repeated tokens in d and their sum in q.
+    """Compute Σ_t w_t(d) · w_t(q), taking the largest weight of tokens repeated in d and the sum in q.
 
     The result equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
     """

@@ -4,7 +4,7 @@ A kernel widens BLOCK document tokens at a time, float16 or codes (`Stored`), to
 stays in the cache, and multiplies them by all query tokens (`tiles`). It sums the aligned similarities as
 soon as a document ends, so it reads each stored byte once and writes one score per document and query.
 Kernels release the interpreter lock and run on one thread; callers divide the documents. Compiled code is
-cached beside this file or in the user's cache folder. `no_type_check` disables the tests' run-time type
+cached next to this file or in the user's cache folder. `no_type_check` disables the tests' run-time type
 checks.
 """
 

@@ -1,1 +1,1 @@
-"""Training: losses over scores, in-batch scoring that fits in memory, negatives, the accelerate loop."""
+"""Training: losses over scores, in-batch scoring that fits in memory, negatives and the accelerate loop."""

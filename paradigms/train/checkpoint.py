@@ -65,7 +65,7 @@ def remove(run: Path, keep: int, last: int) -> None:
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
-    """Read progress.json of the newest checkpoint, unchecked; None if there is no checkpoint."""
+    """Read the newest checkpoint's progress.json without checking it; return None without a checkpoint."""
     numbers = steps(run)
     return read_json(place(run, numbers[-1]) / "progress.json") if numbers else None
 

@@ -114,14 +114,14 @@ class TrainingBatch(NamedTuple):
     teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
 
     def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
-        """Return a mask of the documents in all processes' pool that are relevant to each query."""
+        """Return a mask of the pool's documents, over all processes, that are relevant to each query."""
         mask = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
         for relevant in self.relevant.T:  # [b, r, m] may not fit into memory if r is large
             mask |= relevant[:, None] == positions
         return mask
 
     def own(self, first: int = 0) -> Int[Tensor, "b c"]:
-        """Positions of each query's documents, positive first, in a pool where the batch is at `first`."""
+        """Each query's document positions, positive first, in a pool where the batch starts at `first`."""
         b = len(self.relevant)
         places = torch.arange(len(self.positions), device=self.positions.device) + first
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
@@ -151,10 +151,11 @@ def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
 def step_batches(
     examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
 ) -> Iterator[list[int]]:
-    """Yield one process's batches from step `start`; each depends only on (seed, step), for exact resuming.
+    """Yield one process's batches from step `start`; each batch depends only on (seed, step).
 
     Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
-    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out.
+    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out. Runs can
+    therefore resume exactly.
     """
     total = batch_size * world
     if total > examples:

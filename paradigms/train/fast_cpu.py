@@ -4,8 +4,8 @@ Dropout: torch draws one number per element from a serial generator and stores a
 bits decide four elements, and the mask is stored in bits. Attention: torch's fused attention on CPUs has no
 dropout, so torch stores four l × l matrices per head. Here, these matrices exist for a few texts at a time
 and are recomputed for the gradient, as in FlashAttention (Dao et al. 2022, arXiv:2205.14135, §3.1). Products:
-MKL uses half of the vector width of AMD processors with AVX-512 and reaches 95 GFLOP/s per core; oneDNN
-reaches 200 (torch 2.13, Zen 5).
+MKL uses half the vector width of AMD processors with AVX-512 and reaches 95 GFLOP/s per core; oneDNN reaches
+200 (torch 2.13, Zen 5).
 """
 
 import math

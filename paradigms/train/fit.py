@@ -69,7 +69,7 @@ class DevMeasure:
 
 
 def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
-    """Choose (train, dev) splits with judgements, other than the `measured` ones (by default test).
+    """Choose (train, dev) splits that have judgements and are not `measured` (by default, test).
 
     Without a dev split, a tenth of the training queries is held out.
     """
@@ -191,7 +191,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
 
 
 def sweep_states(output: Path) -> list[Path]:
-    """Delete the states that killed runs left in results folders beside `output`; return their folders.
+    """Delete the states that killed runs left in results folders next to `output`; return their folders.
 
     States of `Paused` runs are kept, as are the states in `output`, which the repeated command reads.
     """
@@ -240,7 +240,7 @@ def add_states(
     accelerator: Accelerator,
     layout: str = "",
 ) -> None:
-    """Store each process's share of the texts' states, unless they are `too_large`, and open all states."""
+    """Store each process's share of the texts' states, unless they are `too_large`; then open all states."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
     if texts and not store.folder.is_dir():
         accelerator.print(

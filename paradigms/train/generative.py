@@ -68,7 +68,7 @@ def fit_pairs(
 ) -> Generative:
     """Train a model on pairs. On a CPU, a frozen encoder's states of the sources are stored on disk.
 
-    states: folder for these states, as in `fit`. On a GPU nothing is stored, because encoding is faster than
+    states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
     reading. problems: problems of the pairs, printed after the identifiers' problems.
     """
     for report in (model.identifiers.problems, problems):

@@ -197,7 +197,7 @@ def training_seconds(folder: Path) -> float:
 
 
 def kept_step(folder: Path) -> int | None:
-    """Number of steps taken to reach the state that `train` returned; 0: untrained.
+    """Return the number of steps that led to the state returned by `train`; 0 means untrained.
 
     Without dev queries, this is the newest checkpoint's step. Returns None if `folder` holds no run.
     """
@@ -208,7 +208,7 @@ def kept_step(folder: Path) -> int | None:
 
 
 def dev_values(folder: Path) -> dict[int, Dev]:
-    """Read the dev queries' values of the run in `folder`, by number of steps; 0: untrained."""
+    """Read a run's values of the dev queries, by number of steps; 0 steps means untrained."""
     file = folder / "history.jsonl"
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else [])
     return {line["step"]: np.array(line["dev_values"]) for line in lines if "dev_values" in line}
@@ -267,7 +267,7 @@ class _Run:
         self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def step(self, step: int, batches: Any) -> float:
-        """Take one optimizer step; return the last known loss, the mean over its batches and processes."""
+        """Take one optimizer step; return the last known loss, averaged over batches and processes."""
         began = time.perf_counter()
         self.model.train()
         self.objective.prepare(step)
@@ -343,7 +343,7 @@ class _Run:
             ) from error
 
     def late(self, began: float) -> bool:
-        """Return whether the run has used up its minutes; all processes agree."""
+        """Return whether the run has used up its minutes, with the same answer on all processes."""
         minutes = self.settings.minutes
         return minutes > 0 and by_main(lambda: time.monotonic() - began > 60 * minutes, self.accelerator)
 

@@ -38,7 +38,7 @@ def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Te
 def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
     """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: the positive's margins over k = c − 1 negatives.
 
-    Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl`, it also depends on the scale of the scores.
+    Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl`, this loss also depends on the scale of the scores.
     """
     difference = student - teacher
     return (difference[:, :1] - difference[:, 1:]).square().mean()
@@ -50,7 +50,7 @@ def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Te
 
 
 def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t: the mean over texts of the sum of a text's weights."""
+    """Σ_t ā_t: the texts' mean sum of weights."""
     return mean.sum()
 
 
@@ -110,7 +110,7 @@ class Distillation:
 
 
 class Objective(ABC):
-    """The mean of a loss over examples: holds the examples, makes batches, computes a batch's loss."""
+    """A loss averaged over examples; it holds the examples, makes batches and computes a batch's loss."""
 
     examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
     chunk: int = 0  # texts per part with cached gradients; 0 = no caching

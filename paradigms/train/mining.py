@@ -23,7 +23,7 @@ def mine(
     precision: str = AUTO,
     progress: bool = False,
 ) -> Run:
-    """Search exactly for the first `depth` documents of each query with a relevant document.
+    """Find the first `depth` documents, by exact search, for each query with a relevant document.
 
     precision: precision of encoding, as in `encoder.precision`. Raises ValueError if the model cannot search.
     """

@@ -60,7 +60,7 @@ def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a possibly sharded one. Every process calls this, in the same order."""
+    """Return a tensor in full, even if it is sharded. Every process calls this, in the same order."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -96,7 +96,7 @@ def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
 def _shard(
     paradigm: Trainable, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator
 ) -> Trainable:
-    """Shard a paradigm: each layer is gathered when it runs, other weights in the first forward pass."""
+    """Shard a paradigm: layers are gathered when they run, other weights in the first forward pass."""
     if getattr(paradigm, "clusters", None) is not None:
         raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
     layers = paradigm.layers
@@ -148,7 +148,7 @@ def gather_documents(documents: Tokens) -> Tokens:
 
 
 def gather(t: Tensor) -> Tensor:
-    """Gather tensors of all processes along axis 1; differentiable for floating-point tensors."""
+    """Gather tensors of all processes along axis 1; floating-point tensors stay differentiable."""
     if world() == 1:
         return t
     return _Gather.apply(t) if t.is_floating_point() else torch.cat(_all_gather(t), 1)

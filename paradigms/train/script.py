@@ -38,10 +38,10 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """Start a script: check its settings, lock the output folder; return the accelerator and a console.
 
-    settings: with output, precision and optionally tracker. Precision "auto" is bf16 if the hardware
-    multiplies it natively. Only the main process's console prints. Raises SystemExit if another run holds the
-    folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are missing. If the collection or
-    backbone does not exist, SystemExit is raised before the folder is created.
+    settings: has the fields output, precision and optionally tracker. Precision "auto" is bf16 if the
+    hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if another run
+    holds the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are missing. If the
+    collection or backbone does not exist, SystemExit is raised before the folder is created.
     """
     tracking.check_launch()
     check_names(settings)
@@ -114,7 +114,7 @@ def content(**paths: str) -> dict[str, str]:
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """Open a collection and print its size and problems. Raises SystemExit if that fails.
 
-    documents: size of a fixed subset, for pydocs only. Checks that all ids are valid in TREC runs.
+    documents: size of a fixed subset, for pydocs only. All ids must be valid in TREC runs.
     """
     try:
         collection = load_collection(name, documents=documents)

@@ -28,7 +28,7 @@ TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 def signature(
     paradigm: Trainable, settings: Mapping[str, Any], examples: Sequence[Any], accelerator: Accelerator
 ) -> dict[str, Any]:
-    """Settings that must match to resume from a checkpoint, as JSON.
+    """Return the settings that must match to resume from a checkpoint, as JSON.
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
@@ -64,7 +64,7 @@ class RunState:
     seconds: float = 0.0  # spent in steps
 
     def full_model(self) -> Trainable:
-        """The paradigm with all weights, on the main process. Every process calls this."""
+        """Return the paradigm with all weights, on the main process. Every process calls this."""
         if isinstance(self.paradigm, FSDPModule):
             target = self.full.state_dict()
             for name, tensor in self.paradigm.state_dict().items():
@@ -163,7 +163,7 @@ class RunState:
 
 
 def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
-    """Run `action` on the main process while the others wait; all return its result or raise its error.
+    """Run `action` on the main process while the others wait; all return the result or raise the error.
 
     The action must not call functions in which processes wait for each other.
     """
@@ -188,7 +188,7 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
     """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
 
-    Otherwise the other processes would wait forever. FloatingPointError is not converted: every process
+    Otherwise, the other processes would wait forever. FloatingPointError is not converted: every process
     raises it.
     """
     try:

@@ -26,7 +26,7 @@ def take(folder: Path, accelerator: Accelerator) -> None:
 def check_launch() -> None:
     """Raise SystemExit if `accelerate launch` started processes for GPUs and this machine has none.
 
-    Otherwise a single process would train on the CPU, and each of several processes would run as if it were
+    Otherwise, a single process would train on the CPU, and each of several processes would run as if it were
     alone. A launch of one process without a configuration sets no LOCAL_RANK; it uses a GPU or the CPU.
     """
     cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
