@@ -179,7 +179,7 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
         raise ValueError(
             f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
             f"{settings.salience}; engines support MaxSim only: "
-            "model.with_alignment(QueryToDocument(), 'query_tokens') scores by that"
+            "model.with_alignment(QueryToDocument(), 'query_tokens') scores by MaxSim"
         )
     if engine.single and not one:
         raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")

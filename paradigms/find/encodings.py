@@ -112,5 +112,5 @@ class NearDocuments:
 def _centre(files: Files | Writer, dim: int) -> Tensor | None:
     rows = files.array(CENTRE, ("float32", (dim,)))
     if len(rows) > 1 or not np.isfinite(rows).all():
-        raise files.damaged(CENTRE, "not one finite vector")
+        raise files.damaged(CENTRE, "it is not a single finite vector")
     return torch.from_numpy(np.array(rows[0])) if len(rows) else None

@@ -126,7 +126,7 @@ class Index:
         fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")
         salient = "salience" in store.columns or queries.salience is not None
         if not fits or recipe.search == "impute" or salient:
-            raise ValueError(f"the scores of {recipe.name} are not sums of maxima, whose errors are bounded")
+            raise ValueError(f"the scores of {recipe.name} are not sums of maxima, so errors have no bound")
         if len(store.errors) != len(store.ids):
             raise ValueError(f"{store} has no errors: call certify with the store of all tokens")
         rows, queries = store.with_tokens(), self.checked(recipe, queries)

@@ -43,10 +43,10 @@ class Stores:
         first = self.stores[0]
         for n, store in enumerate(self.stores):
             if other := next((k for k in SAME if store.manifest.get(k) != first.manifest.get(k)), None):
-                raise ValueError(f"{store} was made with another {other} than {first}: search them apart")
+                raise ValueError(f"{store} was made with another {other} than {first}: search each alone")
             if twice := next((id for id in store.rows_by_id if id in self._owners), None):
                 where = self.stores[self._owners[twice]]
-                raise ValueError(f"document {twice!r} is both in {where} and in {store}: delete it in one")
+                raise ValueError(f"document {twice!r} is both in {where} and in {store}: delete it from one")
             self._owners |= dict.fromkeys(store.rows_by_id, n)
 
     def __len__(self) -> int:

@@ -99,9 +99,9 @@ class Lists:
         first = int(np.searchsorted(store.offsets, listed))
         wrong = len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any()
         if wrong or begins[-1] != listed:
-            raise store.files.damaged(BEGINS, f"not the places of {lists} lists of {listed} tokens")
+            raise store.files.damaged(BEGINS, f"it does not describe {lists} lists of {listed} tokens")
         if listed > store.offsets[-1] or store.offsets[first] != listed:
-            raise store.files.damaged(ENTRIES, f"{listed} tokens, which are not those of whole documents")
+            raise store.files.damaged(ENTRIES, f"its {listed} tokens do not end with a whole document")
         return Opened(begins, entries, first, threading.local())
 
 

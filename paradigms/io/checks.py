@@ -181,7 +181,7 @@ def check_files(folder: Path) -> None:
         except OSError:  # a dangling link: a missing file, reported if it is needed
             continue
         if not (S_ISREG(mode) or S_ISDIR(mode)):
-            raise ValueError(f"{file} is a pipe, socket or device: remove it, a checkpoint has regular files")
+            raise ValueError(f"{file} is a pipe, socket or device: remove it from the checkpoint")
         if file.suffix == ".safetensors" and S_ISREG(mode):
             check_header(file)
         elif file.name.endswith(".safetensors.index.json") and S_ISREG(mode):

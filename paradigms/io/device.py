@@ -23,7 +23,7 @@ def choose_device(name: str) -> None:
     if not name:
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("--device is for one process: a launch of several chooses their devices")
+        raise ValueError("--device is for a single process: a launch of several processes sets their devices")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(f"--device must be cpu, cuda, cuda:N or mps, got {name!r}")
     import torch

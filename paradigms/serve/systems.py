@@ -121,7 +121,7 @@ class ServedSystem:
         `editable`.
         """
         if text is not None and not self.editable:
-            raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes of the text")
+            raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes to the text")
         ranked = self.ranked(query, view)
         others = [id for id in self.candidates(query) if id != document]
         if self.model is not None:

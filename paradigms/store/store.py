@@ -221,16 +221,16 @@ class Store:
         if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
             raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
         if ((deleted < 0) | (deleted >= count)).any():
-            raise files.damaged(DELETED, f"not rows of {count} documents")
+            raise files.damaged(DELETED, f"it names rows beyond {count} documents")
         if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
             raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
         if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
-            raise files.damaged(ERRORS, f"not two distances of each of {count} documents")
+            raise files.damaged(ERRORS, f"it does not hold two distances for each of {count} documents")
         if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
             raise files.damaged(MANIFEST, f"{TRAINED} is not a number")
         for name, values in store.columns.items():
             if len(values) != total:
-                raise files.damaged(f"{name}.bin", f"{len(values)} rows where {total} belong")
+                raise files.damaged(f"{name}.bin", f"it has {len(values)} rows, not {total}")
         store.derived = kind.derived.open(store)
         return store
 
@@ -637,7 +637,7 @@ def parsed_ids(files: Files, lines: np.ndarray, count: int) -> list[str]:
     except ValueError as error:
         raise files.damaged(DOCUMENTS, error) from error
     if len(ids) != count or not all(isinstance(id, str) for id in ids):
-        raise files.damaged(DOCUMENTS, f"not the ids of {count} documents")
+        raise files.damaged(DOCUMENTS, f"it does not hold the ids of {count} documents")
     return list(ids)
 
 
