@@ -1,8 +1,8 @@
 """What do vectors, words and both together retrieve, and what does reranking add?
 
-Luan et al. 2021 (TACL), §7: DE-BERT and ME-BERT before and after a round of hard-negative mining, BM25, their
-hybrids, and cross-attention over the first candidates of each (Tables 1 and 2, Figure 6). Dev queries choose
-the round of training, BM25's terms and λ. Seeds may be added to a results folder.
+Luan et al. 2021 (TACL), §7, Tables 1 and 2, Figure 6: DE-BERT and ME-BERT before and after a round of
+hard-negative mining, BM25, hybrids of these systems, and cross-attention over the first candidates of every
+system. Dev queries choose the round of training, BM25's terms and λ. Seeds may be added to a results folder.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ class Settings(OneCollection, Results):
     normalize: bool = False
     """compare by cosine instead of the paper's inner product"""
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
-    """rounds of training after the first, each starting from the first round's result: mined, with the
-    model's own hard negatives; again, with BM25's as before, which separates the effect of more steps from
-    the effect of other negatives"""
+    """rounds of training after the first, each starting from the first round's result: mined, with hard
+    negatives that the model retrieves; again, with BM25's negatives as before, which separates the effect of
+    more steps from the effect of other negatives"""
     steps: int = 200
     """steps per round"""
     batch_size: int = 32
@@ -48,8 +48,8 @@ class Settings(OneCollection, Results):
     dev_queries: int = 200
     """dev queries for choices, drawn at random; 0: all"""
     depth: int = 100
-    """documents that each system retrieves; a hybrid's candidates are the documents of its dense
-    and its sparse system"""
+    """documents that each system retrieves; a hybrid's candidates are the documents of both the dense and
+    the sparse system"""
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
     """numbers of first documents that cross-attention reranks"""
 
@@ -95,11 +95,11 @@ from paradigms.train.loop import TrainingSettings
 from paradigms.train.mining import mine
 from paradigms.train.script import begin
 
-# Pooling of DE-BERT's vectors and ME-BERT's query. The paper has cls; all-MiniLM-L6-v2 has learned mean,
-# and with cls its first vector wins every maximum of ME-BERT.
+# Pooling of DE-BERT's vectors and ME-BERT's query. The paper has cls, but all-MiniLM-L6-v2 was trained with
+# mean: with cls, its first vector wins every maximum of ME-BERT.
 POOLING = "mean"
 RERANKER, RERANK_BATCH = "cross_attention", 8
-FIRST = "first"  # the round that starts from the backbone
+FIRST = "first"  # name of the round that starts from the backbone
 
 
 def main(settings: Settings) -> None:
@@ -136,7 +136,7 @@ def folder_of(seed: int, settings: Settings) -> Path:
 def trained(
     seed: int, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
-    """(name, round) -> model, for all models of a seed. Models in its folder are not trained again."""
+    """Return {(name, round): model} for a seed. Models in the seed's folder are not trained again."""
     folder = folder_of(seed, settings)
     rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
@@ -176,7 +176,7 @@ def train(
     if name == RERANKER:
         options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
         count = settings.rerank_negatives
-    # A different order of the queries than in the previous round.
+    # Queries come in a different order than in the previous round.
     how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
     splits, runs = (data.train, data.dev), (mined, data.dev_run)
     dev_queries = settings.dev_queries or len(data.dev.queries)
@@ -232,7 +232,7 @@ def measure(
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """`training_of` for all rounds up to `round`: dev values before the first round and after the last."""
+    """Return `training_of` over all rounds up to `round`: dev values before the first and after the last."""
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
@@ -240,10 +240,10 @@ def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured
 def depth_values(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
-    """system → depth → RR@10 of each query, after reranking only its first `depth` documents."""
+    """Return system → depth → RR@10 of each query, after reranking only the first `depth` documents."""
     queries, corpus = data.test.queries, data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
-    # A score depends only on its pair, so one pass over all candidates serves every system.
+    # A score depends only on the (query, document) pair, so one pass over all candidates serves every system.
     reranking = Reranking(reranker, corpus, precision=precision)
     scores = reranking.rerank(queries, union(*heads.values()), progress=True)
 
@@ -257,5 +257,5 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """RR@10, the measure for choices on dev queries."""
+    """Return RR@10, the measure for choices on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

@@ -1,8 +1,8 @@
-"""What a saved ALIGNER finds salient in a query and a document, and which tokens it aligns: as text to read.
+"""Show the salient words of queries and documents and the aligned tokens under a saved ALIGNER.
 
-Qian et al. 2022, Tables 4 and 5: for chosen queries and a relevant document of each, show the most salient
-words, and the k document tokens that every query token aligns with, for each k. The output appears in the
-terminal and as one HTML page with the alignments side by side. A model without salience has no salient words.
+Qian et al. 2022, Tables 4 and 5: for chosen queries with a relevant document, show the most salient words
+and, for each k, the k document tokens that every query token aligns with. The output appears in the terminal
+and as one HTML page with the alignments side by side. A model without salience has no salient words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Settings(OneCollection):
     documents: int = 2000
     split: str = "test"
     queries: list[str] = field(default_factory=list)
-    """ids of queries; empty: 4, evenly spaced in the order of their ids"""
+    """ids of queries; empty: 4 queries, evenly spaced in the order of ids"""
     k: list[int] = field(default_factory=lambda: [1, 2, 4])
     """numbers of document tokens that a query token aligns with"""
     output: str = "results/interpret.html"
@@ -48,7 +48,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.train.script import open_collection
 
 QUERIES = 4
-SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # of the words, that are called salient
+SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # share of the words that are called salient
 
 
 def main(settings: Settings) -> None:
@@ -97,7 +97,7 @@ def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:
-    """The most salient words, a given share of all; a word's salience is the maximum over its pieces."""
+    """Return the most salient words, by `SHARES`; a word's salience is the maximum over its pieces."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:

@@ -1,11 +1,12 @@
 """LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
 
-Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", compared with the laws of
-`theory/capacity.py`:
-- paradigms: "Who likes WORD?" over documents that list what a person likes; each word has a different set of
-  k documents. compare.py measures all systems, untrained and after training on queries for other words.
-- free: vectors without text, trained on the relevance itself, for one vector and for each alignment A; the
-  critical n is the largest number of documents for which all sets are answered.
+The experiments of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", are
+compared with the laws of `theory/capacity.py`:
+- paradigms: queries "Who likes WORD?" over documents that list what a person likes; each word has a different
+  set of k documents. compare.py measures all systems, untrained and after training on queries for other
+  words.
+- free: vectors without text are trained directly on the relevance, for one vector and for each alignment A;
+  the critical n is the largest number of documents for which all sets are answered.
 """
 
 import re
@@ -24,11 +25,11 @@ class Settings(Results):
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
     """parts to run: paradigms, free, or both"""
     documents: int = 46
-    """n, the documents that have queries; the default is the paper's small collection"""
+    """n, the number of documents with queries; the default is the paper's small collection"""
     relevant: int = 2
-    """k, the relevant documents per query"""
+    """k, the number of relevant documents per query"""
     others: int = 0
-    """more documents, with words that no query asks for"""
+    """number of additional documents, with words that no query asks for"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -46,11 +47,11 @@ class Settings(Results):
     dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
     """h, the dimensions of the free vectors"""
     tokens: list[int] = field(default_factory=lambda: [2])
-    """M, the vectors per free document, for alignments of several vectors"""
+    """M, the number of vectors per free document, for alignments of several vectors"""
     free_steps: int = 1000
-    """most steps of one optimisation, which ends once all sets are answered"""
+    """maximum steps of one optimisation, which ends once all sets are answered"""
     largest: int = 26
-    """most documents in the part free, whose time and memory grow like their cube"""
+    """maximum number of documents in the part free; time and memory grow with its cube"""
     seeds: int = 3
     """number of seeds of free vectors, trained in parallel"""
     seed: int = 0
@@ -115,7 +116,7 @@ def main(settings: Settings) -> None:
 
 
 def laws(settings: Settings) -> Rows:
-    """A row for each n, with the values that the statements of `theory.capacity` take."""
+    """Make a row for each n, with the values of the bounds of `theory.capacity`."""
     k, rows = settings.relevant, []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)
@@ -129,10 +130,11 @@ def laws(settings: Settings) -> Rows:
 
 
 def collection(settings: Settings) -> Collection:
-    """n documents "Person 7 likes …", a word for each set of k of them, and the splits train, dev and test.
+    """Make n documents "Person 7 likes …" with a word for each set of k, and the splits train, dev and test.
 
-    Words are plural nouns from the offline encoder's vocabulary, so that each is one token. A tenth of the
-    queries is dev; half of the others is train, half test. Raises SystemExit if there are too few words.
+    Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. A tenth of
+    the queries goes to dev, and the others are halved into train and test. Raises SystemExit if there are too
+    few words.
     """
     sets = capacity.all_sets(settings.documents, settings.relevant)
     vocabulary = load_tokenizer(packaged("offline")).get_vocab()
@@ -141,7 +143,7 @@ def collection(settings: Settings) -> Collection:
     rng = np.random.default_rng(settings.seed)
     words = [words[i] for i in rng.permutation(len(words))]
     free_words = words[len(sets) :]
-    each = int(sets.shape[0] * settings.relevant / settings.documents)  # words of a document
+    each = int(sets.shape[0] * settings.relevant / settings.documents)  # words per document
     if len(words) < len(sets) or (settings.others and len(free_words) < each):
         raise SystemExit(f"{len(sets):,} sets need as many words; there are {len(words):,}")
     likes: list[list[str]] = [[] for _ in range(settings.documents)]

@@ -1,9 +1,9 @@
-"""Does the logit rank as log p does, early in training or at all? Appendix A, Eqs 26 to 29.
+"""Does the logit rank like log p, early in training or at all? Appendix A, Eqs 26 to 29.
 
-Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, as log p = Σ_i (e_{d_i}ᵀh_i − log(exp
+Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, because log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
 constant. But C differs by query and prefix. At several states of one training, this script measures how small
-p is, how the logit, the logit minus its mean over the vocabulary, and log p order each query's candidates,
+p is; how the logit, the logit minus its mean over the vocabulary, and log p order each query's candidates;
 and how good these orders are.
 """
 
@@ -21,7 +21,7 @@ class Settings(PairSettings):
     paradigm: Literal["dsi", "genre", "seal"] = "genre"
     """paradigm to train: dsi, genre or seal"""
     states: int = 6
-    """number of training states to measure, evenly spaced, at least an early and a late one; the untrained
+    """number of evenly spaced training states to measure, at least an early and a late state; the untrained
     state is added"""
 
     def __post_init__(self) -> None:
@@ -56,10 +56,10 @@ from paradigms.train.generative import fit_pairs
 SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
 LOGITS = ("logit", "centred_logit")
 MEASURE = "RR@10"
-# What the paper's words are taken to mean, as it gives no numbers for them.
-SMALL = 0.1  # p where exp e_{d_i}ᵀh_i is much smaller than C
+# Our readings of the paper's words, since the paper gives no numbers.
+SMALL = 0.1  # p up to which exp e_{d_i}ᵀh_i counts as much smaller than C
 PROPORTIONAL = 0.9  # rank correlation with log p over a query's candidates
-MARGIN = 0.02  # of RR@10
+MARGIN = 0.02  # difference of RR@10
 PAPER = "Wu et al. 2024, appendix A"
 
 Values = dict[str, np.ndarray]  # quantity -> [seeds, states, queries]
@@ -75,7 +75,7 @@ def main(settings: Settings) -> None:
 def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:
     """Measure `state` before the training of the seed's model, and at evenly spaced steps."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
-    remove_folder(folder, TRAINED)  # of an interrupted run, whose states are lost
+    remove_folder(folder, TRAINED)  # an interrupted run has lost its states
     torch.manual_seed(seed)
     accelerator = Accelerator()
     model = trained_pairs.build(settings.paradigm, seed, data, settings).to(accelerator.device)
@@ -84,7 +84,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
 
     def dev(model: Generative) -> np.ndarray:
         seen.append(state(model, data, settings.depth))
-        return np.zeros(1)  # which chooses the last state
+        return np.zeros(1)  # a constant chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
     training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
@@ -95,7 +95,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
 
 
 def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[float]]:
-    """Map each quantity to its value per query, over the query's candidates.
+    """Map each quantity to a value per query, over the query's candidates.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """
@@ -122,10 +122,10 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
 
 
 def claims(values: Values, paradigm: str, unlearned: str = "") -> list[Claim]:
-    """Claims of appendix A, for the first and for the last trained state.
+    """Return claims of appendix A, for the first and for the last trained state.
 
-    C sums over an alphabet of thousands in the paper. DSI's alphabet has about twelve digits, so the claims
-    are controls there.
+    In the paper, C sums over an alphabet of thousands of tokens. DSI's alphabet has about twelve digits, so
+    the claims are only controls for DSI.
     """
     place = "" if paradigm == "dsi" else PAPER
     logit, p = values["logit"], values["p"]
@@ -148,7 +148,7 @@ def claims(values: Values, paradigm: str, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """The facts of the study, and the sections of the page by file name."""
+    """Return the facts of the study, and the page's sections by file name."""
     seeds = results[settings.paradigm]
     values = {
         key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])

@@ -1,10 +1,10 @@
-"""How near the alignment of generative retrieval is to rank one, and cross-attention's share of rel.
+"""Distance of generative retrieval's alignment from rank one, and cross-attention's share of rel.
 
 Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
-most relevant document and every head, the script measures the errors of the best rank-one matrix and of
+most relevant document and every head, the script measures: the errors of the best rank-one matrix and of
 1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; the
-error of rel with elu's kernel in place of exp; and the share of rel that comes from the last layer's
-cross-attention, or from all layers' through the residual stream alone.
+error of rel with elu's kernel in place of exp; and the share of rel from the cross-attention of the last
+layer, or of all layers through the residual stream alone.
 """
 
 from dataclasses import dataclass
@@ -44,17 +44,15 @@ if TYPE_CHECKING:
 
 FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
 BATCH = 16  # pairs whose rel is decomposed at once
-# What the paper's words are taken to mean, as it gives no numbers for them.
+# Our readings of the paper's words, since the paper gives no numbers.
 MUCH_LOWER = 0.5  # ‖A − R‖ is at most this share of ‖W‖
-LOW = 0.5  # of a relative error: three quarters of ‖A‖_F² are the rank-one matrix's
-NEARLY_ALL = 0.95  # of (query, head)
+LOW = 0.5  # relative error at which the rank-one matrix has three quarters of ‖A‖_F²
+NEARLY_ALL = 0.95  # share of (query, head) pairs
 SMALL = 0.1  # relative error of rel
 PAPER = "Wu et al. 2024"
 
 Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measures`
-Parts = dict[
-    str, Array
-]  # "scorer, form" -> rel and the part of it that Σ(DᵀQ ⊙ A) makes, [2, seeds, queries]
+Parts = dict[str, Array]  # "scorer, form" -> rel, and the part of rel from Σ(DᵀQ ⊙ A), [2, seeds, queries]
 
 
 def main(settings: Settings) -> None:
@@ -80,7 +78,7 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
 
 
 def relevant(data: StudyData) -> dict[str, str]:
-    """The judged test queries, each with its most relevant document."""
+    """Map each judged test query to the most relevant document."""
     return {
         query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
         for query in sorted(data.measured)
@@ -94,7 +92,7 @@ def weight_norm(view: Seen) -> tuple[Array, Array]:
 
 
 def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generator) -> Heads:
-    """The quantities of the claims for one query and name, each [L, H]."""
+    """Compute the quantities of the claims for one query and name, each [L, H]."""
     D, Q = view.projected
     S = D @ Q.swapaxes(-1, -2)
     A, printed = lemma.alignment(S), lemma.rank_one_as_printed(S)
@@ -124,12 +122,12 @@ def row_entropy(A: Array) -> Array:
 
 
 def same_entropy(A: Array, rng: np.random.Generator) -> Array:
-    """Independent rows softmax(β_i g_i), g_i Gaussian, each with the entropy of the same row of A.
+    """Draw independent rows softmax(β_i g_i), g_i Gaussian; row i has the same entropy as row i of A.
 
-    Their entropy falls strictly with β from ln n to 0, so bisection finds β.
+    The entropy falls strictly with β from ln n to 0, so bisection finds β.
     """
     g, wanted = rng.standard_normal(A.shape), row_entropy(A)
-    low, high = np.full(wanted.shape, -20.0), np.full(wanted.shape, 20.0)  # ln β
+    low, high = np.full(wanted.shape, -20.0), np.full(wanted.shape, 20.0)  # bounds of ln β
     for _ in range(50):
         middle = (low + high) / 2
         flat = row_entropy(lemma.alignment(np.exp(middle)[..., None] * g)) > wanted
@@ -138,7 +136,7 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 
 
 def elu_error(D: Array, Q: Array) -> Array:
-    """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij; rel′ replaces A_ij with φ(d_i)ᵀφ(q_j)/p, φ = elu.
+    """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij; rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, with φ = elu.
 
     p is the softmax's denominator or Σ_j φ(d_i)ᵀφ(q_j), whichever gives the smaller error.
     """
@@ -153,7 +151,7 @@ def elu_error(D: Array, Q: Array) -> Array:
 def parts_of_rel(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """ "scorer, form" -> rel of each query and name, and the part Σ(DᵀQ ⊙ A) of it."""
+    """Return {"scorer, form": [rel of each query and name, the part Σ(DᵀQ ⊙ A) of rel]}."""
     shares: dict[str, list[list[float]]] = {}
     scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
     for scorer in scorers:
@@ -171,9 +169,9 @@ def parts_of_rel(
 
 
 def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
-    """Claims on means over layers and heads: the error of Lemma 5.2, which theory_checks.py refutes."""
+    """Return claims on means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
-    figure = "§7.4" if paradigm == "seal" else ""  # Figure 4 is of SEAL; few rows are always near rank one
+    figure = "§7.4" if paradigm == "seal" else ""  # Figure 4 shows SEAL; few rows are always near rank one
     lower = "‖A − R‖ is “much lower” than ‖W‖"
     control = "the low error is evidence of low rank"
     bound = "‖A − R‖ ≤ 4‖W‖: Lemma 5.1 with γ = 1, where it leaves γ free and says nothing"
@@ -218,7 +216,7 @@ def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """The facts of the study, and the sections of the page by file name."""
+    """Return the facts of the study, and the page's sections by file name."""
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
@@ -256,7 +254,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the row of a scorer and form; R² is the mean over seeds."""
+    """Format the row of a scorer and form, with the mean R² over seeds."""
     left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
     total = np.abs(part) + np.abs(unexplained)
     share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)
@@ -266,7 +264,7 @@ def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
 
 
 def draw(heads: Heads) -> "Figure":
-    """Figure 4: ‖A − R‖ against ‖W‖ of every head."""
+    """Plot Figure 4: ‖A − R‖ against ‖W‖ for every head."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -57,7 +57,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.store import Store
 
-PANEL = (3.2, 2.8)  # inches
+PANEL = (3.2, 2.8)  # size of a panel in inches
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
 
@@ -194,7 +194,7 @@ def draw(rows: Rows) -> Figure:
                     capsize=2,
                 )
             panel.set(title=f"{name}, {collection}", xscale="log", ylim=(-0.03, 1.03))
-            panel.xaxis.set_minor_formatter("")  # labels between the powers of ten overlap
+            panel.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
             panel.grid(alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("bytes per document")

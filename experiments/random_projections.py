@@ -1,9 +1,10 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
-Figure 3 of Luan et al., TACL 2021, on any collection, beside the exact laws of `theory`: the 10th, 100th and
-1000th smallest margins (3a) and the k for recall@r (3b) by document length; how far published bounds
-overshoot; what the place of the idf (query, both, document) does. Intervals of k resample the queries. The
-answer alone, in seconds: python -m paradigms dimensions SOURCE.
+The script draws Figure 3 of Luan et al., TACL 2021, for any collection, beside the exact laws of `theory`:
+the 10th, 100th and 1000th smallest margins (3a) and the k for recall@r (3b) by document length. It also
+measures how far published bounds overshoot, and the effect of placing the idf in the query, in both or in the
+document. Intervals of k resample the queries. `python -m paradigms dimensions SOURCE` gives only the answer,
+in seconds.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Settings(Results):
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     split: str = "test"
-    """split that has the queries"""
+    """split with the queries"""
     queries: int = 100
     """number of queries, drawn at random"""
     samples: int = 64
@@ -59,10 +60,10 @@ from theory.collection import (
 )
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
-WEIGHTINGS = ("bm25", "tfidf", "boolean")  # of terms; Figures 3a and 3b are of the first
+WEIGHTINGS = ("bm25", "tfidf", "boolean")  # weightings of terms; Figures 3a and 3b show the first
 MARGIN_RANKS = (10, 100, 1000)
 NUMBERS = (4, 8, 16, 32, 64, 128)  # h of vectors by a truncated SVD
-BETA = 0.05  # error rate that the dimension must reach
+BETA = 0.05  # target error rate
 BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", "the Markov-union bound": "markov_union"}, 20
 LUAN = "Luan et al. 2021, §2.1.3"
 
@@ -124,13 +125,13 @@ def main(settings: Settings) -> None:
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
-    """The smallest margin of each query over all documents, [m]; 1 if no document is below the best."""
+    """Return each query's smallest margin over all documents, [m]; 1 if no document is below the best."""
     queries = range(problem.queries.shape[0])
     return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
 
 def ranked_margins(problem: Problem) -> np.ndarray:
-    """The r-th smallest margin, r of MARGIN_RANKS, by length bin and query: [ranks, bins, m]; NaN = none."""
+    """Return the r-th smallest margins for r in MARGIN_RANKS, [ranks, bins, m]; NaN if there is none."""
     ranked = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
     for group, query in np.ndindex(*ranked.shape[1:]):
         margins = np.sort(problem.margins(group, query)[2])
@@ -140,21 +141,21 @@ def ranked_margins(problem: Problem) -> np.ndarray:
 
 
 def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) -> Rows:
-    """The rows of Figures 3a and 3b: one for each bin of lengths, and one for all documents."""
+    """Make the rows of Figures 3a and 3b: one for each bin of lengths, and one for all documents."""
     rows: Rows = []
     for group, (k, length) in enumerate(zip(ks, lengths, strict=True)):
         everything = group == len(lengths) - 1
         row = {"documents": "all" if everything else f"{length:.0f} terms", "mean length": float(length)}
         for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
             known = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
-            # Fewer than half of the queries would be a different population from that of the other ranks.
+            # Fewer than half of the queries would be a different population than for the other ranks.
             row[f"{rank}th margin"] = float(np.median(known)) if 2 * len(known) >= len(margins[0]) else None
         rows.append(row | named(k))
     return rows
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """Medians over queries of a published bound's k over the exact k, for recall@r over all documents."""
+    """Return medians over queries of (a published bound's k / exact k), for recall@r over all documents."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
@@ -166,7 +167,7 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[st
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """k for recall@r over all documents, for each placement of the idf; scores are equal within a kind."""
+    """Compute k for recall@r over all documents, by placement of the idf, which does not change scores."""
     rows: Rows = []
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
@@ -178,7 +179,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
 
 
 def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) -> Rows:
-    """A row for each h: the share of judged queries that some vector of h numbers answers."""
+    """Make a row for each h: the share of judged queries that some vector of h numbers answers."""
     vectors, position = left_vectors(problem.documents, max(NUMBERS)), counts.corpus.position
     judged = [
         [position(id) for id, grade in judgements[query].items() if grade > 0] for query in counts.query_ids
@@ -193,7 +194,7 @@ def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) ->
 
 
 def named(k: Dimension) -> dict[str, float | None]:
-    """The cells of a dimension and its interval over queries; empty if no query has enough documents."""
+    """Return the cells of a dimension and its interval; empty if no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 
@@ -201,9 +202,10 @@ def named(k: Dimension) -> dict[str, float | None]:
 def claims_about_length(
     smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> list[Claim]:
-    """Claims of §2.1.3 about margins, dimensions and length, tested per query.
+    """Return claims of §2.1.3 about margins, dimensions and length, tested per query.
 
-    Exponents a of y ∝ length^a are fitted by least squares over the bins, for queries with y in every bin.
+    The exponents a of y ∝ length^a are fitted by least squares over the bins, for queries with y in every
+    bin.
     """
     claims = []
     if len(lengths) > 2:

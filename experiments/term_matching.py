@@ -1,14 +1,14 @@
 """How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2, 3 and 5.
 
 Wu et al. 2024 (arXiv:2404.00684), §7.2. Two rates are measured for each query token of a ColBERT (q→d), as
-means over its candidates. The hard rate is whether the aligned document token has the same id; the soft rate
-is the weight on tokens with the same id in the softmax of A's column. For each document token (d→q), both
-rates are measured under q←d (softmax of A's row), and the soft rate for SEAL, whose A is the mean over all
-layers and heads, as in the exact identity, or over the last layer's heads, as is usual in practice. Figure 5
-shows one pair of texts, in which names draw the attention of GR. Here names are the query's tokens with an
-IDF of at least 4, and the measure is the attention on them minus their share of the query.
+means over the query's candidates. The hard rate is whether the aligned document token has the same id; the
+soft rate is the weight on tokens with the same id in the softmax of A's column. For each document token
+(d→q), both rates are measured under q←d (softmax of A's row), and the soft rate for SEAL, whose A is the mean
+over all layers and heads, as in the exact identity, or over the last layer's heads, as is usual in practice.
+Figure 5 shows one pair of texts, in which names draw the attention of GR. Here names are the query's tokens
+with an IDF of at least 4, and the measure is the attention on names minus the names' share of the query.
 
-Rates are over all tokens, and over those that occur on the other side. "uniform" aligns all tokens equally.
+Rates are over all tokens, and over tokens that occur on the other side. "uniform" aligns all tokens equally.
 Special tokens, punctuation and stop words do not count. IDF: ln(1 + (N − df + ½)/(df + ½)) over the tokens of
 N documents.
 """
@@ -49,7 +49,7 @@ KINDS = ("all tokens", "a match is possible")
 FORWARD = ("MVDR hard", "MVDR soft", "uniform")  # q→d
 BACKWARD = ("MVDR (q←d)", *(f"GR, {layers}" for layers in LAYERS), "uniform")  # d→q
 SERIES = [("q→d", name) for name in FORWARD] + [("d→q", name) for name in (*BACKWARD, HARD, *NAMES.values())]
-NAME = 4  # least IDF of a name: about one document in fifty holds it
+NAME = 4  # minimum IDF of a name, which about one document in fifty contains
 PAPER, PAPER_HARD = "Wu et al. 2024, §7.2", "0.114, NQ320K"
 CASE = "Wu et al. 2024, §7.5, Figure 5"
 Key = tuple[str, str, str]  # direction, series, kind
@@ -73,7 +73,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
     corpus, tokenizer, pool = data.collection.corpus, generative.tokenizer, data.pool(settings.depth)
     idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
-    counted &= idf < np.log1p((len(corpus) + 0.5) / 0.5)  # a token that no document holds cannot match
+    counted &= idf < np.log1p((len(corpus) + 0.5) / 0.5)  # a token that no document contains cannot match
     bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
     totals_of: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
@@ -103,10 +103,11 @@ class Sums:
     counts: Int[np.ndarray, "seeds queries bins"]
 
     def rate(self, bins: Sequence[int] | range = range(len(BINS) - 1)) -> Float[np.ndarray, "seeds queries"]:
-        """Values per query whose mean is Σ rates / Σ tokens over these bins, which must have tokens.
+        """Return values per query with the mean Σ rates / Σ tokens over these bins, which must have tokens.
 
-        The ratio's linearisation: r + (Σ rates of a query − r · its tokens) / mean tokens of a query. Queries
-        with more tokens count more, as in a rate over tokens, and queries without tokens have the value r.
+        The values linearise the ratio r: r + (Σ rates of a query − r · tokens of the query) / (mean tokens
+        per query). Queries with more tokens count more, as in a rate over tokens, and queries without tokens
+        have the value r.
         """
         top, below = (x[..., list(bins)].sum(-1).astype(float) for x in (self.sums, self.counts))
         r = top.sum(1, keepdims=True) / below.sum(1, keepdims=True)
@@ -114,7 +115,7 @@ class Sums:
 
     @property
     def tokens(self) -> Int[np.ndarray, " bins"]:
-        """The number of tokens in every bin, for one seed."""
+        """Return the number of tokens in every bin, for one seed."""
         return self.counts.sum(1).min(0)
 
 
@@ -122,7 +123,7 @@ Results = dict[Key, Sums]
 
 
 def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Claim]:
-    """The statements of §7.2, for both readings of a rate, and of the case study in §7.5.
+    """Return the claims of §7.2, for both readings of a rate, and of the case study in §7.5.
 
     A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
     bins has no trend. An alignment counts as unlearned if its rate is not above the uniform alignment's, or
@@ -162,7 +163,7 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
         if min(gain.tokens.sum(), rate.tokens.sum()) < fewest:
             continue
         unlearned = blind(rate, results["d→q", "uniform", possible], name, poor)
-        either = "colbert" if "colbert" in poor else unlearned  # hard is ColBERT's
+        either = "colbert" if "colbert" in poor else unlearned  # the hard rate comes from ColBERT
         quantity = f"{HARD} − {name}, {possible}"
         made += [
             Claim(
@@ -188,7 +189,7 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """For `Claim.unlearned`: the model if it is `poor`; the name if its rate does not exceed "uniform"'s."""
+    """Return, for `Claim.unlearned`, a `poor` model, or a series whose rate is at most the uniform rate."""
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model
     return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""
@@ -199,7 +200,7 @@ def limits(n: int) -> str:
 
 
 def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
-    """The facts of the study, and the sections of the page by file name."""
+    """Return the facts of the study, and the page's sections by file name."""
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
         totals = at_path(by_task[TASK], "rates", n, "totals")
@@ -210,8 +211,8 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
     def section(
         heading: str, text: str, direction: str, drawn: Sequence[str], more: Sequence[str]
     ) -> Section:
-        """A table of these series and `more`, and curves of rates by bin, over all tokens and over those that
-        can match."""
+        """Make a table of these series and `more`, and curves of rates by bin, over all tokens and over
+        tokens that can match."""
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
         for name, kind in product([*drawn, *more], KINDS):

@@ -3,9 +3,9 @@
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
 checks.json and theory_checks.html in the output folder list every claim with its place in the paper. The exit
-code is 1 if a statement of ours fails (an exact law, a corrected form, a counterexample), and 0 otherwise,
+code is 1 if one of our statements fails (an exact law, a corrected form, a counterexample), and 0 otherwise,
 even if a printed form is false. Statements tested on draws may deviate by 4.5 standard errors, computed from
-exact tail probabilities: with a new seed, a run fails by chance less than once in 1,500 times.
+exact tail probabilities: with a new seed, a run fails by chance less than once in 1,500 runs.
 """
 
 import math
@@ -64,7 +64,7 @@ class Result(NamedTuple):
 
 
 def verdict(theorem: Theorem, evidence: Evidence) -> str:
-    """Judge a theorem: FAILS if the violation of our statement exceeds its tolerance or is NaN."""
+    """Judge a theorem: FAILS if the violation of our statement exceeds the tolerance or is NaN."""
     if not evidence.violation <= evidence.tolerance:
         return FAILS
     if evidence.printed is None or evidence.printed <= evidence.allowed:
@@ -73,7 +73,7 @@ def verdict(theorem: Theorem, evidence: Evidence) -> str:
 
 
 def check(name: str, samples: int, seed: int) -> Result:
-    """Run one theorem's check; a check that raises an error fails."""
+    """Run one theorem's check; a check that raises an exception fails."""
     theorem, start = THEOREMS[name], time.perf_counter()
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     try:
@@ -84,7 +84,7 @@ def check(name: str, samples: int, seed: int) -> Result:
 
 
 def select_theorems(only: str) -> list[str]:
-    """Names that match a comma-separated pattern; raises SystemExit if a pattern matches nothing."""
+    """Return the theorems that match comma-separated patterns; raise SystemExit if a pattern has no match."""
     patterns = [pattern.strip() for pattern in only.split(",")]
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in THEOREMS):
@@ -93,13 +93,13 @@ def select_theorems(only: str) -> list[str]:
 
 
 def printed_number(evidence: Evidence) -> str:
-    """The violation of the printed form, and the violation that its words allow."""
+    """Format the violation of the printed form, and the violation that the paper's words allow."""
     unit = f" {evidence.unit}" if evidence.unit else ""
     return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """The result as a row of the page's table."""
+    """Format the result as a row of the page's table."""
     name, theorem, word, evidence, seconds = result
     text = f"{theorem.claim}.\nChecked: {theorem.statement}." if theorem.claim else f"{theorem.statement}."
     text += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
@@ -112,13 +112,13 @@ def row_of(result: Result) -> dict[str, Any]:
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:
-    """Results by paper, our own laws last."""
+    """Group results by paper, with our laws last."""
     papers = sorted({result.theorem.paper for result in results}, key=lambda paper: (paper == OURS, paper))
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
 def exceptions(results: list[Result]) -> Iterator[Text]:
-    """A line for each claim that fails, is false or needs a correction, with the number that shows it."""
+    """Yield a line for each claim that fails, is false or needs a correction, with the decisive number."""
     for name in (FAILS, FALSE, CORRECTED):
         for check, theorem, word, evidence, _ in results:
             if word == name:
@@ -128,7 +128,7 @@ def exceptions(results: list[Result]) -> Iterator[Text]:
 
 
 def counts(results: list[Result]) -> dict[str, int]:
-    """Number of results per verdict."""
+    """Count the results per verdict."""
     return {name: sum(result.verdict == name for result in results) for name in STYLES}
 
 
@@ -137,7 +137,7 @@ def summary(results: list[Result]) -> str:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """The result as a row of checks.json; numbers that are not finite become strings."""
+    """Format the result as a row of checks.json; numbers that are not finite become strings."""
     name, theorem, word, evidence, seconds = result
     row = {"name": name} | vars(theorem) | vars(evidence)
     row |= {"paper": theorem.paper, "verdict": word, "seconds": seconds}

@@ -1,8 +1,8 @@
-"""Does training with in-batch token retrieval find better tokens, and do these suffice? XTR and ColBERT.
+"""Does training with in-batch token retrieval find better tokens, and do these tokens suffice for scoring?
 
-Lee et al. 2023 (arXiv:2304.01982), §3 and §5: both objectives train the same encoder on the same batches, XTR
-with several k_train and batch sizes, and all are measured alike. Seeds, k_train and batch sizes may be added
-to a results folder.
+Lee et al. 2023 (arXiv:2304.01982), §3 and §5: the objectives of ColBERT and XTR train the same encoder on the
+same batches, XTR with several k_train and batch sizes, and all models are measured in the same way. Seeds,
+k_train and batch sizes may be added to a results folder.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -22,8 +22,8 @@ class Settings(EncoderStudy, OneCollection):
     other_batch_sizes: list[int] = field(default_factory=lambda: [8])
     """batch sizes of more XTRs, besides those that use ColBERT's batches (Figure 7)"""
     k_train: list[int | float] = field(default_factory=lambda: [0.005, 0.05])
-    """what each query token retrieves in training: below 1 a share of the batch's tokens, which suits batches
-    of any size; from 1 on a number of tokens, as in the paper"""
+    """tokens that each query token retrieves in training: below 1, a share of the batch's tokens, which suits
+    batches of any size; from 1 on, a number of tokens, as in the paper"""
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """values of k' to measure"""
@@ -40,11 +40,11 @@ class Settings(EncoderStudy, OneCollection):
         at_least(self, search_tokens=1, other_batch_sizes=1, table_tokens=1)
 
     def searched(self) -> list[int]:
-        """The measured values of k', ascending."""
+        """Measured values of k', ascending."""
         return sorted({*self.search_tokens, self.table_tokens})
 
     def models(self) -> list["Model"]:
-        """ColBERT, and XTR with every k_train and batch size, for every seed."""
+        """List ColBERT, and XTR with every k_train and batch size, for every seed."""
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
         kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]
         return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
@@ -67,7 +67,7 @@ from paradigms.train.generative import t5_folder
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
-FREE = {"seeds", "k_train", "other_batch_sizes"}  # what may change in a results folder
+FREE = {"seeds", "k_train", "other_batch_sizes"}  # settings that may change in a results folder
 
 
 def main(settings: Settings) -> None:
@@ -90,7 +90,7 @@ def main(settings: Settings) -> None:
 
 
 def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the function that trains and measures one model."""
+    """Make the job that trains and measures one model."""
     folder, k = Path(settings.output) / model.name, settings.table_tokens
 
     def make() -> Paradigm:
@@ -99,13 +99,13 @@ def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelera
             small = folder.parent / "small-t5"
             backbone = t5_folder("small", data.collection, small, model.seed, accelerator)
             torch.manual_seed(model.seed)
-        # The same tokens for both objectives: the texts' own, punctuation included.
+        # Both objectives use the same tokens: all tokens of the texts, including punctuation.
         same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
         return xtr(backbone, k_train=model.k_train, **same) if model.k_train else colbert(backbone, **same)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         ids = stored_ids(paradigm, index, data.collection.corpus)
-        dev = {  # what k_train is chosen by: RR@10 of f_XTR'
+        dev = {  # RR@10 of f_XTR', which chooses k_train
             retrieved.query: best_documents(index, *imputed(retrieved, index, k))
             for retrieved in token_search(paradigm, index, data.dev.queries, k)
         }

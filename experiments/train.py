@@ -1,7 +1,7 @@
 """Train one paradigm on one collection; an interrupted run resumes exactly where it stopped.
 
 The output folder gets checkpoint/ (the paradigm that was best on dev queries, for `Paradigm.from_pretrained`
-and experiments/rerank.py), training/ (its newest checkpoints, history.jsonl), config.json, environment.json.
+and experiments/rerank.py), training/ (newest checkpoints, history.jsonl), config.json and environment.json.
 Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
@@ -43,46 +43,46 @@ class Settings(OneCollection, Results):
     that scores all candidates and relevant documents, or a model as in `teacher`, which scores each pair
     once"""
     filter_margin: float | None = None
-    """leave out negatives that score at most this much below the relevant document; or"""
+    """leave out negatives whose score is at most this much below the relevant document's score"""
     filter_share: float | None = None
-    """leave out negatives that score at least this share of its score"""
+    """leave out negatives whose score is at least this share of the relevant document's score"""
     teacher: str = ""
     """model or run whose scores of each query's relevant document and hard negatives are learned: a TREC run,
-    folder of a saved paradigm or reranker, or reranker on the hub, OWNER/NAME; a model scores each pair
+    the folder of a saved paradigm or reranker, or a reranker on the hub, OWNER/NAME; a model scores each pair
     once"""
     distil: Literal["none", "kl", "margin_mse"] = "none"
     """loss between the paradigm's and the teacher's scores"""
     distil_weight: float = 0.5
-    """weight of that loss; the loss over labels has the rest. 1: teacher only"""
+    """weight of the teacher's loss; the loss over labels has the remaining weight. 1: teacher only"""
     distil_temperature: float = 1.0
     """divisor of the teacher's scores; `temperature` divides the paradigm's"""
     generated: str = ""
-    """queries of a query generator for a generative paradigm: JSON lines {"document": id, "query": text}"""
+    """generated queries for a generative paradigm: a file of JSON lines {"document": id, "query": text}"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """learning rate of projections, which start untrained"""
     salience_learning_rate: float | None = None
-    """learning rate of salience heads; null: head_learning_rate. To learn a gate in some 30 steps takes
+    """learning rate of salience heads; null: head_learning_rate. Learning a gate in some 30 steps takes
     8e-3"""
     trained_layers: int = 0
-    """upper layers of the encoder to train; 0: all. The layers below are frozen and run once over all texts.
-    Not for generative paradigms"""
+    """number of upper encoder layers to train; 0: all. The layers below are frozen and run once over all
+    texts. Not for generative paradigms"""
     warmup: float = 0.1
-    """share of the steps during which the rate rises"""
+    """share of the steps during which the learning rate rises"""
     recompute: bool = False
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
     matmul_precision: str = ""
-    """of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch scoring need;
-    empty: torch's default, highest"""
+    """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
+    scoring need; empty: torch's default, highest"""
     temperature: float | None = None
-    """temperature of the softmax over rel; null: the paradigm's own"""
+    """temperature of the softmax over rel; null: the paradigm's default"""
     evaluate_every: int = 100
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
-    """dev queries for that measure: nDCG@10 of reranking BM25's first 10 documents and the relevant ones; 0:
+    """dev queries for measuring nDCG@10 of reranking BM25's first 10 documents and the relevant documents; 0:
     keep the last state"""
     workers: int = 0
-    """processes that tokenise in advance"""
+    """number of processes that tokenise in advance"""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ FREE = {
     "workers",
     "recompute",
     "matmul_precision",
-}  # what may change in a results folder
+}  # settings that may change in a results folder
 SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
 
 
@@ -157,7 +157,7 @@ def main(settings: Settings) -> None:
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
-    """The content that a results folder is bound to: the settings and the files that they name."""
+    """Return the content that a results folder depends on: the settings, and the files that settings name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
     return asdict(settings) | {"fingerprint": collection.fingerprint} | script.content(**named)
 
@@ -165,7 +165,7 @@ def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
 def trained(
     settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator
 ) -> Paradigm | Generative | CrossAttention:
-    """The paradigm of the settings, trained in `folder`."""
+    """Train the paradigm of the settings in `folder`, and return it."""
     splits = fit.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
@@ -222,7 +222,7 @@ def trained(
 def judges(
     settings: Settings, collection: Collection, split: Split, folder: Path, accelerator: Accelerator
 ) -> tuple[ScorePairs | None, FalseNegatives | None]:
-    """The teacher and the filter of the settings; a model used as both scores each pair once."""
+    """Return the settings' teacher and filter; a model that serves as both scores each pair once."""
 
     def scores(source: str, name: str) -> ScorePairs:
         return pair_scores(source, folder / f"{name}.run", split.queries, collection.corpus, accelerator)

@@ -1,4 +1,4 @@
-"""Choose pairs of texts to look at, explain them with every system of a comparison, and find their words."""
+"""Choose pairs of texts to inspect, explain them with every system of a comparison, and find the words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from paradigms.retrieve import Retriever
 
 
 def chosen_queries(split: Split, count: int) -> list[str]:
-    """Judged queries for the alignment view: evenly spaced in the order of their ids."""
+    """Choose judged queries for the alignment view, evenly spaced in the order of ids."""
     ids = sorted(q for q, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     return ids[:: max(1, len(ids) // count)][:count]
 
@@ -27,9 +27,9 @@ def align_query(
     pool: Mapping[str, float],
     retrievers: Mapping[str, Retriever],
 ) -> list[AlignmentExample]:
-    """Explain a relevant document and the best other one, by BM25, with every system of a comparison.
+    """Explain a relevant document and BM25's best other document with every system of a comparison.
 
-    test: judged queries. pool: document -> score of the query's candidates. retrievers: one per system.
+    test: judged queries. pool: document -> score, for the query's candidates. retrievers: one per system.
     """
     query, judged = test.queries[query_id], test.judgements[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
@@ -47,7 +47,7 @@ def align_query(
 
 
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:
-    """The text's tokens that count as words, each with the places of its pieces among the tokens.
+    """Return the text's words from tokens that count, each with the positions of its pieces.
 
     WordPiece marks pieces that continue a word (##); SentencePiece and byte-level BPE mark pieces that begin
     one (▁, Ġ).
@@ -71,6 +71,6 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
 
 @lru_cache(maxsize=1)
 def _pieces(tokenizer: Any) -> tuple[bool, frozenset[str]]:
-    """Whether the vocabulary marks pieces that begin a word, and its special tokens."""
+    """Return whether the vocabulary marks pieces that begin a word, and the special tokens."""
     begins = any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.get_vocab())
     return begins, frozenset(tokenizer.all_special_tokens)

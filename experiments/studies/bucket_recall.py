@@ -15,16 +15,16 @@ from paradigms.muvera import FixedEncoding
 from paradigms.store import Store
 from theory.buckets import expected_recall, expected_shares
 
-FIRST = 10  # documents that an index should find
-CANDIDATES = 20  # documents among which fixed encodings are predicted to have these
-MEAN = 2.0  # norm of the mean that is added, in a dimension of its own, to unit vectors
+FIRST = 10  # number of best documents that an index should find
+CANDIDATES = 20  # number of candidates from fixed encodings that should include the best documents
+MEAN = 2.0  # norm of the mean that is added to unit vectors in an extra dimension
 
 
 def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
-    """Recall of the exact first ten among the encodings' first CANDIDATES: predicted and measured.
+    """Predict and measure the recall of the exact first ten among the encodings' first CANDIDATES.
 
-    Each vector is measured unchanged; with a mean of norm MEAN in an extra dimension, which changes no order
-    of MaxSim; and with that mean subtracted for the planes.
+    Vectors are measured in three forms: unchanged; with a mean of norm MEAN in an extra dimension, which does
+    not change the order by MaxSim; and with this mean subtracted for the planes.
     """
     count = min(settings.law_documents, len(exact))
     documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
@@ -57,7 +57,7 @@ def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
 def moments(
     D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and variance of a document's score in one repetition [b, n], and the exact first ten [b, 10]."""
+    """Return means and variances of scores in one repetition, [b, n], and the exact first ten, [b, 10]."""
     zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
     means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
     for b, n in np.ndindex(*means.shape):

@@ -1,4 +1,4 @@
-"""The tables and the report of a comparison, made from the runs in its results folder."""
+"""Make the tables and the report of a comparison from the runs in the results folder."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALIGNED = 6  # test queries in the report's alignment view
 def make_report(
     data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
-    """Write the report. settings: compare.py's, here and below. where: the machine."""
+    """Make the report. settings: settings of compare.py, here and below. where: the machine."""
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
     trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
@@ -211,12 +211,12 @@ def learning_picture(
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
-    """A system's costs, without the numbers of rows that `read_stage` compares."""
+    """Return a system's costs, without the numbers of rows that `read_stage` compares."""
     return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
 
 
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
-    """The system's name in tables, with remarks on how to read its row."""
+    """Return the system's name in tables, with remarks on how to read the row."""
     system = settings.chosen[name]
     if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"
@@ -227,9 +227,11 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
 
 
 def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -> Iterator[str]:
-    """Notes below the tables. undone: systems whose untrained encoder was better on dev queries.
+    """Write the notes below the tables.
 
-    share: share of test queries whose relevant documents have training queries."""
+    undone: systems whose untrained encoder was better on dev queries. share: share of test queries whose
+    relevant documents have training queries.
+    """
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield (
         "One training seed: intervals and tests cover the choice of queries, not that of the seed."
@@ -272,7 +274,7 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
 
 
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
-    """How active the gate of each system with salience is."""
+    """Describe how active the gate of each system with salience is."""
     for name, retriever in retrievers.items():
         indexed = retriever.retriever if isinstance(retriever, Wrapper) else retriever
         if isinstance(indexed, Indexed) and "salience" in indexed.index.store.columns:
@@ -281,7 +283,7 @@ def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
 
 
 def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each system: the first measure of each stage, recall, and costs. tables: stage → table."""
+    """Make a row for each system: first measure of each stage, recall and costs. tables: stage → table."""
     columns = {"retrieve": "whole corpus", "rerank": "reranking"}
     deep = [name for name in tables["retrieve"].measures if name.endswith("@100")][:1]
     rows = []
@@ -300,9 +302,9 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
 def show(
     report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
 ) -> None:
-    """Print the table of each stage, write tables, pictures and report, and log them to W&B.
+    """Print the table of each stage; write tables, pictures and report, and log them to W&B.
 
-    study.json holds what a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
+    study.json has the contents that a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
     """
     folder = Path(settings.output)
     for table in report.tables:

