@@ -110,7 +110,7 @@ class Indexes:
         return Indexes([index.with_finder(**settings) for index in self.indexes])
 
     def only(self, ids: Iterable[str]) -> "Indexes":
-        """Return indexes restricted to these documents. Raises KeyError, naming it, if one is unknown."""
+        """Return indexes restricted to these documents. Raises KeyError if a document is unknown."""
         parts = zip(self.indexes, self.store.divided(ids), strict=True)
         return Indexes([index.only(some) for index, some in parts])
 

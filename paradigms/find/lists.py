@@ -293,7 +293,7 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
 
 
 def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
-    """Return the `count` rows with the largest f in ascending order. Ties go to the lowest rows."""
+    """Return, in ascending order, the `count` rows with the largest f. Ties go to the lowest rows."""
     if len(rows) > count:
         least = np.partition(f, -count)[-count]
         above, equal = rows[f > least], np.sort(rows[f == least])

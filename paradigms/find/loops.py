@@ -56,7 +56,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
 @no_type_check
 @cached_njit(nogil=True)
 def place(histogram, wanted):
-    """Return the highest bin such that it and the bins above contain at least `wanted`, or else 0."""
+    """Return the highest bin that contains, with all bins above, at least `wanted`; 0 if there is none."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
     while bin > 0 and counted < wanted:
         bin -= 1

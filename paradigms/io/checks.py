@@ -117,7 +117,10 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 @contextmanager
 def naming(what: object) -> Iterator[None]:
-    """Convert library errors that do not name `what` (a file or folder) into a ValueError that names it."""
+    """Convert library errors into a ValueError that names `what`, a file or folder.
+
+    Errors that already name `what` are not converted.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):

@@ -33,7 +33,7 @@ Rows = dict[str, np.ndarray]
 
 @runtime_checkable
 class Codec(Protocol):
-    """A conversion of tokens to columns and back."""
+    """A way to store tokens as columns."""
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
         """Return column names and dtypes for tokens with these fields.
@@ -83,7 +83,7 @@ class Derived(Protocol):
         """
 
     def behind(self, store: "Store") -> bool:
-        """Return whether `write` has left out rows, which `compact` makes it include."""
+        """Return whether the files lack rows that a full rewrite, as in `compact`, would include."""
 
     def open(self, store: "Store") -> Any:
         """Open the data that finders read, in time that does not depend on the number of tokens.

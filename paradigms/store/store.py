@@ -338,7 +338,7 @@ class Store:
             raise self.files.damaged("salience.bin", "it has values that are not finite, or below 0")
 
     def position(self, id: str) -> int:
-        """Return a document's row. Raises KeyError, naming the document, if it is unknown or deleted."""
+        """Return a document's row. Raises KeyError if the document is unknown or deleted."""
         row = self._row(id)
         if row is None:
             raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
@@ -354,7 +354,7 @@ class Store:
         return next((row for row in there if self.names(np.array([row])) == [id]), None)
 
     def positions(self, ids: Iterable[str]) -> np.ndarray:
-        """Return documents' rows, int64. Raises KeyError, naming it, if a document is unknown or deleted."""
+        """Return the documents' rows, int64. Raises KeyError if a document is unknown or deleted."""
         check_several(ids, "document ids")
         return np.array([self.position(id) for id in ids], dtype=np.int64)
 
