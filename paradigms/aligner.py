@@ -20,7 +20,7 @@ from paradigms.recipe import Recipe
 # pydocs documents, dev nDCG@10 (203 queries, standard error .017) is .825 with ε = .002, .835 with .2, .829
 # untrained and .809 with ε falling from .2 to .002. Salience heads read unit vectors, whose h numbers are
 # about 1/√h. In so few steps, they learn a gate that is alive (`evaluate/gate.py`) at a rate of 8e-3, several
-# times that of a projection (`TrainingSettings.salience_learning_rate`).
+# times a projection's rate (`TrainingSettings.salience_learning_rate`).
 EPS = 0.2
 
 

@@ -53,7 +53,7 @@ class Tokens:
 
 
 # A of the formula: (S, valid, documents, queries) -> A, of S's shape. Hard alignments are 0/1 and carry
-# no gradient, which makes the gradient of rel exactly that of max or top-k; soft ones are differentiable.
+# no gradient, so rel has exactly the gradient of max or top-k; soft alignments are differentiable.
 Align: TypeAlias = Callable[[TokenPairs, Valid, Tokens, Tokens], TokenPairs]
 # Z of the formula: (A, documents, queries) -> Z.
 Normalise: TypeAlias = Callable[[TokenPairs, Tokens, Tokens], Float[Tensor, "b n"]]

@@ -135,7 +135,9 @@ class Splade(TextEncoder):
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
-        return at_least_float32(best.relu()).log1p()  # both are monotone: the maximum comes first
+        return at_least_float32(
+            best.relu()
+        ).log1p()  # both functions are monotone, so the maximum comes first
 
 
 def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:

@@ -72,7 +72,7 @@ class Question:
         if separates(self.scores(self.query), rows):
             return Answer(True, query=self.query)
         if self.salience is not None:
-            # rel of one query token is its largest similarity. Several have no upper bound here.
+            # One query token's rel is the largest similarity. Several tokens have no upper bound here.
             one = max_over_tokens(self.tokens, self.owners, rows)
             right = one.query is not None and separates(self.scores(one.query, np.ones(1)), rows)
             return one if right else Answer(None)

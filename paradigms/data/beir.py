@@ -134,7 +134,7 @@ def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]
             query, document, value = parts
             row = query, document, grade(value)
         except ValueError:
-            if number > 1 or tuple(parts) != HEADER:  # files without a header are read too
+            if number > 1 or tuple(parts) != HEADER:  # files without a header are also read
                 problems.add(
                     "malformed judgement line (left out)", f"{path.name}, line {number}: {line[:60]!r}"
                 )

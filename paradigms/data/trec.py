@@ -57,7 +57,9 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Make descending scores strictly descending in float32, with the fewest float32 steps."""
     with np.errstate(over="ignore"):
         bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
-    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the order of the numbers, 1 apart
+    steps = np.where(
+        bits < 0, -(bits & 0x7FFFFFFF), bits
+    )  # ordered like the numbers, with neighbours 1 apart
     ranks = np.arange(len(scores))
     raised = np.maximum.accumulate((steps + ranks)[::-1])[::-1] - ranks
     raised = np.minimum(raised, INFINITY - ranks)

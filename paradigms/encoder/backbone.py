@@ -25,7 +25,7 @@ from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 PATIENCE = 0.2  # seconds allowed to match a regular expression with one name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
 CHARACTERS = 8  # characters kept per needed token
-LONG = 4  # texts with this many times the characters are cut
+LONG = 4  # texts this many times longer than needed are cut
 BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 

@@ -39,7 +39,7 @@ def native_precision(device: torch.device) -> str:
 
 @cache
 def _native_on_cpu() -> bool:
-    # Other CPUs, and any under an older ATEN_CPU_CAPABILITY, emulate bfloat16 more slowly than float32.
+    # Other CPUs, and all CPUs under an older ATEN_CPU_CAPABILITY, emulate bfloat16 more slowly than float32.
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return wide and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 

@@ -83,7 +83,7 @@ class Generative(Trainable):
         if new_tokens:
             self.embedding = nn.Parameter(
                 torch.randn(size, self.width) * vectors.std()
-            )  # as large as the others
+            )  # same scale as the others
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
         table = new_tokens and not settings.pawa_rank
@@ -109,7 +109,7 @@ class Generative(Trainable):
     ) -> "Generative":
         """Build a model to train. For NP-decoding, the backbone's encoder reads the corpus first."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
-        if plain and not base.has_decoder(backbone):  # a new decoder knows no vocabulary
+        if plain and not base.has_decoder(backbone):  # a new decoder is untrained
             settings = replace(settings, softmax="identifiers")
         if settings.refresh and settings.frozen:  # older saved models with both still load
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")

@@ -82,7 +82,7 @@ class NGramIndex:
             raise ValueError("an n-gram index needs at least one token: every document is empty")
         text = np.insert(tokens.astype(np.int32), offsets[1:], SEPARATOR)
         starts = offsets + np.arange(len(offsets))
-        symbols = np.searchsorted(np.unique(text), text)  # dense: most corpora then fit into 2 bytes a token
+        symbols = np.searchsorted(np.unique(text), text)  # dense: most corpora then fit in 2 bytes per token
         symbols = symbols.astype(np.min_scalar_type(int(symbols.max())))
         rows = divsufsort(symbols)
         shared = np.roll(kasai(symbols, rows), 1)  # from rows (r, r + 1) to (r − 1, r)

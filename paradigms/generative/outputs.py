@@ -36,7 +36,7 @@ class Pawa(nn.Module):
         places = rows.shape[1]
         causal = torch.ones(places, places, dtype=torch.bool, device=rows.device).triu(1)
         memory = self.memory.expand(len(rows), 1, -1)
-        # tgt_is_causal: otherwise torch inspects the mask, which synchronises with a GPU.
+        # Without tgt_is_causal, torch inspects the mask, which synchronises with a GPU.
         adapted = self.adaptor(rows + self.places[:places], memory, tgt_mask=causal, tgt_is_causal=True)
         return self.reduce(adapted).unflatten(0, prefix.shape[:2])
 

@@ -53,7 +53,9 @@ class TrainingSettings:
     weight_decay: float = 0.01
     warmup: float = 0.1  # share of the steps over which the rate rises; it then falls linearly to 0
     max_grad_norm: float = 1.0
-    trained_layers: int = 0  # trained upper layers of each encoder; lower ones are frozen (`freeze`); 0 = all
+    trained_layers: int = (
+        0  # trained upper layers of each encoder; lower layers are frozen (`freeze`); 0 = all
+    )
     recompute: bool = False  # recompute activations in the backward pass: less memory, more time
     # Use dropout, attention and products of `train.fast_cpu` on CPUs: ColBERT over all-MiniLM-L6-v2 on a Xeon
     # with AVX2 needs 40% less memory for activations in the same time; on AMD with AVX-512, products are
@@ -63,12 +65,12 @@ class TrainingSettings:
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
     matmul_precision: str = ""
     temperature: float | None = None  # τ; None = the paradigm's τ
-    in_batch: bool = True  # whether documents of other queries are negatives too
+    in_batch: bool = True  # whether other queries' documents are also negatives
     own_negatives: bool = False  # mine hard negatives with the model before training (`train.fit`)
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
-    evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is measured too
+    evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is also measured
     minutes: float = 0.0  # raise `Paused` at the first step that ends later, with a checkpoint; 0 = never
     save_every: int = 0  # steps between checkpoints; 0 = with every dev measure
     keep: int = 2  # checkpoints to keep; a run resumes from the newest intact one
@@ -257,11 +259,11 @@ class _Run:
         optimizer = torch.optim.AdamW(
             [group for group in groups.values() if group["params"]],
             weight_decay=s.weight_decay,
-            fused=accelerator.device.type in ("cpu", "cuda"),  # one pass over memory in place of ten
+            fused=accelerator.device.type in ("cpu", "cuda"),  # one pass over memory instead of ten
         )
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.waits = accelerator.device.type == "cpu"  # its numbers can be read at once
+        self.waits = accelerator.device.type == "cpu"  # CPU values can be read at once
         self.unread: list[tuple[int, str, Tensor]] = []  # numbers on the device: step, name, value
         self.losses, self.norm = deque([math.nan], maxlen=s.accumulation), math.nan  # of the last step read
         self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)

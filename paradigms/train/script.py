@@ -56,7 +56,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     choose_precision(accelerator.mixed_precision)
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    tracking.take(folder, accelerator)  # before joining its W&B run
+    tracking.take(folder, accelerator)  # before joining the folder's W&B run
     for place in by_main(lambda: sweep_states(folder), accelerator):
         accelerator.print(f"Deleted {place}, which a killed run left behind")
     if tracker == "wandb" and accelerator.is_main_process:  # only the main process logs

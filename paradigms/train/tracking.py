@@ -54,7 +54,7 @@ def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path
         write_text(file, secrets.token_hex(4))
     options: dict[str, Any] = {"id": file.read_text(encoding="utf-8"), "resume": "allow", "dir": str(folder)}
     options["settings"] = wandb.Settings(init_timeout=15, silent=True)
-    config = {  # W&B takes no lists
+    config = {  # W&B does not accept lists
         name: value if isinstance(value, int | float | str) else str(value)
         for name, value in settings.items()
     }
