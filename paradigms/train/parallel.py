@@ -83,7 +83,7 @@ def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
     for wrong, instead in (
         (plugin.fsdp_version != 2, "fsdp_version: 2"),
-        # With this setting, transformers loads weights only in the first process, even when opening a checkpoint.
+        # With it, transformers loads weights only in the first process, even when a checkpoint is opened.
         (plugin.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading: false"),
         (plugin.activation_checkpointing, "fsdp_activation_checkpointing: false, and recompute in training"),
         (isinstance(plugin.cpu_offload, CPUOffloadPolicy), "fsdp_offload_params: false"),
