@@ -45,7 +45,7 @@ def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[T
 
 
 def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) -> Int[Tensor, "*x"]:
-    """Return the bucket number of each vector: bit p says on which side of plane p the vector lies."""
+    """Return the bucket number of each vector: bit p tells on which side of plane p the vector lies."""
     sides = vectors.detach() @ normals.to(vectors) > 0
     return (sides.long() << torch.arange(normals.shape[1], device=vectors.device)).sum(-1)
 

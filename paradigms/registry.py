@@ -89,7 +89,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Check that a model encodes documents. Raises ValueError, naming `name`, if it does not."""
+    """Check that a model encodes documents. Raises ValueError, which mentions `name`, if not."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "

@@ -12,8 +12,8 @@ from paradigms.io.compiled import cached_njit
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
     """Compute SEAL's score W of each document.
 
-    occurrences[bounds[d]:bounds[d + 1]] holds document d's occurrences as [key, position]. Its tokens are
-    text[starts[d]:ends[d]], all below `size`.
+    occurrences[bounds[d]:bounds[d + 1]] holds document d's occurrences as [key, position]. The document's
+    tokens are text[starts[d]:ends[d]], all below `size`.
     """
     scores = np.zeros(len(starts))
     covered = np.full(size, -1)  # the last document in which a token was covered

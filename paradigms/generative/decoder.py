@@ -261,7 +261,7 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
 
 
 def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
-    """T5's relative position bias, which all layers share; −∞ for later positions."""
+    """Return T5's relative position bias, shared by all layers; later positions get −∞."""
     total = before + inputs.shape[2]
     place = torch.arange(total, device=inputs.device)
     bias = inputs.new_zeros(1, 1, inputs.shape[2], total)

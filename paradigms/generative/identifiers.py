@@ -290,7 +290,7 @@ class Tokenized(NamedTuple):
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
-    """Yield the first `length` tokens of each text, without padding and end tokens spelled out there."""
+    """Yield each text's first `length` tokens, without padding and end tokens that the text spells out."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
     # verbose=False: no warning about texts longer than the model's input.

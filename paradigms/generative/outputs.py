@@ -119,7 +119,7 @@ class Outputs:
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: the whole table), with a gradient several times faster than plain indexing's."""
+        """table[ids] (None: the whole table); the gradient is several times faster than plain indexing's."""
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])

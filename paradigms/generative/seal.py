@@ -91,7 +91,8 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
 def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
     """w(n, q) = max(0, ln [p(n|q) (1 − p(n)) / (p(n) (1 − p(n|q)))])^α, a ratio of odds.
 
-    p(n) = (F + 5)/(N + 5), where F counts the occurrences of n and N the tokens of the corpus.
+    p(n) = (F + 5)/(N + 5), where F is the number of occurrences of n and N the number of tokens in the
+    corpus.
     """
     total = index.counts(index.start())[0]
     prior = np.log((index.counts(states) + SMOOTHING) / (total + SMOOTHING))
