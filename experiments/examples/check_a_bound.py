@@ -3,7 +3,7 @@
     python experiments/examples/check_a_bound.py vectors.npy      # rows: a query, its document, the others
 
 The probability that one Gaussian projection to k dimensions ranks the wrong document first depends only on
-the margin of the pair; k* is the smallest k that keeps it below 5 %.
+the margin of the pair; k* is the smallest k that keeps this probability below 5 %.
 """
 
 import sys

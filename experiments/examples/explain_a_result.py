@@ -1,4 +1,4 @@
-"""Why does a document score as it does? The tokens that each paradigm aligns, in the terminal and as a page.
+"""Explain a document's score: show the tokens that each paradigm aligns, in the terminal and as a page.
 
 python experiments/examples/explain_a_result.py "remove white space" "Return a copy without leading blanks."
 """

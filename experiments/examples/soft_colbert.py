@@ -26,7 +26,7 @@ class Softmax(Alignment, reads={"similarity"}):
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         A = (S / self.tau).masked_fill(~valid, -torch.inf).softmax(-2)
-        return A.masked_fill(~valid, 0.0)  # NaN for a document without tokens
+        return A.masked_fill(~valid, 0.0)  # softmax is NaN for a document without tokens
 
 
 @paradigm(EncoderSettings)

@@ -3,7 +3,7 @@
 python experiments/examples/train_on_own_pairs.py rows.jsonl
 
 Each line is {"query", "document"}, and may have "negatives", a list of texts. A Hugging Face `Dataset` with
-such columns takes the place of the file.
+these columns can replace the file.
 """
 
 import sys

@@ -235,18 +235,14 @@ class SystemSettings:
     """One system of a comparison: a paradigm to train, or a given checkpoint."""
 
     paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; optional for a checkpoint
-    options: dict[str, Any] = field(
-        default_factory=dict
-    )  # options of the builder; for a checkpoint, fields of `Recipe`
+    options: dict[str, Any] = field(default_factory=dict)  # builder options; Recipe fields for a checkpoint
     training: dict[str, Any] = field(default_factory=dict)  # fields of `TrainingSettings`
     backbone: str = ""  # "" = the common backbone
     checkpoint: str = ""  # a saved paradigm, compared without training
     index: str = ""  # folder that experiments/encode.py made with the checkpoint
     fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
     fusion: Literal["rrf", "sum"] = "rrf"
-    weights: list[float] = field(
-        default_factory=list
-    )  # weights of fused systems; [] = equal; for "sum", chosen on dev
+    weights: list[float] = field(default_factory=list)  # for fusion; [] = equal, or for "sum" chosen on dev
     teacher: str = ""  # a system, or bm25, whose scores are learned too
     distil: dict[str, Any] = field(default_factory=dict)  # fields of `Distillation`
 

@@ -54,28 +54,28 @@ from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
 from paradigms.train.teacher import ScorePairs, scored_once
 
-STAGES = ("retrieve", "rerank")  # of the queries of `split`
-CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on what encoders read; ending of an untrained system's runs
+STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
+CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on truncated texts; suffix of an untrained system's runs
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
-# time of DSI's five.
+# time of DSI's five tokens.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
-TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # queries that are timed alone, how often each, and for how long at most
+TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # timed single queries, runs per query, and maximum seconds
 
 
 @dataclass(frozen=True)
 class ComparisonData(StudyData):
-    """A collection as every system of a comparison sees it."""
+    """A collection's data, as all systems of a comparison use it."""
 
-    others: dict[str, Split] = field(default_factory=dict)  # more queries, of other splits
-    bm25_seconds: float = 0.0  # to build
-    own: frozenset[str] = frozenset()  # ids of queries that are documents themselves, which are left out
-    pieces: Pieces = field(kw_only=True)  # of the documents, which are split or whole
-    cut: BM25 | None = None  # on what the first encoder reads of the documents, if it cuts any
-    read: str = ""  # what that is, in words
+    others: dict[str, Split] = field(default_factory=dict)  # queries of other splits
+    bm25_seconds: float = 0.0  # seconds to build BM25
+    own: frozenset[str] = frozenset()  # ids of queries that are also documents, which are left out
+    pieces: Pieces = field(kw_only=True)  # passages, or whole documents
+    cut: BM25 | None = None  # BM25 on the truncated documents, if the first encoder truncates any
+    read: str = ""  # description of the truncated documents
 
 
 class Training(NamedTuple):
-    """A training and measurement of a system; untrained: the measurement before it."""
+    """The training and measurement of a system; untrained: the measurement before training."""
 
     system: str
     seed: int
@@ -83,7 +83,10 @@ class Training(NamedTuple):
 
 
 def training_settings(system: SystemSettings, settings: Any, seed: int) -> TrainingSettings | None:
-    """The system's training settings; None if it is not trained. settings: compare.py's, here and below."""
+    """Return the system's training settings, or None if it is not trained.
+
+    settings: settings of compare.py, here and below.
+    """
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
@@ -102,7 +105,10 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
 
 
 def hard_negatives(system: SystemSettings, settings: Any) -> int:
-    """Hard negatives per query: the system's own number, or that of all. Raises ValueError below 0."""
+    """Return the hard negatives per query, by the system's settings or by the common settings.
+
+    Raises ValueError if the number is negative.
+    """
     number = system.training.get("negatives", settings.negatives)
     check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
     return number
@@ -111,8 +117,8 @@ def hard_negatives(system: SystemSettings, settings: Any) -> int:
 def training_runs(settings: Any) -> dict[str, Training]:
     """Map each folder to its training; a system without training has one seed.
 
-    An encoder that will be trained is first measured untrained. Systems with a teacher come after those
-    without, and fused systems last.
+    An encoder that will be trained is first measured untrained. Systems with a teacher come after systems
+    without, and fused systems come last.
     """
     chosen = settings.chosen
     names = sorted(chosen, key=lambda name: (bool(chosen[name].fuse), bool(chosen[name].teacher)))
@@ -129,7 +135,7 @@ def training_runs(settings: Any) -> dict[str, Training]:
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
-    """Split into training, dev and test queries, and the queries of the splits `also`.
+    """Return the training, dev and test queries, and the queries of the splits `also`.
 
     Without a dev split, a tenth of the training queries is held out; test queries are never used to choose.
     Raises SystemExit if a split does not exist, or if a system needs queries that are missing.
@@ -170,9 +176,9 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
 
 
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
-    """BM25 on the part of each document that the first system with an encoder reads, and its description.
+    """Return BM25 on the part of each document that the first encoder reads, and a description of the part.
 
-    (None, "") if it reads whole documents or passages, or if there is no such system.
+    The result is (None, "") if this encoder reads whole documents or passages, or if there is no encoder.
     """
     for name, system in {} if settings.passages else settings.chosen.items():
         if system.fuse or system.paradigm in GENERATIVE:
@@ -187,7 +193,7 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
 
 
 def built(system: SystemSettings, settings: Any) -> Paradigm:
-    """The untrained encoder of a system."""
+    """Build the untrained encoder of a system."""
     return PARADIGMS[system.paradigm](
         system.backbone or settings.backbone, **settings.options | system.options
     )
@@ -203,8 +209,8 @@ def retriever(
 ) -> Retriever:
     """Make the retriever of a trained model; without an index, all processes encode documents into `folder`.
 
-    A reranker orders what BM25 finds. Raises ValueError for a generative paradigm that names the documents of
-    another corpus.
+    A reranker orders the documents that BM25 finds. Raises ValueError for a generative paradigm that names
+    the documents of another corpus.
     """
     corpus, pieces = data.collection.corpus, data.pieces
     model.check_corpus(corpus.ids)
@@ -217,13 +223,16 @@ def retriever(
     else:
         how |= {"kind": settings.index, "launch": launch}
         if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:
-            how["kind"] = kinds.inverted(16)  # exact too, and faster for weights of terms
+            how["kind"] = kinds.inverted(16)  # also exact, and faster for term weights
         indexed = Indexed.build(model, pieces.corpus, folder, **how)
     return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
 
 
 def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:
-    """The retriever of a finished system, in this process alone. seed: the training's; None: the first."""
+    """Return the retriever of a finished system, in this process alone.
+
+    seed: training seed; None: the first seed.
+    """
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
     runs = {t.seed: run for run, t in training_runs(settings).items() if t == (name, t.seed, False)}
@@ -239,9 +248,9 @@ def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = 
 def search_costs(
     retriever: Retriever, model: Model | None, queries: Mapping[str, str], k: int
 ) -> dict[str, float | None]:
-    """Milliseconds to encode one query, and to search with it: medians of single queries in this process.
+    """Return median milliseconds to encode a query, and to search with it, one at a time in this process.
 
-    The search time is the time of a whole query minus that of its encoding.
+    The search time is the time of a whole query minus the encoding time.
     """
     texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
     local = _alone(retriever)
@@ -253,7 +262,7 @@ def search_costs(
 
 
 def _alone(retriever: Retriever) -> Retriever:
-    """The retriever, unwrapped from `AllProcesses`."""
+    """Unwrap the retriever from `AllProcesses`."""
     if isinstance(retriever, AllProcesses):
         return retriever.retriever
     if isinstance(retriever, Wrapper):
@@ -262,9 +271,9 @@ def _alone(retriever: Retriever) -> Retriever:
 
 
 def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
-    """Median milliseconds of `work` for one query, after the first has warmed up; None without queries.
+    """Return the median milliseconds of `work` for one query, after a warm-up; None without queries.
 
-    Every query is repeated until all took SECONDS, at most ROUNDS times.
+    The queries run in up to ROUNDS rounds, until the total time exceeds SECONDS.
     """
     elapsed: list[float] = []
     for query in [*queries[:1], *queries * ROUNDS]:
@@ -277,9 +286,9 @@ def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | 
 
 
 def check(system: SystemSettings, collection: Collection, settings: Any) -> None:
-    """Raise the errors that `trained` and `retriever` would raise, before anything is trained.
+    """Raise the errors that `trained` and `retriever` would raise, before training begins.
 
-    The models that this builds are discarded.
+    Models are built for the check and discarded.
     """
     options = settings.options | system.options
     if system.checkpoint:
@@ -294,9 +303,9 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
 
 
 def opened(system: SystemSettings) -> Model:
-    """Load the system's checkpoint and change its recipe by the options, such as the alignment.
+    """Load the system's checkpoint, and change the recipe, such as the alignment, by the options.
 
-    Raises ValueError if the checkpoint has another paradigm, or one without these options.
+    Raises ValueError if the checkpoint has another paradigm, or a paradigm without these options.
     """
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
@@ -311,14 +320,14 @@ def opened(system: SystemSettings) -> Model:
 
 
 def reranks(checkpoint: Path) -> bool:
-    """Whether a saved model scores pairs of texts and encodes none."""
+    """Return whether a saved model is a reranker, which scores pairs of texts and cannot encode a text."""
     return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
 
 
 def trained(
     trial: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
 ) -> Model:
-    """The system's checkpoint, or the model that it builds; a trained model is kept in `folder`.
+    """Load the system's checkpoint, or build and train its model; a trained model is kept in `folder`.
 
     Raises Paused when the minutes run out.
     """
@@ -335,7 +344,7 @@ def trained(
             return built(system, settings)
         defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
         base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
-        # One beam for each document to retrieve: each finished beam is an identifier.
+        # Each finished beam is an identifier, so each document to retrieve needs one beam.
         defaults |= {} if name == "seal" else {"beams": settings.depth}
         defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor") else {}
         defaults |= DSI if name == "dsi" else {}
@@ -392,9 +401,9 @@ def trained(
 def write_runs(
     folder: Path, name: str, runs: Mapping[str, Run], asked: Mapping[str, Names[str]]
 ) -> dict[str, int]:
-    """Write a system's run of each stage. Returns the number of rows in each file, for its costs.json.
+    """Write a system's run of each stage, and return the number of rows in each file, for costs.json.
 
-    asked: stage -> queries. Raises ValueError if a run lacks one of them.
+    asked: stage -> queries. Raises ValueError if a run lacks one of these queries.
     """
     for stage, run in runs.items():
         check_answered(run, asked[stage], f"{name}, {stage}")
@@ -404,7 +413,7 @@ def write_runs(
 
 
 def read_stage(folder: Path, name: str, stage: str) -> Run:
-    """A run that `write_runs` wrote. Raises ValueError if its file has fewer rows than were written."""
+    """Read a run from `write_runs`. Raises ValueError if the file has fewer rows than were written."""
     file, costs = folder / "runs" / f"{name}.{stage}.run", folder / name / "costs.json"
     run, written = read_run(file), read_json(costs).get("rows", {}).get(stage, 1)
     if rows(run) < written:
@@ -420,7 +429,7 @@ def rows(run: Run) -> int:
 
 
 def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
-    """Fuse the runs of the first seed, with weights that are given, equal, or chosen on dev."""
+    """Fuse the runs of the first seed, with weights from the settings, equal, or chosen on dev."""
     folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
     if system.fusion == "sum" and not weights:
         own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
