@@ -2,15 +2,15 @@
 
 Next tokens: the baseline is plain numpy, on the same prefixes of the same text. The text is real: the
 collection's documents in order, cut into words and marks, up to --tokens tokens. Prefixes start at random
-places, so frequent ones are drawn more often. Both methods' sets are compared before they are timed.
+places, so frequent prefixes are drawn more often. The sets of both methods are compared before timing.
 
 Beam search: one model searches the collection's titles for one query at a time. The baseline is transformers'
-`generate` with `prefix_allowed_tokens_fn`, which reads the same titles from a dictionary of prefixes; both
-must find the same best score for every query. Both compute the same matrix products in nearly the same
-steps, so the rest of their time is compared too: CPU time less the profiler's share of matrix products.
+`generate` with `prefix_allowed_tokens_fn`, which reads the same titles from a dictionary of prefixes. Both
+searches must find the same best score for every query. Both compute the same matrix products in nearly the
+same steps, so the remaining time is compared too: CPU time minus the profiler's share of matrix products.
 
-A trie of --many identifiers, drawn from the text, is built in a process of its own: its bytes, the process's
-growth at its peak, and CPU seconds.
+A trie of --many identifiers, drawn from the text, is built in a separate process. Its bytes, the process's
+peak memory growth, and CPU seconds are reported.
 
 Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
 on the machine.
@@ -36,23 +36,23 @@ class Settings:
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
-    """words and marks of the text"""
+    """number of words and marks of the text"""
     prefixes: int = 1000
     longest: int = 6
-    """prefixes have 1 to this many tokens, each length as often"""
+    """maximum number of tokens in a prefix; all lengths from 1 on are equally frequent"""
     backbone: str = ""
-    """the T5 that decodes, by name or folder; empty: a small one with random weights"""
+    """the T5 that decodes, by name or folder; empty: a small T5 with random weights"""
     identifiers: int = 10_000
-    """documents of the collection whose titles are searched, at most"""
+    """maximum number of documents whose titles are searched"""
     many: int = 1_000_000
-    """identifiers of the large trie; 0: none"""
+    """number of identifiers in the large trie; 0: no large trie"""
     queries: int = 32
-    """queries of the collection, searched one by one"""
+    """number of queries of the collection, searched one at a time"""
     beams: int = 10
     threads: int = 1
-    """torch's threads"""
+    """number of torch threads"""
     repeats: int = 5
-    """measured repetitions, after one that is not; the median counts"""
+    """measured repetitions, after a warm-up; the median counts"""
     seed: int = 0
     output: str = "results/benchmarks/constrained_decoding.json"
 
@@ -79,11 +79,11 @@ from paradigms.generative.small import small_t5
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 
-Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as NGramIndex takes
+Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as for NGramIndex
 WORD = re.compile(r"\w+|[^\w\s]")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-LENGTHS = 4, 12  # tokens of the large trie's identifiers
-Row = tuple[str, str, float, float | None, str]  # work, method, its seconds, their ratio to what
+LENGTHS = 4, 12  # minimum and maximum tokens of the large trie's identifiers
+Row = tuple[str, str, float, float | None, str]  # work, method, seconds, ratio, name of the ratio's base
 
 
 def main(settings: Settings) -> None:
@@ -143,7 +143,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
-    """Time one model's search of titles, and transformers' over the same titles."""
+    """Time a model's search of titles, and the search of transformers over the same titles."""
     torch.set_num_threads(settings.threads)
     collection = load_collection(settings.collection)
     corpus = collection.corpus
@@ -182,7 +182,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
-    """transformers' `prefix_allowed_tokens_fn` for the identifiers: a dictionary of their prefixes."""
+    """Make transformers' `prefix_allowed_tokens_fn` from a dictionary of the identifiers' prefixes."""
     after: dict[tuple[int, ...], set[int]] = {}
     for n in range(len(model.identifiers)):
         written = (START, *model.identifiers.target(n))
@@ -194,7 +194,7 @@ def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
 
 
 def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> float:
-    """The best score that transformers' constrained search finds."""
+    """Return the best score of transformers' constrained search."""
     arguments = {"input_ids": query.input_ids, "attention_mask": query.attention_mask, "do_sample": False}
     arguments |= {"num_beams": beams, "num_return_sequences": beams, "length_penalty": 0.0}
     arguments |= {"max_new_tokens": model.identifiers.longest, "decoder_start_token_id": START}
@@ -204,7 +204,7 @@ def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> floa
 
 
 def share_of_products(method: Callable[[], object]) -> float:
-    """The share of a method's time that the profiler counts for matrix products."""
+    """Return the share of a method's time that the profiler counts for matrix products."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         method()
     times = {event.key: event.self_cpu_time_total for event in profiled.key_averages()}
@@ -223,14 +223,14 @@ def large_trie(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def trie_costs(settings: Settings) -> tuple[int, int, float]:
-    """Bytes of the trie, growth of this process at its peak, and CPU seconds."""
+    """Return the trie's bytes, the peak memory growth of this process, and CPU seconds."""
     tokens, _ = words(settings)
     random = np.random.default_rng(settings.seed)
     lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, settings.many)
     begins = random.integers(0, len(tokens) - LENGTHS[1], settings.many)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     drawn = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
-    NGramIndex.build(drawn[: lengths[0]], offsets[:2], whole=True)  # loads and compiles its parts
+    NGramIndex.build(drawn[: lengths[0]], offsets[:2], whole=True)  # loads and compiles the code
     before, began = memory("VmRSS"), time.process_time()
     trie = NGramIndex.build(drawn, offsets, whole=True)
     seconds = time.process_time() - began
@@ -239,7 +239,7 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
 
 
 def words(settings: Settings) -> Sequences:
-    """The collection's first words and marks, lower case, numbered as they appear."""
+    """Return the collection's first words and marks in lower case, numbered in the order of appearance."""
     numbers: dict[str, int] = {}
     tokens: list[int] = []
     offsets = [0]

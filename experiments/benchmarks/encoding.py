@@ -1,14 +1,14 @@
 """Encoding: documents per CPU second, milliseconds per query, and the nDCG@10 lost to narrower types.
 
-Compares our encoder in every precision with sentence-transformers, ONNX Runtime and OpenVINO, on the same
-weights, texts and lengths, tokenising included. A peer that is not installed is named and left out:
+Our encoder in every precision is compared with sentence-transformers, ONNX Runtime and OpenVINO, on the same
+weights, texts and lengths, including tokenisation. Peers that are not installed are listed and left out:
 
     pip install openvino nncf onnxruntime onnx
 
-Systems take turns within a round, so that other load affects all alike, and medians of CPU seconds are
-reported. The cosine compares a document's mean vector with transformers' in float32. The rates of products
-are measured on the encoder's widest layer and are an upper limit for every system. Compare ratios: seconds
-depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older
+Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
+reported. The cosine compares a document's mean vector with the float32 vector from transformers. The rates of
+products are measured on the encoder's widest layer and are an upper limit for every system. Compare ratios:
+seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older
 instructions.
 
 `quality` names collections. For each, the report has every precision's nDCG@10 minus float32's on the test
@@ -37,24 +37,24 @@ class Settings:
     """collection whose first long documents are encoded"""
     documents: int = 48
     length: int = 128
-    """most tokens of a document"""
+    """maximum number of tokens per document"""
     batch: int = 16
-    """documents per pass of a peer; our encoder chooses its own number"""
+    """documents per pass of a peer; our encoder chooses the number itself"""
     query: str = "does a lack of vitamin d cause depression in adults"
     rounds: int = 5
     """rounds, in each of which every system is measured once"""
     queries: int = 20
-    """repetitions of the query per round"""
+    """number of repetitions of the query per round"""
     peers: bool = True
     calibration: int = 64
-    """documents to calibrate OpenVINO's 8-bit scales on, other than the encoded ones"""
+    """number of documents for calibrating OpenVINO's 8-bit scales, apart from the encoded documents"""
     threads: int = 1
     quality: list[str] = field(default_factory=list)
     """collections on which to measure quality, by name or folder"""
     paradigms: list[str] = field(default_factory=lambda: ["dpr", "colbert"])
     """paradigms whose quality is measured, untrained over the offline encoder"""
     most: int = 1_000
-    """most documents per collection in `quality`, judged ones first; 0: all"""
+    """maximum documents per collection in `quality`, judged documents first; 0: all"""
     output: str = "results/benchmarks/encoding.json"
 
 
@@ -82,7 +82,7 @@ from paradigms.retrieve import Indexed
 CPU = torch.device("cpu")
 MEASURE, WITHIN = "nDCG@10", 0.005
 Encode = Callable[[Sequence[str]], Any]
-"""Texts → one vector each, [x, w], in their order."""
+"""Texts → vectors [x, w], one per text, in the same order."""
 
 
 class Absent(Exception):
@@ -116,7 +116,7 @@ def main(settings: Settings) -> None:
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
-    """Documents of at least `length` words (no padding): first those to encode, then to calibrate on."""
+    """Return documents of at least `length` words (no padding): texts to encode, then calibration texts."""
     wanted = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(settings.length, len(text.split())))[:wanted]
     if len(texts) < wanted:
@@ -125,7 +125,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def ours(settings: Settings) -> dict[str, Encode]:
-    """Our `encode_documents` with the offline encoder's mean vectors, in every precision of a CPU."""
+    """Return our `encode_documents` with the offline encoder's mean vectors, in every precision of a CPU."""
     from dataclasses import replace
 
     from paradigms.encoder.precision import autocast
@@ -161,13 +161,13 @@ _tokenizer: Any = None
 
 
 def pooled(states: Tensor, attention: Tensor) -> Tensor:
-    """Means of token vectors, of length 1."""
+    """Return means of token vectors, normalised to length 1."""
     weight = attention[..., None].float()
     return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
 
 
 def in_batches(settings: Settings, run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
-    """Wrap a peer's encoder of token ids so that it takes texts, in batches."""
+    """Wrap a peer's encoder of token ids, so that it takes texts in batches."""
 
     def encode(texts: Sequence[str]) -> Tensor:
         parts = []
@@ -320,7 +320,7 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
 
 
 def products(settings: Settings) -> list[dict[str, Any]]:
-    """GFLOP/s of x Wᵀ at the size of the encoder's widest layer."""
+    """Measure GFLOP/s of x Wᵀ at the size of the encoder's widest layer."""
     rows, wide, narrow = settings.batch * settings.length, 1536, 384
     x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
     packed = int8.quantised(weight)
@@ -337,7 +337,7 @@ def products(settings: Settings) -> list[dict[str, Any]]:
 
 
 def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
-    """nDCG@10 of every precision minus float32's, on a collection's test queries."""
+    """Measure nDCG@10 of every precision minus nDCG@10 of float32, on a collection's test queries."""
     split, corpus = collection.split("test"), collection.corpus
     if settings.most:
         judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)

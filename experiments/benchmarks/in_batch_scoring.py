@@ -1,9 +1,9 @@
 """Peak memory and time of in_batch_rel beside the plain einsum `core.rel`, forward and backward.
 
-On a CPU each case runs in a fresh process, which reads its peak memory from /proc (Linux). On a GPU the
+On a CPU, each case runs in a new process, which reads its peak memory from /proc (Linux). On a GPU, the
 Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over
-document tokens; memory is what torch allocated. Results are printed as a table with ratios (plain einsum over
-each method) and written as JSON. Compare ratios: absolute times depend on the machine.
+document tokens, and memory is the memory that torch allocates. Results are printed as a table with ratios
+(plain einsum over each method) and written as JSON. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Settings:
     """Settings: the batches to score."""
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
-    """batch sizes: numbers of queries, and of documents"""
+    """batch sizes: the number of queries, which is also the number of documents"""
     cases: list[Literal["colbert", "coil", "aligner", "xtr", "entropic"]] = field(
         default_factory=lambda: ["colbert", "xtr", "aligner"]
     )
@@ -54,7 +54,7 @@ from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.scoring import in_batch
 
-# The alignments that paradigms train with. The soft alignment takes the other one of the two paths.
+# The alignments that paradigms train with. The soft alignment (entropic) uses the other code path.
 CASES: dict[str, tuple[Alignment, str]] = {
     "colbert": (QueryToDocument(), "one"),
     "coil": (EqualIds(), "one"),
@@ -85,12 +85,12 @@ def main(settings: Settings) -> None:
 
 
 def machine(settings: Settings) -> str:
-    """The device of the measurements."""
+    """Return the name of the device."""
     return torch.cuda.get_device_name() if settings.device == "cuda" else f"{settings.threads} CPU thread(s)"
 
 
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Run `measure` on one case; on a CPU in a new process, so that earlier cases' memory does not count."""
+    """Run `measure` on one case; a CPU case runs in a new process, so earlier memory does not count."""
     if settings.device == "cuda":
         return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -98,7 +98,7 @@ def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, f
 
 
 def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Measure the seconds of a forward and backward pass, and the MiB that they add."""
+    """Measure the seconds and the added MiB of a forward and backward pass."""
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()
@@ -116,7 +116,7 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
         return time.perf_counter() - start
 
     if on_gpu:
-        step()  # kernels are compiled and tuned
+        step()  # compiles and tunes kernels
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() / MiB
@@ -130,7 +130,7 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
 
 
 def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
-    """Draw unit vectors, with lengths uniform between half the longest and the longest."""
+    """Draw unit vectors for texts whose lengths are uniform between half the maximum and the maximum."""
     random = torch.Generator().manual_seed(0)
 
     def tokens(x: int, n: int, length: int) -> Tokens:

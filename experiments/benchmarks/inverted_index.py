@@ -1,14 +1,14 @@
 """Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
 
-Document frequencies and weights are distributed as SPLADE-tiny-msmarco's on Cranfield: the term of rank r
+Document frequencies and weights are distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r
 occurs in a share of 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
 Query terms are drawn by the same frequencies. Similar documents are not adjacent here, so block-max pruning
 prunes more on a real collection.
 
 scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
 transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
-Before a method is timed, its best documents are compared with exact scores of the weights that it stores.
-Methods take turns on one core. Times are CPU times; compare ratios, as absolute times depend on the machine.
+Before a method is timed, its best documents are compared with exact scores of the stored weights. Methods
+take turns on one core. Times are CPU times. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 
 RECIPE = Recipe("splade", EqualIds(), "one")
-PART = 1000  # documents that are stored at once
-LARGEST = 3.0  # weight
+PART = 1000  # documents to store at once
+LARGEST = 3.0  # largest weight
 Sparse = scipy.sparse.csr_array
 Answers = np.ndarray  # [queries, k] scores of the best documents, best first
 
 
 @dataclass
 class Method:
-    """A search method. stored: the document weights in its index. queries: in the format that it accepts."""
+    """A search method. stored: document weights in the index. queries: queries in the method's format."""
 
     search: Callable[[], Answers]
     bytes_per_document: float
@@ -111,7 +111,7 @@ def main(settings: Settings) -> None:
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw documents: each term occurs in its share of them, at random."""
+    """Draw documents; each term occurs at random in the term's share of documents."""
     owners = []
     for share in frequency:
         wanted = settings.documents * share
@@ -165,13 +165,13 @@ def built(documents: Sparse, bits: int) -> Index:
 
 
 def held_by(index: Index, terms: int) -> Sparse:
-    """The weights that an index stores."""
+    """Return the weights that an index stores."""
     rows = index.store.decoded(slice(None))
     return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), terms))
 
 
 def held(documents: Sparse) -> int:
-    """Bytes that a matrix takes."""
+    """Return the bytes of a matrix."""
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
@@ -196,7 +196,7 @@ def lexical(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]
     model.scores["num_docs"] = documents.shape[0]
     model.vocab_dict = {str(term): term for term in range(documents.shape[1])}
     model.unique_token_ids_set = set(range(documents.shape[1]))
-    model.nonoccurrence_array = None  # of other variants than Lucene's
+    model.nonoccurrence_array = None  # only other variants than Lucene's use this array
     asked = np.split(queries.indices, queries.indptr[1:-1])
     return lambda: model.retrieve([terms.tolist() for terms in asked], k=k, show_progress=False).scores
 
@@ -207,7 +207,7 @@ def largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check(name: str, method: Method, k: int) -> None:
-    """Raise SystemExit if the scores of the best documents differ from those of the stored weights."""
+    """Raise SystemExit if the scores of the best documents differ from scores by the stored weights."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} finds other documents than the product does")

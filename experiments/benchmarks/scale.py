@@ -1,15 +1,16 @@
-"""What search costs at 10⁴, 10⁵ and 10⁶ documents: build, memory, disk, open, search, add, delete, recall.
+"""Costs of search at 10⁴, 10⁵ and 10⁶ documents: build, memory, disk, open, search, add, delete, recall.
 
-Vectors are token states of the offline encoder (ColBERT, untrained) of the documents of several collections,
-the first `tokens` of each document, on their `dim` principal axes. Beyond their number, documents are
-composed of them by the law in `parts/composed.py`, whose recall at the first size is compared with that of
-real documents. Other forms of the same texts: the mean of each document's tokens as one vector, BM25's
-weights, and SPLADE's of a share of the documents. Queries are test queries of the collections.
+Vectors are token states of the offline encoder (ColBERT, untrained) for documents of several collections: the
+first `tokens` of each document, on `dim` principal axes. When there are no more real documents, documents are
+composed of real documents by the law in `parts/composed.py`; at the first size, the recall on composed
+documents is compared with the recall on real documents. Other forms of the same texts are the mean of each
+document's tokens as one vector, BM25's weights, and SPLADE's weights for some of the documents. Queries are
+test queries of the collections.
 
-Every stage is a process of its own, whose answer is a file in stages/: a second start resumes where the first
-ended. Times are CPU seconds of `threads` threads. recall@10 is against exact search of the same vectors.
-fast-plaid and xtr-warp-rs take part where `--peers` names environments that have them, up to `peers_most`
-documents; a stage that takes longer than `limit` seconds is given up.
+Every stage runs in a separate process, and the answer is a file in stages/, so a second run resumes where the
+first stopped. Times are CPU seconds of `threads` threads. recall@10 is against exact search of the same
+vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` documents if `--peers` names environments
+with these packages. A stage that takes longer than `limit` seconds is stopped.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ class Settings:
     """Settings: the documents, the sizes and the systems."""
 
     collections: dict[str, int] = field(default_factory=lambda: {"pydocs": 0})
-    """name or folder of each collection → documents of it at most, 0 for all"""
+    """name or folder of each collection → maximum number of documents, 0 for all"""
     sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000])
     systems: list[str] = field(default_factory=list)
-    """systems to measure, by the beginnings of their names; empty: all"""
+    """prefixes of the names of systems to measure; empty: all"""
     most: dict[str, int] = field(default_factory=lambda: {"exact": 100_000})
     """system → the largest size at which it is measured"""
     queries: int = 100
-    """test queries, as many of each collection"""
+    """number of test queries, the same for each collection"""
     tokens: int = 64
-    """most tokens per document"""
+    """maximum tokens per document"""
     dim: int = 128
     splade: int = 4000
-    """documents of which SPLADE's are composed; 0: none"""
+    """number of real documents for composing SPLADE documents; 0: no SPLADE"""
     peers: list[str] = field(default_factory=list)
     """folders of virtual environments with fast-plaid and xtr-warp-rs"""
     peers_most: int = 100_000
     limit: int = 3600
-    """seconds that one stage may take"""
+    """maximum seconds per stage"""
     report: bool = False
-    """only report what has been measured"""
+    """only report earlier measurements"""
     threads: int = 1
     backbone: str = "offline"
     seed: int = 0
@@ -58,7 +59,7 @@ class Settings:
 if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
-sys.path.append(str(Path(__file__).parents[1]))  # for studies, beside this folder
+sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 K = 10
-ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # of a term
+ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # a term's entry
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 IMPUTE = [{"search": "impute", "probes": p, "search_tokens": k} for p, k in ((8, 4000), (32, 10000))]
 NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
@@ -122,9 +123,7 @@ CHANGES = ("add one", "add 1%", "delete one", "compact")
 ANY = contents("*", "*/")
 NOTHING = {"failed": "not measured"}
 BEYOND = (10**7, 10**8, 10**9)
-COMPOSED = (
-    "compressed (composed)"  # the first size again, with composed documents alone but for relevant ones
-)
+COMPOSED = "compressed (composed)"  # the first size again; all documents but the relevant ones are composed
 
 
 def main(settings: Settings) -> None:
@@ -150,14 +149,14 @@ def main(settings: Settings) -> None:
 
 
 class Run:
-    """The stages of a run, each measured once. rows: what they gave."""
+    """The stages of a run, each measured once. rows: results of the stages."""
 
     def __init__(self, settings: Settings, folder: Path, vectors: Path, console: Terminal) -> None:
         self.settings, self.folder, self.vectors, self.console = settings, folder, vectors, console
         self.rows: list[dict[str, Any]] = []
 
     def measure(self, name: str, size: int) -> None:
-        """All stages of one of our systems; the index is removed at the end."""
+        """Measure all stages of one of our systems; the index is removed at the end."""
         check = name == COMPOSED
         system = SYSTEMS["compressed" if check else name]
         real = json_or_empty(self.vectors / "vectors.json")["relevant"] if check else None
@@ -178,12 +177,12 @@ class Run:
             self.rows.append(row)
 
     def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]] | None:
-        """The best documents of each query; None if they are not known."""
+        """Return the best documents of each query, or None if they are unknown."""
         job = {"form": form, "documents": size, "real": real, "stage": "truth"}
         return self.stage(f"{form} of {'all' if real is None else real}", job).get("best")
 
     def measure_peer(self, name: str, size: int, python: str) -> None:
-        """Build and search of a peer, on files of the same vectors."""
+        """Measure a peer's build and search, on files of the same vectors."""
         system, settings = PEERS[name]
         truth, place = self.truth("tokens", size), f"peers/vectors-{size}"
         files = self.folder / place
@@ -208,7 +207,7 @@ class Run:
             self.rows.append(row)
 
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a stage gave, if it has ended."""
+        """Return the result of a stage that has ended, or None."""
         kept = json_or_empty(self.file(name, job))
         return kept["answer"] if kept.get("job") == job else None
 
@@ -216,7 +215,7 @@ class Run:
         return self.folder / "stages" / f"{folder_name(name)}-{job['documents']}-{job['stage']}.json"
 
     def stage(self, name: str, job: dict[str, Any], python: str = "") -> dict[str, Any]:
-        """What a stage gave: from its file, or measured now."""
+        """Return the result of a stage: read from the stage's file, or measured now."""
         if known := self.known(name, job):
             return known
         if self.settings.report:
@@ -234,7 +233,7 @@ class Run:
         except subprocess.TimeoutExpired:
             answer = {"failed": f"not ended after {settings.limit} s"}
         else:
-            if done.returncode:  # which the next start tries again
+            if done.returncode:  # the next run tries this stage again
                 self.console.print(done.stderr[-2000:])
                 return {"failed": done.stderr}
             answer = last_line(done.stdout)
@@ -243,7 +242,7 @@ class Run:
 
 
 def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
-    """Make the folder of real documents in every form, once for each choice of them."""
+    """Make the folder of real documents in every form, once for each choice of documents."""
     names = ("collections", "queries", "tokens", "dim", "splade", "backbone", "seed")
     wanted, target = {name: getattr(settings, name) for name in names}, folder / "vectors"
     if json_or_empty(target / "vectors.json").get("settings") == wanted:
@@ -303,7 +302,7 @@ def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
 def states(
     settings: Settings, stores: Sequence[Store], order: Sequence[tuple[int, str]], random: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The first tokens of each document on their principal axes, and the mean of all of its tokens."""
+    """Return each document's first tokens on the principal axes, and the mean of all tokens."""
     places = [(stores[n], stores[n].position(id)) for n, id in order]
     spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
     sample = random.permutation(len(spans))[: (1 << 17) // settings.tokens]
@@ -341,14 +340,14 @@ def splade(
 
 
 def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Ids and weights of terms as one array."""
+    """Join ids and weights of terms to one array."""
     made = np.empty(len(ids), ENTRY)
     made["id"], made["weight"] = ids, weights
     return made
 
 
 def report(run: Run) -> None:
-    """Tables of costs and searches, the fitted exponents, the check of the law, and a figure."""
+    """Report tables of costs and searches, the fitted exponents, the check of the law, and a figure."""
     costs, searches = [], []
     for row in run.rows:
         built, searched, changed = (row.get(stage, {}) for stage in ("build", "search", "change"))
@@ -405,9 +404,10 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Exponents of the number of documents, and what they give beyond the largest size measured.
+    """Fit exponents of the number of documents, and extrapolate beyond the largest measured size.
 
-    Of costs with Student's interval over sizes, of queries with the bootstrap's over queries.
+    Exponents of costs have Student's interval over sizes; exponents of searches have a bootstrap interval
+    over queries.
     """
     rows: Rows = []
     series: dict[tuple[str, str], dict[int, float]] = {}
@@ -434,13 +434,13 @@ def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, A
 
 
 def beyond(name: str, what: str, exponent: Interval, last: int, value: float) -> dict[str, Any]:
-    """A row: value · (N / last)^exponent for each N of BEYOND."""
+    """Make a row with value · (N / last)^exponent for each N in BEYOND."""
     row: dict[str, Any] = {"system": name, "quantity": what, "exponent": bracketed(exponent)}
     return row | {f"{size:,}": value * (size / last) ** exponent.mean for size in BEYOND}
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
-    """The slope of log values on log sizes; its interval is NaN for two sizes."""
+    """Fit the slope of log values on log sizes; the interval is NaN for two sizes."""
     x, y = np.log(sizes), np.log(values)
     centred = x - x.mean()
     value = float(centred @ y / (centred**2).sum())
@@ -453,7 +453,7 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
 
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
-    """Recall on composed documents minus that on real ones, at the first size, over queries."""
+    """Describe recall on composed minus recall on real documents, at the first size, over queries."""
     said, composed = [], {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in searches:
         other = composed.get(row["setting"], row)
@@ -465,7 +465,7 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
 
 
 def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Figure:
-    """Build seconds, bytes and milliseconds by documents, with a line of the fitted exponent."""
+    """Plot build seconds, bytes and milliseconds by documents, with a line of the fitted exponent."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 2.9), layout="constrained")
@@ -473,7 +473,7 @@ def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, 
     drawn = {"build, CPU s": [(r["system"], r["documents"], r["build CPU s"]) for r in costs]}
     drawn["MB on disk"] = [(r["system"], r["documents"], r["MB"]) for r in costs]
     first: dict[tuple[str, int], tuple[str, int, float]] = {}
-    for r in (r for r in searches if r["system"] != COMPOSED):  # the kind's defaults
+    for r in (r for r in searches if r["system"] != COMPOSED):  # the first search has the kind's defaults
         first.setdefault((r["system"], r["documents"]), (r["system"], r["documents"], r["CPU ms"]))
     drawn["a query, CPU ms"] = list(first.values())
     for axes, (label, points) in zip(panels, drawn.items(), strict=True):
@@ -494,7 +494,7 @@ def bracketed(interval: Interval, sign: str = "") -> str:
 
 
 def described(setting: Mapping[str, Any] | None) -> str:
-    """A search's settings in words; "defaults" where there are none."""
+    """Format a search's settings, or "defaults" if there are none."""
     return ", ".join(f"{name}={value}" for name, value in (setting or {}).items()) or "defaults"
 
 

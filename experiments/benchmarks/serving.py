@@ -1,10 +1,10 @@
-"""The service under load: queries a second and latencies by number of clients, and mixed requests.
+"""The service under load: queries per second and latencies by number of clients, and mixed requests.
 
 The service runs in a separate process over exact indexes of one collection. Each client keeps a connection
-and sends a search for k documents as soon as it has the previous answer; every answer is compared with a
+and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with a
 direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
-documents are added to the index folders, and the memory of the service is read. With --pylate ENVIRONMENT, a
-model that PyLate writes is served by PyLate's server and by ours, and clients send queries to encode.
+documents are added to the index folders, and the memory of the service is read. With --pylate ENVIRONMENT,
+PyLate's server and our service both serve a model that PyLate writes, and clients send queries to encode.
 Encoders are untrained: times do not depend on training. Results are printed as a table and written as JSON.
 """
 
@@ -38,18 +38,18 @@ class Settings:
     collection: str = "pydocs"
     split: str = "test"
     documents: int = 0
-    """the first documents of the collection; 0: all"""
+    """number of first documents of the collection; 0: all"""
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
     clients: list[int] = field(default_factory=lambda: [1, 8, 64])
     seconds: float = 10.0
     """seconds per system and number of clients; the first tenth does not count"""
     queries: int = 64
-    """different queries, from the split"""
+    """number of different queries from the split"""
     k: int = 10
     pylate: str = ""
-    """virtual environment with pylate[api]; "" leaves encoding out"""
+    """virtual environment with pylate[api]; empty: do not measure encoding"""
     mixed: float = 0.0
-    """seconds of mixed load with the last number of clients; 0: none"""
+    """seconds of mixed load with the last number of clients; 0: no mixed load"""
     output: str = "results/benchmarks/serving"
 
 
@@ -76,13 +76,14 @@ from paradigms.registry import load as load_model
 from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
 
-# System -> the system whose index it reads: untrained, both have the same vectors.
+# System -> the system whose index is used: without training, both have the same vectors.
 SHARED = {"xtr": "colbert"}
 PYLATE = "pylate"  # name of the folder and the system of PyLate's model
-FAR = 0.03  # between numbers of unit vectors: ours are encoded in bf16, where the processor has it
-# Of a score, relative: in bf16, queries encoded together differ by .0016 from the same ones encoded alone.
+FAR = 0.03  # allowed difference of numbers of unit vectors: ours may be encoded in bf16
+# Allowed relative error of a score: in bf16, queries that are encoded together differ by .0016 from queries
+# that are encoded alone.
 WRONG = 5e-3
-Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # whether the answer is right
+Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # returns whether the answer is right
 
 
 def main(settings: Settings) -> None:
@@ -146,7 +147,7 @@ def saved(folder: Path) -> Paradigm:
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
-    """Systems by name, with their indexes in the output folder, built there if missing."""
+    """Open the systems' indexes in the output folder, and build missing indexes."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
         folder = Path(settings.output, "indexes", SHARED.get(name, name))
@@ -160,13 +161,13 @@ def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
 
 
 def searched(retriever: Retriever, texts: list[str], k: int) -> list[list[float]]:
-    """The scores of each text's k best documents."""
+    """Return the scores of each text's k best documents."""
     run = retriever.search({str(n): text for n, text in enumerate(texts)}, k)
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
 
 class Server:
-    """A server on this machine, by its process's id and its port."""
+    """Process id and port of a server on this machine."""
 
     pid: int
     port: int
@@ -177,7 +178,7 @@ class Server:
 
 
 class Running(Server):
-    """The service in a separate process. ended: its exit status after it was interrupted."""
+    """The service in a separate process. ended: exit status after an interrupt."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -200,7 +201,7 @@ class Running(Server):
 
 
 def answer(values: dict[str, Any], ready: Any) -> None:
-    """Run the service with settings `values`, as the target function of a new process."""
+    """Run the service with the settings `values`; this is the target function of a new process."""
     settings = Settings(**values)
     corpus = opened(settings).corpus
     retrievers = systems(settings, corpus)
@@ -210,7 +211,7 @@ def answer(values: dict[str, Any], ready: Any) -> None:
 
 
 def written_by_pylate(settings: Settings) -> Path:
-    """The folder of a ColBERT model that PyLate made of the offline encoder."""
+    """Let PyLate make a ColBERT model from the offline encoder, and return the model's folder."""
     folder = Path(settings.output, PYLATE).absolute()
     if not folder.is_dir():
         job = {"backbone": str(packaged("offline")), "folder": str(folder)}
@@ -222,7 +223,7 @@ def written_by_pylate(settings: Settings) -> Path:
 
 @contextmanager
 def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
-    """PyLate's server of a model, in its own environment."""
+    """Run PyLate's server for a model, in PyLate's environment."""
     server = Server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         server.port = free.getsockname()[1]
@@ -243,7 +244,7 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
 
 
 def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
-    """Have a random query encoded. peer: the model's name for PyLate's server; "" asks our service."""
+    """Ask a server to encode a random query. peer: the model's name in PyLate's server; "": our service."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         n = generator.randrange(len(texts))
@@ -288,7 +289,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
-    """Queries per second, percentiles of milliseconds per query, and numbers of wrong and lost answers."""
+    """Measure queries per second, percentiles of milliseconds, and numbers of wrong and lost answers."""
     latencies: list[list[float]] = [[] for _ in range(clients)]
     wrong, lost = [0] * clients, [0] * clients
     until = time.perf_counter() + seconds
@@ -327,11 +328,11 @@ def mixed_load(
     expected: dict[str, list[list[float]]],
     settings: Settings,
 ) -> dict[str, Any]:
-    """Search and explain with all systems at once, while a writer adds documents to their index folders."""
+    """Search and explain with all systems at once, while a writer adds documents to the index folders."""
     ask = searching(list(retrievers), texts, expected, settings.k, explained=0.2)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
     status, ended, added = f"/proc/{service.pid}/status", threading.Event(), [0]
-    held = [memory("RssAnon", status)]  # what the service allocated, without the pages of mapped files
+    held = [memory("RssAnon", status)]  # allocated memory of the service, without the pages of mapped files
 
     def add() -> None:
         places = [

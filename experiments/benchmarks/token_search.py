@@ -1,14 +1,14 @@
 """Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
 
-Vectors are token states of the offline encoder, reduced by PCA and normalised, of documents of a collection
-and of its test queries. Each system builds and searches in separate processes (`parts`), once in every round,
-so that memory is measured per system; times are medians over queries and rounds. recall@10 is against exact
-MaxSim. Each peer has its own environment, in a folder that `--peers` names; missing peers are listed. Compare
+Vectors are token states of the offline encoder for documents and test queries of a collection, reduced by PCA
+and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that
+memory is measured per system. Times are medians over queries and rounds. recall@10 is against exact MaxSim.
+Each peer has a separate environment, in a folder that `--peers` names; missing peers are listed. Compare
 ratios: times depend on the machine.
 
 Each of our rows also has the machine's limit, measured in the same run: the time to read the bytes that one
-query needs, in order and with all threads, and the time of its products in a plain float32 GEMM. A batch
-reads the vectors once, so its limit is the GEMM.
+query needs, in order and with all threads, and the time of the query's products in a plain float32 GEMM. A
+batch reads the vectors once, so the limit of a batch is the GEMM.
 
 To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
@@ -36,15 +36,15 @@ class Settings:
 
     collection: str = "pydocs"
     documents: int = 4173
-    """documents: those relevant to the queries, and others drawn at random"""
+    """number of documents: relevant documents of the queries, and others drawn at random"""
     queries: int = 200
-    """test queries"""
+    """number of test queries"""
     document_length: int = 256
     dim: int = 128
     peers: list[str] = field(default_factory=list)
     """folders of virtual environments, each with any of maxsim-cpu, fast-plaid and xtr-warp-rs"""
     systems: list[str] = field(default_factory=list)
-    """rows to run, by the beginnings of their names; empty: all"""
+    """prefixes of the names of rows to run; empty: all"""
     rounds: int = 3
     threads: int = 2
     seed: int = 0
@@ -84,7 +84,7 @@ MODULES = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_
 
 @dataclass(frozen=True)
 class Row:
-    """A system with its settings. Rows of one `kind` do the same work; those of one `index` share it."""
+    """A system with settings. Rows of the same `kind` do the same work; rows of the same `index` share it."""
 
     name: str
     kind: str  # exact, rerank, gather, impute
@@ -94,7 +94,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """All systems."""
+    """Return the rows of all systems."""
     exact: dict[str, Any] = {"kind": "exact"}
     listed = [
         Row("exact", "exact", "ours", exact, "exact"),
@@ -127,7 +127,7 @@ def rows() -> list[Row]:
 
 
 def main(settings: Settings) -> None:
-    console = Terminal(width=max(150, Terminal().width))  # the table's
+    console = Terminal(width=max(150, Terminal().width))  # width of the table
     folder = held(settings.output)
     chosen = [row for row in rows() if not settings.systems or row.name.startswith(tuple(settings.systems))]
     pythons, missing = interpreters(settings.peers)
@@ -157,7 +157,7 @@ def main(settings: Settings) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """The processor, its sequential read rate in bytes/s and its plain GEMM's FLOP/s: the best of 5."""
+    """Measure the processor's sequential read rate in bytes/s and a plain GEMM's FLOP/s, the best of 5."""
     torch.set_num_threads(threads)
     numbers, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
     read, multiply = (
@@ -172,7 +172,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The interpreter for each system, and the peers that no environment has."""
+    """Return the interpreter for each system, and the peers that are missing in all environments."""
     pythons = dict.fromkeys(("ours", "gemm_scatter", "padded_einsum"), sys.executable)
     for system, module in MODULES.items():
         for environment in environments:
@@ -202,7 +202,7 @@ def run_job(
 
 
 def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
-    """Call `build`, or return its stored answer if it has built an index of the same vectors."""
+    """Call `build`, or return the stored answer if an index of the same vectors exists."""
     made = read_json(vectors / "vectors.json")
     if (then := json_or_empty(file)).get("vectors") != made:
         then = {"vectors": made, "built": build()}
@@ -256,9 +256,10 @@ def summary(
 
 
 def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, str] | None:
-    """Speed relative to the fastest peer of equal or better recall, one query at a time.
+    """Return the speed relative to the fastest peer with equal or better recall, one query at a time.
 
-    If no peer reaches the recall, the peer with the highest recall is used, and marked."""
+    If no peer reaches the recall, the peer with the highest recall is used and marked.
+    """
     peers = [other for other in table if other["kind"] == row["kind"] and not other["ours"]]
     if not peers:
         return None

@@ -1,13 +1,13 @@
-"""Training speed and memory: our trainer and its peers', on the same encoder, pairs and batches.
+"""Training speed and memory of our trainer and peers' trainers, on the same encoder, pairs and batches.
 
-ColBERT with the sum of MaxSim over in-batch negatives, AdamW: ours against the multi-vector trainer of
-sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each with pip into a
-separate virtual environment, once. Every measurement runs in a new process; systems take turns within a
-round, so that other load affects all alike. A loss without dropout checks that all do the same work. Compare
-ratios: seconds depend on the machine.
+The model is ColBERT with the sum of MaxSim over in-batch negatives and AdamW. The peers are the multi-vector
+trainer of sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each peer
+with pip into a separate virtual environment, once. Every measurement runs in a new process; systems take
+turns within a round, so that other load affects all systems alike. A loss without dropout checks that all
+systems do the same work. Compare ratios: seconds depend on the machine.
 
-With two threads, the default of 2 rounds takes about 45 minutes with both peers, a quarter without.
-A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` does not allow it.
+With two threads, the default of 2 rounds takes about 45 minutes with both peers, and a quarter of this time
+without. A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` is smaller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Settings:
     """Settings: the trainers, their data and the numbers of steps."""
 
     peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
-    """peers to compare with; missing ones are installed"""
+    """peers to compare with; missing peers are installed"""
     environments: str = "results/benchmarks/environments"
     """folder of the peers' virtual environments"""
     batches: list[int] = field(default_factory=lambda: [32, 128, 256])
@@ -39,13 +39,13 @@ class Settings:
     """texts per forward pass of gradient caching (our `chunk`), for batches larger than this"""
     chunks: list[int] = field(default_factory=lambda: [64])
     """more values of our `chunk`: our dropout masks take one bit per element, so more texts fit into the
-    memory of the peers' mini-batch"""
+    memory of a peer's mini-batch"""
     examples: int = 256
     """timed pairs per round of a system, after a warm-up step: 8 steps at batch 32, 1 step from 256 on"""
     rounds: int = 2
     """rounds, in each of which every system is measured once"""
     collection: str = "pydocs"
-    """collection whose training queries, each with one relevant document, are the pairs"""
+    """collection whose training queries with one relevant document each are the pairs"""
     encoder: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     dim: int = 128
@@ -79,7 +79,7 @@ class Settings:
             self.memory = round(0.75 * memory("MemAvailable", "/proc/meminfo") / GiB, 1)
 
     def steps(self, batch: int) -> int:
-        """The number of timed steps in a round."""
+        """Return the number of timed steps in a round."""
         return max(1, round(self.examples / batch))
 
 
@@ -99,7 +99,8 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal, shown
 from paradigms.saving.layouts import SAVED
 
-# What pip installs for a peer, whose requirements exclude the others'; [train] brings accelerate, datasets.
+# Packages that pip installs for each peer; the peers' requirements conflict. [train] brings accelerate,
+# datasets.
 REQUIREMENTS = {
     "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
     "pylate": ("pylate", "torch<2.14"),
@@ -123,7 +124,7 @@ class Row:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """The rows to measure; batches larger than a mini-batch use gradient caching."""
+    """Return the rows to measure; batches larger than a mini-batch use gradient caching."""
     return [
         Row(system, batch, mini_batch)
         for batch in settings.batches
@@ -158,7 +159,7 @@ def main(settings: Settings) -> None:
 
 
 def installed(peer: str, environments: Path, console: Terminal) -> str:
-    """The interpreter in a peer's environment, which is created if missing."""
+    """Return the interpreter of a peer's environment, which is created if missing."""
     folder = environments.absolute() / peer
     python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
     wanted = "\n".join(REQUIREMENTS[peer])
@@ -190,7 +191,7 @@ def prepare(settings: Settings, folder: Path) -> Path:
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple[str, str]]:
-    """`number` training queries, each with a document that is relevant to no other of these queries.
+    """Return `number` training queries with documents that are relevant to only one of these queries.
 
     So every other document in a batch is a negative, whether or not a trainer knows the judgements.
     """
@@ -217,14 +218,14 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """The job that a process runs."""
+    """Return the job for a process."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
     limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
     return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """Return the answer of `parts/trainers.py`, or why it failed; −9 means that memory was exhausted."""
+    """Return the answer of `parts/trainers.py`, or the reason for a failure; −9 means out of memory."""
     done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
     if not done.returncode:
         return last_line(done.stdout)
@@ -234,12 +235,12 @@ def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, 
 
 
 def failure(answers: Sequence[Mapping[str, Any]]) -> str:
-    """The reason why a row failed; "" if it did not."""
+    """Return the reason why a row failed, or "" if it succeeded."""
     return next((answer["failed"] for answer in answers if "failed" in answer), "")
 
 
 def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Rows with means over rounds. ratio: our speed over the fastest peer's at the same batch size."""
+    """Make rows with means over rounds. ratio: our speed / the fastest peer's at the same batch size."""
     table = [summary(row, answers) for row, answers in measured.items() if answers]
     good = [row for row in table if not row["failed"]]
     for row in good:
@@ -249,7 +250,7 @@ def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, A
 
 
 def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A row's pairs per second of wall-clock and CPU time, and its largest peak memory."""
+    """Return a row's pairs per second of wall-clock and CPU time, and the largest peak memory."""
     measured: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
     measured["rounds"] = list(answers)
     if measured["failed"]:

@@ -1,15 +1,16 @@
-"""More documents than there are: real ones first, then documents composed of them by a stated law.
+"""Extend a collection: real documents first, then documents composed of real documents by a stated law.
 
-Tokens. A composed document is the first half of one real document and the second half of another one of the
-same collection. Each of its tokens x is moved within its cell, one of `CELLS` of k-means over all real tokens
-with mean c, by another token y of that cell drawn at random:
+Tokens: a composed document is the first half of one real document and the second half of another document of
+the same collection. Each token x is moved within its cell by another token y of the cell, drawn at random.
+The cells are `CELLS` cells of k-means over all real tokens, with means c:
 
     x′ = (c + (x − c + y − c) / √2) / ‖·‖,
 
-which keeps each cell's mean and covariance, up to the length 1. One vector a document: the same move, in
-cells of documents, of one document. Terms: each term of two documents of a collection with probability 1/2.
+which keeps each cell's mean and covariance, up to normalisation to length 1. One vector per document: one
+document is moved in the same way, in cells of documents. Terms: each term of two documents of a collection is
+kept with probability 1/2.
 
-Document n is the same whatever range it is drawn in: blocks of `BLOCK` have a seed of their own.
+Document n does not depend on the range that is drawn, because each block of `BLOCK` documents has a seed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import numpy as np
 
 BLOCK = 1024
 CELLS = {"tokens": 4096, "pooled": 256}
-Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and the number of each document's
+Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their number in each document
 
 
 @dataclass(frozen=True)
 class Composed:
     """Documents of one `form` (tokens, pooled, words, splade) in a folder that `write` filled.
 
-    real: how many real documents come before the composed ones; None: all.
+    real: number of real documents before the composed documents; None: all.
     """
 
     folder: str
@@ -40,7 +41,7 @@ class Composed:
     seed: int = 0
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, Rows]]:
-        """The documents first … last − 1: of at most BLOCK the first one's number, values and lengths."""
+        """Yield documents first … last − 1 in blocks: (number of the first document, (values, lengths))."""
         while first < last:
             number = first // BLOCK
             begin, end = first - number * BLOCK, min(last - number * BLOCK, BLOCK)
@@ -48,7 +49,7 @@ class Composed:
             first = number * BLOCK + end
 
     def parts(self, first: int, last: int) -> Iterator[tuple[list[str], Any]]:
-        """The same as ids and `Tokens`, which a store is built from."""
+        """Yield documents first … last − 1 as ids and `Tokens`, for building a store."""
         for start, (values, lengths) in self.blocks(first, last):
             yield [str(start + n) for n in range(len(lengths))], as_tokens(values, lengths, 0)
 
@@ -62,7 +63,7 @@ class Composed:
 
     @cached_property
     def queries(self) -> list[Any]:
-        """Each query as `Tokens` [1, 1, j, h]."""
+        """Return each query as `Tokens` [1, 1, j, h]."""
         values, lengths = self._read("queries"), self._read("query_lengths")
         ends = np.cumsum(lengths)
         return [as_tokens(values[e - n : e], np.array([n]), 1) for e, n in zip(ends, lengths, strict=True)]
@@ -108,7 +109,7 @@ class Composed:
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
 
     def _documents(self, numbers: np.ndarray) -> Rows:
-        """Real documents."""
+        """Return real documents."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
         return self._values[rows], self._lengths[numbers]
 
@@ -133,12 +134,12 @@ class Composed:
 
     @cached_property
     def _members(self) -> np.ndarray:
-        """The documents, collection by collection."""
+        """Document numbers, sorted by collection."""
         return np.argsort(self._sources, kind="stable")
 
     @cached_property
     def _ranges(self) -> np.ndarray:
-        """The range of `_members` that each collection has."""
+        """Range of each collection in `_members`."""
         ends = np.cumsum(np.bincount(self._sources))
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 
@@ -155,7 +156,7 @@ def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries
 
 
 def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Cells of k-means: that of each vector, the vectors by cell, where each cell begins, and the means."""
+    """Compute k-means cells: cell of each vector, vectors by cell, first position of each cell, and means."""
     import faiss
 
     random = np.random.default_rng(seed)
@@ -181,7 +182,7 @@ def _loaded(file: Path) -> np.ndarray:
 
 
 def as_tokens(values: np.ndarray, lengths: np.ndarray, axis: int) -> Any:
-    """Documents (axis 0) or queries (axis 1) as `Tokens`, padded."""
+    """Convert documents (axis 0) or queries (axis 1) to padded `Tokens`."""
     import torch
 
     from paradigms.core import Tokens
@@ -205,7 +206,7 @@ def _between(block: Rows, begin: int, end: int) -> Rows:
 
 
 def _ranged(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """begins[0] … ends[0] − 1, begins[1] … ends[1] − 1, and so on."""
+    """Concatenate the ranges begins[0] … ends[0] − 1, begins[1] … ends[1] − 1, and so on."""
     lengths = ends - begins
     return np.repeat(begins - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths) + np.arange(
         lengths.sum()

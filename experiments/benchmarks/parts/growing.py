@@ -1,12 +1,13 @@
-"""One stage of the scale benchmark in a process of its own: python -m parts.growing JOB
+"""Run one stage of the scale benchmark in a separate process: python -m parts.growing JOB
 
-The job, JSON, has a form of documents (`composed`), how many, a folder and a stage:
+The job, in JSON, has a form of documents (`composed`), their number, a folder and a stage:
 
 - truth: the 10 best documents of each query, exactly, block by block
-- build: an index from a stream of documents; CPU seconds without those that made the documents, peak memory,
-  peak bytes on the disk
-- search: CPU seconds to open the index; for each setting CPU seconds of each query alone, and what it found
-- change: CPU seconds to add one document (median of 3), 1% more, to delete one (median of 3), and to compact
+- build: an index from a stream of documents; CPU seconds without the time to make the documents, peak memory,
+  and peak bytes on the disk
+- search: CPU seconds to open the index; for each setting, CPU seconds and results of each query alone
+- change: CPU seconds to add one document (median of 3), to add 1% more, to delete one document (median of 3),
+  and to compact
 
 The answer is JSON in the last line.
 """
@@ -46,14 +47,14 @@ REPEATS = 3
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """CPU seconds of a call, and what the function returns."""
+    """Return the CPU seconds and the result of a call."""
     began = cpu_seconds()
     made = work(*arguments)
     return cpu_seconds() - began, made
 
 
 class Peak:
-    """The most bytes that a folder's disk held, looked at ten times a second."""
+    """Peak bytes of a folder on the disk, sampled ten times per second."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bytes, self._ended = folder, 0, threading.Event()
@@ -71,9 +72,9 @@ class Peak:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes that the files of a folder take on the disk, while others move and delete them."""
+    """Return the disk usage of a folder's files in bytes, while other code moves and deletes files."""
     size = 0
-    for place, _, names in os.walk(folder):  # which ignores a folder that is gone; Path.rglob raises
+    for place, _, names in os.walk(folder):  # os.walk ignores a missing folder; Path.rglob raises
         for name in names:
             with suppress(FileNotFoundError):
                 size += 512 * os.stat(os.path.join(place, name)).st_blocks
@@ -154,7 +155,7 @@ def recipe_of(recipe: Recipe, setting: dict[str, Any]) -> Recipe:
 def change(documents: Composed, job: dict[str, Any]) -> dict[str, Any]:
     store, count = open_index(job["folder"], verify=False).store, job["documents"]
     more = [id for id in store.rows_by_id if int(id) >= count]
-    if more:  # of a run that was interrupted
+    if more:  # an earlier run was interrupted
         store = store.delete(more).compact()
     ones, gone = [], []
     for n in range(REPEATS):
@@ -174,7 +175,7 @@ def change(documents: Composed, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def search_seconds(store: Store, documents: Composed) -> float:
-    """Median CPU seconds of a query with the kind's defaults."""
+    """Return the median CPU seconds of a query with the kind's defaults."""
     index, recipe = Index(store), RECIPES[documents.form]
     index.search_tokens(recipe, documents.queries[0], K)
     return statistics.median(timed(index.search_tokens, recipe, q, K)[0] for q in documents.queries[:32])

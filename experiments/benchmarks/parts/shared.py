@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks. It needs only the standard library: workers run in peers' environments."""
+"""Shared code of the benchmarks; only the standard library is used, as workers run in peers' environments."""
 
 import json
 import os
@@ -17,16 +17,16 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 def run_worker(
     name: str, job: Mapping[str, Any], python: str, threads: int, limit: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run parts/NAME.py on a job in a new process, and wait for it. Paths in the job are absolute.
+    """Run parts/NAME.py on a job in a new process, and wait for the process.
 
-    Raises TimeoutExpired after `limit` seconds.
+    Paths in the job must be absolute. Raises TimeoutExpired after `limit` seconds.
     """
     env = os.environ | dict.fromkeys(THREADS, str(threads))
     return subprocess.run(
         [python, "-m", f"parts.{name}", json.dumps(job)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[1],  # where -m looks first
+        cwd=Path(__file__).parents[1],  # python -m looks here first
         env=env | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
         timeout=limit,
     )
@@ -43,14 +43,14 @@ def last_line(printed: str) -> Any:
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Time a call; return its seconds and its result."""
+    """Time a call, and return (seconds, result)."""
     began = time.perf_counter()
     value = function()
     return time.perf_counter() - began, value
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of those that it started and has waited for."""
+    """Return the CPU seconds of this process and of the child processes that it has waited for."""
     children = os.times()[2:4]  # in hundredths of a second
     return time.process_time() + sum(children)
 
@@ -58,7 +58,7 @@ def cpu_seconds() -> float:
 def medians(
     functions: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Median seconds of each function; functions take turns after one warm-up run."""
+    """Measure the median seconds of each function; functions take turns after one warm-up run."""
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, taken in zip(functions, seconds, strict=True):
@@ -70,7 +70,7 @@ def medians(
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
     """Read a memory line of /proc in bytes: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
-    # Not getrusage, whose maximum includes the memory of the process that started this one.
+    # getrusage would include the memory of the parent process in the maximum.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:
         raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")

@@ -1,11 +1,11 @@
 """Run one system of the token search benchmark in a new process: python -m parts.systems JOB
 
-The job, JSON, names a system, its settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
-[n], queries.npz (one array [j, h] each). `build` makes an index in the job's folder; `search` opens it and
-times queries one at a time and all together. The answer has seconds, peak memory and the documents found.
+The job, in JSON, names a system, settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
+[n], queries.npz (one array [j, h] per query). `build` makes an index in the job's folder; `search` opens the
+index and times queries one at a time and all together. The answer has seconds, peak memory and the results.
 
-It runs in the environment of the measured system, so it imports nothing else at the top: the peers'
-requirements conflict with each other and with ours.
+This module runs in the environment of the measured system. It does not import systems at the top, because the
+peers' requirements conflict with each other and with ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ranked = list[list[int]]  # each query's best documents
 
 
 class Vectors:
-    """The documents and queries of the benchmark, as the peers take them: float32."""
+    """Documents and queries of the benchmark in float32, as the peers expect."""
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
@@ -57,11 +57,11 @@ class System:
         raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
-        """Mean bytes that one query has to read, and mean FLOPs of its products; None if not known."""
+        """Return the mean bytes and FLOPs that one query needs, or None if unknown."""
         return None
 
     def find(self, queries: Sequence[int], k: int) -> Ranked:
-        """The k best documents of each query, best first."""
+        """Return the k best documents of each query, best first."""
         ranked = []
         for n in queries:
             candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
@@ -70,12 +70,12 @@ class System:
         return ranked
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        """Scores of the candidates, or of all documents."""
+        """Return the scores of the candidates, or of all documents."""
         raise NotImplementedError
 
 
 def best(scores: np.ndarray, k: int) -> list[int]:
-    """The places of the k largest scores, best first."""
+    """Return the positions of the k largest scores, best first."""
     chosen = np.argpartition(-scores, min(k, len(scores)) - 1)[:k]
     return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
 
@@ -105,7 +105,7 @@ class Ours(System):
             search_tokens=self.settings.get("search_tokens", 1000),
         )
 
-        # Every system's input is prepared before it is timed: here, queries as `Tokens` and candidates by id.
+        # Inputs of all systems are prepared before timing: here, queries as `Tokens` and candidates by id.
         self.single = [self._tokens([query]) for query in self.vectors.queries]
         self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
 
@@ -162,7 +162,7 @@ class Ours(System):
 
 
 class GemmScatter(System):
-    """Score with all similarities in one product, then a maximum by document (scatter_reduce)."""
+    """Compute all similarities in one product, then the maximum per document (scatter_reduce)."""
 
     def open(self) -> None:
         import torch
@@ -181,7 +181,7 @@ class GemmScatter(System):
 
 
 class PaddedEinsum(System):
-    """Score candidates padded to the longest: one einsum, then a masked maximum."""
+    """Score candidates, padded to the longest, with one einsum and a masked maximum."""
 
     def open(self) -> None:
         import torch
@@ -199,7 +199,7 @@ class PaddedEinsum(System):
 
 
 class MaxSimCpu(System):
-    """maxsim-cpu over a list of documents: all of them, or the candidates."""
+    """maxsim-cpu over a list of documents: all documents, or the candidates."""
 
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]

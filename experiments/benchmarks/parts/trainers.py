@@ -2,7 +2,7 @@
 
 All trainers start from the same encoder and projection, and see the same batches in the same order. The
 module runs in the environment of the measured trainer. Trainers' requirements conflict with each other and
-with ours, so each is imported inside its own function.
+with ours, so each trainer is imported inside a function.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 from parts.shared import memory, tell
 
 CHECKED = 32  # pairs for the loss that must be equal in every row
-WARMUP = 1  # steps before the timed ones
-TEMPERATURE = 1.0  # of the softmax over the sums of MaxSim; the peers' default
+WARMUP = 1  # steps before the timed steps
+TEMPERATURE = 1.0  # temperature of the softmax over sums of MaxSim; the peers' default
 LEARNING_RATE = 2e-5
 
 
 @dataclass(frozen=True)
 class Job:
-    """A trainer and its data. Lengths are in tokens, special tokens included; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
+    """A trainer and its data. Lengths are in tokens, including special tokens; rel is Σⱼ maxᵢ dᵢᵀqⱼ."""
 
     system: str  # a key of SYSTEMS
     mini_batch: int  # texts per forward pass of gradient caching; 0 = no caching
@@ -42,7 +42,7 @@ class Job:
     precision: str  # no, bf16
     device: str  # cpu, cuda
     threads: int
-    memory: int  # bytes that the process may hold on a processor; 0 = all
+    memory: int  # maximum bytes of the process on a CPU; 0 = no limit
     seed: int
 
     @property
@@ -54,7 +54,7 @@ class Job:
         return f"{self.work}/encoder"
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The (query, document) pairs. Batch k of every trainer has the k-th `batch` consecutive pairs."""
+        """Return the (query, document) pairs. Batch k of every trainer is the k-th run of `batch` pairs."""
         with open(f"{self.work}/pairs.jsonl", encoding="utf-8") as file:
             lines = map(json.loads, islice(file, max(self.all_steps * self.batch, CHECKED)))
             return [(line["query"], line["document"]) for line in lines]
@@ -88,7 +88,7 @@ def ours(job: Job, folder: Path) -> float:
     pairs = job.pairs()
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     every = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
-    # Place each example so that it is drawn in the order of the pairs.
+    # Place the examples so that they are drawn in the order of the pairs.
     examples = every[:used]
     batches = step_batches(used, job.batch, job.all_steps, seed=job.seed)
     for example, place in zip(every, (place for batch in batches for place in batch), strict=False):
@@ -106,7 +106,7 @@ def ours(job: Job, folder: Path) -> float:
 
 
 def sentence_transformers(job: Job, folder: Path) -> float:
-    """The multi-vector trainer of sentence-transformers, from 6.0 on, with its contrastive losses."""
+    """Train with the multi-vector trainer of sentence-transformers (6.0 on) and its contrastive losses."""
     import torch
     from sentence_transformers import (
         MultiVectorEncoder,
@@ -139,7 +139,7 @@ def sentence_transformers(job: Job, folder: Path) -> float:
 
 
 def pylate(job: Job, folder: Path) -> float:
-    """Train as PyLate does: its collator, which pads to the full length, and its contrastive losses."""
+    """Train with PyLate's contrastive losses and PyLate's collator, which pads to the full length."""
     import torch
     from pylate import losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -165,13 +165,13 @@ def _fit(
     loss: Any,
     collator: Any = None,
 ) -> float:
-    """Train with transformers' Trainer, on which both peers build; other settings are the peer's defaults."""
+    """Train with transformers' Trainer, the base of both peers; other settings are the peer's defaults."""
     import torch
     from datasets import Dataset
     from torch.utils.data import BatchSampler, SequentialSampler
 
     pairs = job.pairs()
-    same = {"learning_rate": LEARNING_RATE, "weight_decay": 0.01, "max_grad_norm": 1.0}  # as ours
+    same = {"learning_rate": LEARNING_RATE, "weight_decay": 0.01, "max_grad_norm": 1.0}  # as in our trainer
     quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = arguments_type(
         output_dir=str(folder),
@@ -212,8 +212,8 @@ SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
 def main(job: Job) -> dict[str, Any]:
     """Measure seconds and cpu_seconds [steps], memory in bytes, and the loss of the first CHECKED pairs.
 
-    A step lasts from the end of the previous step to its own end, so it includes reading and tokenising the
-    batch. CPU time sums all threads. The loss, without dropout, is the same for every system.
+    A step lasts from the end of the previous step to the end of this step, so it includes reading and
+    tokenising the batch. CPU time sums all threads. The loss, without dropout, is the same for every system.
     """
     if job.memory and job.device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (job.memory, job.memory))
@@ -225,7 +225,7 @@ def main(job: Job) -> dict[str, Any]:
     ends: list[tuple[float, float]] = []
     peak = 0
 
-    def step_ended(*_: Any) -> None:  # called by any of the trainers
+    def step_ended(*_: Any) -> None:  # all trainers call this function
         nonlocal peak
         if job.device == "cuda":
             torch.cuda.synchronize()

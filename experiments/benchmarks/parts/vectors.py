@@ -61,7 +61,7 @@ def prepare(settings: Any, folder: Path, console: Console) -> Path:
 
 
 def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> list[np.ndarray]:
-    """Encode each text as token vectors, longest first; returned in the order of `texts`."""
+    """Encode each text as token vectors, starting with the longest; return them in the order of `texts`."""
     encoded: list[Any] = [None] * len(texts)
     with torch.inference_mode(), progress_bar(True) as bar:
         task = bar.add_task("encode", total=len(texts))
@@ -75,7 +75,7 @@ def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> li
 
 
 def principal(states: np.ndarray, dim: int) -> np.ndarray:
-    """The `dim` axes of largest mean square, [width, dim], which best preserve inner products."""
+    """Return the `dim` axes of largest mean square, [width, dim], which best preserve inner products."""
     _, vectors = np.linalg.eigh(states.T @ states)
     return vectors[:, ::-1][:, :dim]
 
@@ -85,7 +85,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def exact(tokens: np.ndarray, lengths: np.ndarray, query: np.ndarray, k: int) -> list[int]:
-    """The k documents with the largest MaxSim, computed on the stored vectors in float32."""
+    """Return the k documents with the largest MaxSim, computed on the stored vectors in float32."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     parts = np.array_split(np.arange(len(lengths)), max(1, len(tokens) >> 17))
     scores = []
