@@ -107,15 +107,15 @@ def alignment_of(checkpoint: str) -> str:
         if strategy == recipe.align:
             return name
     raise SystemExit(
-        f"--checkpoint: {recipe.name} with {recipe.align} has none of the "
-        f"alignments {', '.join(MEASURED)} as its default"
+        f"--checkpoint: the default alignment of {recipe.name}, {recipe.align}, is not one of "
+        f"{', '.join(MEASURED)}"
     )
 
 
 def job(
     align: str, seed: int, folder: Path, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> Job:
-    """Make the job that trains (or loads) and measures the ALIGNER with this alignment."""
+    """Make the job that trains (or loads) and measures the ALIGNER with alignment `align`."""
 
     def make() -> Paradigm:
         if not data.train.queries:

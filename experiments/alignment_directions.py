@@ -18,7 +18,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, their training, and the measured queries."""
+    """Settings: models, training, and measured queries."""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -63,7 +63,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every system on the test queries, per query."""
+    """Measure every system on each test query."""
     runs = rankings(models, data, data.pool(settings.depth))
     values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
     return {"queries": data.measured, "values": values}
@@ -99,7 +99,7 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """Claims of §7.1, for each Z of q←d and each scorer of GR.
+    """Return the claims of §7.1, for each Z of q←d and each scorer of GR.
 
     A system has not learned enough to be compared if its RR@10 does not exceed the RR@10 of a random order,
     or if its model, ranking by the training score, has less than `LEARNED` of BM25's R@10.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: the place of the PDF."""
+    """Settings: the output file."""
 
     output: str = str(ROOT / "build" / "paper.pdf")
     """the PDF file, which is overwritten"""

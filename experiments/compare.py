@@ -232,7 +232,7 @@ def run_all(
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
-    """Describe the planned work, its approximate duration, and the folder of its results."""
+    """Describe the planned work, the approximate duration, and the results folder."""
     seconds, names = REST, []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])

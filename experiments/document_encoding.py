@@ -49,7 +49,7 @@ SYSTEMS = {  # system -> trained model
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, their training, and the measured queries."""
+    """Settings: models, training, and measured queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """systems, named as in the tables; BM25 is always included, and the systems of the second backbone are

@@ -95,7 +95,7 @@ def folder_of(folder: str) -> Path:
 
 
 def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, launch: Accelerator) -> int:
-    """Hand over the remaining documents, split among processes; return the number with vectors."""
+    """Hand over the remaining documents, split among processes; return how many documents have vectors."""
     folder = Path(settings.output)
     done = {tuple(piece) for file in folder.glob("done-*.json") for piece in json_or_empty(file)["pieces"]}
     mine = folder / f"done-{launch.process_index}.json"
@@ -114,7 +114,7 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
-    """Open the engine at its address or folder."""
+    """Open the engine at the address or folder of the settings."""
     encoder, options = paradigm.encoder.settings, dict(settings.options)
     options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
     dim = paradigm.encoder.dim

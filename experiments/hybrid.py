@@ -60,7 +60,7 @@ class Settings(OneCollection, Results):
         at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(
-                f"rerank_depths reach {max(self.rerank_depths)}, and {self.depth} documents are retrieved: "
+                f"rerank_depths reach {max(self.rerank_depths)}, but only {self.depth} are retrieved: "
                 "set a larger depth"
             )
 
@@ -148,7 +148,7 @@ def trained(
 
 
 def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
-    """Return the model before a round: new, or the result of the first round."""
+    """Return the model before a round: a new model, or the result of the first round."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
     same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}

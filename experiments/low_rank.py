@@ -15,7 +15,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, their training, and the measured queries."""
+    """Settings: models, training, and measured queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """paradigm whose alignment is measured: dsi, genre or seal"""

@@ -22,7 +22,7 @@ from studies.settings import OneCollection, at_least, launch, lengths_of, refusi
 
 @dataclass
 class Settings(OneCollection):
-    """Settings of serving_costs.py."""
+    """Settings: documents, queries, paradigms, and indexes."""
 
     documents: int = 1200
     """number of documents to encode, drawn at random; 0: all documents, and nDCG@10 is measured"""
@@ -144,7 +144,7 @@ def measured_once(name: str, collection: Collection, settings: Settings, folder:
 
 
 def measure(name: str, collection: Collection, settings: Settings, place: Path, work: Path) -> Rows:
-    """Measure every index and engine that can score the paradigm. place: folder of encoded documents."""
+    """Measure every index and engine that supports the paradigm. place: folder of encoded documents."""
     texts, asked = drawn(collection, settings)
     if name == BM25:
         base, queries, wanted = weighed(texts, list(asked.values()), settings.k)

@@ -9,8 +9,8 @@ Figure 5 shows one pair of texts, in which names draw the attention of GR. Here 
 with an IDF of at least 4, and the measure is the attention on names minus the names' share of the query.
 
 Rates are over all tokens, and over tokens that occur on the other side. "uniform" aligns all tokens equally.
-Special tokens, punctuation and stop words do not count. IDF: ln(1 + (N − df + ½)/(df + ½)) over the tokens of
-N documents.
+Special tokens, punctuation and stop words do not count. The IDF is ln(1 + (N − df + ½)/(df + ½)) over the
+tokens of N documents.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, their training, and the measured queries."""
+    """Settings: models, training, and measured queries."""
 
     fewest: int = 50
     """least tokens that a bin needs to support a claim"""
@@ -67,7 +67,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure the sum of each rate and its number of tokens, for each query and bin."""
+    """Measure the sum of each rate and the number of tokens, for each query and bin."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")

@@ -35,7 +35,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.samples < 20 or self.seed < 0:
             raise SystemExit(
-                f"samples {self.samples}, seed {self.seed}: allowed are at least 20 and at least 0"
+                f"samples {self.samples}, seed {self.seed}: allowed are samples ≥ 20 and seed ≥ 0"
             )
 
 

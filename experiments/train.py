@@ -237,7 +237,7 @@ def judges(
 
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """Read a run from a file, or mine one with the paradigm in a folder, in one process, into mined.run."""
+    """Read a run from a file, or mine a run into mined.run with the paradigm in a folder, in one process."""
     if not Path(run).is_dir():
         return read_run(run)
     return fit.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)

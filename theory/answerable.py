@@ -225,7 +225,7 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
 
 
 class _Rivals:
-    """The rows of X that must score below others, copied once for many programmes."""
+    """Rows of X that must score below the relevant rows, copied once for many programmes."""
 
     def __init__(self, X: Array, rows: Indices) -> None:
         self.all, self.rows, self.own = X, rows, X[rows]

@@ -76,7 +76,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """Return the documents in single precision: it has six digits, and sampling leaves two or three."""
+        """The documents in single precision: six digits are enough, since sampling leaves two or three."""
         return self.documents.astype(np.float32)
 
     @cached_property

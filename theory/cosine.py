@@ -129,7 +129,7 @@ def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, b
 def required_cosine_dimension(
     better: ArrayLike, worse: ArrayLike, between: ArrayLike, beta: ArrayLike = 0.05
 ) -> Any:
-    """The smallest whole k ≥ 2 at which a pair is swapped with probability at most β, by `cosine_error`.
+    """The smallest whole k ≥ 2 at which `cosine_error` is at most β.
 
     better, worse, between: ρ₁ > ρ₂ and ρ₁₂, which broadcast with beta.
     """

@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_] | None
 
 
 class Solution(NamedTuple):
-    """λ = min(1, exp((s + a)/ε)), and the quantities that its derivatives need.
+    """λ = min(1, exp((s + a)/ε)), and the quantities for derivatives of λ.
 
     gates [..., m] is λ. shift [...] is a: −inf at k = 0, +inf if all tokens are capped. capped [...] is n1,
     the number of tokens at the cap. free [..., m] marks U.
@@ -40,7 +40,7 @@ class Solution(NamedTuple):
 class Iterates(NamedTuple):
     """Eq. 5 after 1, 2, …, T iterations.
 
-    gates λ [T, ..., m], and the dual variables shift a [T, ...] and caps b [T, ..., m].
+    gates: λ, [T, ..., m]. shift: dual variable a, [T, ...]. caps: dual variables b, [T, ..., m].
     """
 
     gates: Array
@@ -244,7 +244,7 @@ def dual(
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε in the last term, which follows from substituting λ. At the
-    optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: replaces this ε. Other
+    optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: a value for this ε. Other
     arguments and errors are as in `solve`.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)

@@ -25,13 +25,13 @@ from theory.checks import Array
 
 
 def attention_scores(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> Array:
-    """S_ij = d_iᵀWq_j [..., M, N]. Wu et al. 2024, Lemma 5.1."""
+    """S_ij = d_iᵀWq_j, [..., M, N] (Wu et al. 2024, Lemma 5.1)."""
     D, Q, W = _factors(documents, queries, weight)
     return D @ W @ np.swapaxes(Q, -1, -2)
 
 
 def alignment(scores: ArrayLike) -> Array:
-    """A = softmax over query tokens, rows sum to 1, [..., M, N]. Wu et al. 2024, Lemma 5.1."""
+    """A = softmax of S over query tokens, [..., M, N] (Wu et al. 2024, Lemma 5.1). Rows sum to 1."""
     return softmax(_matrix(scores, "scores"), axis=-1)
 
 

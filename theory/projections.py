@@ -7,8 +7,9 @@ unit vectors, ε = ⟨q̄, δ̄⟩ is the normalized margin, and h(ε) = ε²/2 
 ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 for Gaussian A, but not for Rademacher A,
 where each function states whether ties count as errors.
 
-The bounds are the paper's. The exact laws are not in it: given Aq, the rows of A restricted to the orthogonal
-complement of q are still independent Gaussians, so a Gaussian error is an event about one Student variable.
+The bounds come from the paper. The exact laws are derived here: given Aq, the rows of A restricted to the
+orthogonal complement of q are still independent Gaussians, so a Gaussian error is an event about one Student
+variable.
 """
 
 from collections.abc import Callable

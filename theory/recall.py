@@ -13,7 +13,7 @@ T_r be the r-th largest t. Then R ≥ r if and only if χ_k ≤ T_r, and
     P(R ≥ r) = E_z[ F_{χ²_k}( max(T_r, 0)² ) ].
 
 No k × v matrix is drawn, k enters only through a smooth distribution function, and one set of z serves every
-k and every r. The law is this package's; the bounds named eq3 and lemma1_sum are the paper's.
+k and every r. The law is derived here; the bounds eq3 and lemma1_sum come from the paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -280,7 +280,7 @@ def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
 
 
 def _root(excess: Callable[[float], float], high: float) -> float:
-    """The k in [1, high] with excess(k) = 0, for a decreasing excess, to 1e-12; 1 if excess(1) ≤ 0."""
+    """Solve excess(k) = 0 for k in [1, high], to 1e-12; return 1 if excess(1) ≤ 0. excess must decrease."""
     return float(optimize.brentq(excess, 1.0, high, rtol=1e-12)) if excess(1.0) > 0 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Scoring a document from its retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
+"""Document scores from retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
 
 Lee et al. 2023 (XTR). P_ij = q_iᵀd_j is the similarity of query token i (of n) to token j of a pool, which
 has the tokens of all documents in order. Â_ij = 1 if j is among the k largest of row i over the whole pool.

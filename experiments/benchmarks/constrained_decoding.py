@@ -125,7 +125,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
     plain = [row[row != SEPARATOR] for row in unique()]
     if not all(map(np.array_equal, plain, np.split(branches.tokens, branches.offsets[1:-1]))):
-        raise SystemExit("numpy finds other next tokens than NGramIndex: times of unequal work say nothing")
+        raise SystemExit("numpy and NGramIndex find different next tokens, so times are not comparable")
     methods = (
         lambda: index.branches(states),
         lambda: [index.branches(state[None]) for state in states],
@@ -164,7 +164,7 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
         return [generated(model, query, allowed, settings.beams) for query in queries]
 
     if not np.allclose(ours(), peer(), atol=1e-3):
-        raise SystemExit("transformers finds other best titles: times of unequal work say nothing")
+        raise SystemExit("transformers finds different best titles, so times are not comparable")
     console.print(
         f"{len(queries)} queries one by one, {settings.beams} beams, {len(corpus):,} titles of at most "
         f"{width['length']} of {model.backbone.config.vocab_size:,} tokens; CPU time of one query"
@@ -256,7 +256,7 @@ def words(settings: Settings) -> Sequences:
 def draw_prefixes(
     settings: Settings, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]
 ) -> list[list[int]]:
-    """Draw prefixes: tokens after random places of the text, cut at the end of the document."""
+    """Draw prefixes: tokens after random positions of the text, cut off at the end of the document."""
     random = np.random.default_rng(settings.seed)
     begins = random.integers(0, len(tokens), settings.prefixes)
     ends = begins + random.integers(1, settings.longest + 1, settings.prefixes)

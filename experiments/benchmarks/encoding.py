@@ -296,7 +296,7 @@ PEERS: dict[str, Callable[..., Encode]] = {
 
 
 def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) -> list[dict[str, Any]]:
-    """Time every system in alternating rounds; one row per system."""
+    """Time every system in alternating rounds, and return one row per system."""
     exact = transformers(settings, texts, Path())(texts)
     encodes = list(systems.values())
     seconds = medians([lambda e=e: e(texts) for e in encodes], settings.rounds, time.process_time)

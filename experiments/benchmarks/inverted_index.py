@@ -210,7 +210,7 @@ def check(name: str, method: Method, k: int) -> None:
     """Raise SystemExit if the scores of the best documents differ from scores by the stored weights."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
-        raise SystemExit(f"{name} finds other documents than the product does")
+        raise SystemExit(f"{name} and the product find different documents")
 
 
 if __name__ == "__main__":

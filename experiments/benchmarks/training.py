@@ -72,7 +72,7 @@ class Settings:
                 f"negatives; got {self.chunks}, {self.batches}"
             )
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise SystemExit("device is cuda, and torch finds none here")
+            raise SystemExit("device is cuda, but torch finds no CUDA device")
         if self.device == "auto":
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if not self.memory and self.device == "cpu":

@@ -73,7 +73,7 @@ def moments(
 
 
 def draw_law(rows: Rows) -> Figure:
-    """Plot measured recall against predicted recall, one point for each setting."""
+    """Plot measured against predicted recall, with one point for each setting."""
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     panel = figure.subplots()
     panel.plot([0, 1], [0, 1], color="grey", linewidth=1)

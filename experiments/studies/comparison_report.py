@@ -173,7 +173,7 @@ def interval(cell: Cell) -> Interval:
 def learning_picture(
     trainings: dict[str, Training], settings: Any, folder: Path, processes: int
 ) -> Iterator[Picture]:
-    """Plot dev quality by training pairs seen, for every system whose training measured dev queries."""
+    """Plot dev quality by number of training pairs, for every system whose training measured dev queries."""
     points: dict[str, dict[int, list[Any]]] = {}
     took: dict[str, list[float]] = {}
     for run, trial in trainings.items():

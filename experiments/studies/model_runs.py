@@ -202,7 +202,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
-    """Run all jobs and return the results; finished jobs are only read."""
+    """Run all jobs, and return the results; results of finished jobs are read from files."""
     missing = [job for job in jobs if not job.file.is_file()]
     accelerator.wait_for_everyone()  # all processes find the same missing jobs
     with ExitStack() as stack:
@@ -296,7 +296,7 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
 
 
 def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
-    """Make a row for each model with the change by training on dev queries. `encoder_job` measures the seeds.
+    """Make a row for each model: how training changed the dev values that `encoder_job` measured.
 
     The rows are one family for Holm's correction. Models without dev values are left out.
     """

@@ -231,7 +231,7 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def _without_paths(text: str) -> str:
-    """Replace each path that exists here by path/to/NAME."""
+    """Replace each existing local path in the text with path/to/NAME."""
     return PATH.sub(lambda of: f"path/to/{Path(of[0]).name}" if Path(of[0]).exists() else of[0], text)
 
 

@@ -156,13 +156,13 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
     for name, system in settings.chosen.items():
         if system.fuse and system.fusion == "sum" and not system.weights and not dev.queries:
             raise SystemExit(
-                f"system {name}: {collection.name} has no dev queries to choose weights on: give them"
+                f"system {name}: {collection.name} has no dev queries for choosing weights: set weights"
             )
     return train, dev, collection.split(settings.split), {name: collection.split(name) for name in also}
 
 
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
-    """Divide the collection (`divided`), and build BM25 and, if set, passages."""
+    """Divide the collection's queries (`divided`), and build BM25 and, if set, passages."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
@@ -419,7 +419,7 @@ def read_stage(folder: Path, name: str, stage: str) -> Run:
     if rows(run) < written:
         raise ValueError(
             f"{file} is damaged: it has {rows(run):,} rows, and {written:,} were written. "
-            f"Delete {costs}, and the system is measured again"
+            f"Delete {costs} to measure the system again"
         )
     return run
 

@@ -1,4 +1,4 @@
-"""What embeddings can answer: Weller et al. 2025 (LIMIT) and `theory.capacity`; random buckets (MUVERA)."""
+"""Claims about what embeddings can answer (Weller et al. 2025, LIMIT), and about random buckets (MUVERA)."""
 
 from typing import Any
 
@@ -187,7 +187,7 @@ def rounding(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a query token and document tokens near one direction, [tokens + 1, 6], and their angles."""
+    """Draw a query token and document tokens near one direction, [tokens + 1, 6]; also return the angles."""
     vectors = rng.standard_normal((tokens + 1, 6)) + rng.uniform(0, 2) * rng.standard_normal(6)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit, np.arccos(np.clip(unit @ unit.T, -1, 1))

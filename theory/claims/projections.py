@@ -1,4 +1,4 @@
-"""Claims about random projections of pairs: Luan et al. 2021, §2.1, and the exact laws behind it."""
+"""Claims about random projections of pairs: Luan et al. 2021, §2.1, and the exact laws behind the bounds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -172,7 +172,7 @@ def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
 
 
 def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarray) -> float:
-    """Return the excess over β of a two-sparse pair's error at the next whole k, ties counted as errors."""
+    """Return the excess over β of a two-sparse pair's error at the next whole k; ties count as errors."""
     return excess(projections.rademacher_error_two_sparse(np.ceil(k), margin), beta)
 
 

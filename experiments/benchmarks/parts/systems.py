@@ -4,7 +4,7 @@ The job, in JSON, names a system, settings and a folder of vectors: tokens.npy [
 [n], queries.npz (one array [j, h] per query). `build` makes an index in the job's folder; `search` opens the
 index and times queries one at a time and all together. The answer has seconds, peak memory and the results.
 
-This module runs in the environment of the measured system. It does not import systems at the top, because the
+This module runs in the environment of the measured system. Systems are imported inside functions, because the
 peers' requirements conflict with each other and with ours.
 """
 
@@ -199,7 +199,7 @@ class PaddedEinsum(System):
 
 
 class MaxSimCpu(System):
-    """maxsim-cpu over a list of documents: all documents, or the candidates."""
+    """maxsim-cpu over a list of all documents or of the candidates."""
 
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]

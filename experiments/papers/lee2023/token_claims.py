@@ -33,7 +33,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name of the model's folder."""
+        """Name of the model's folder."""
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 

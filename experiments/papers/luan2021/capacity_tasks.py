@@ -155,10 +155,10 @@ def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples:
 def projected_ranks(
     problem: Problem, query: int, relevant: np.ndarray, dimensions: Sequence[int], draw: Draw, rng: Any
 ) -> np.ndarray:
-    """Sample the best rank of the `relevant` documents under random projections: [k, samples].
+    """Sample the best rank of the `relevant` documents under random projections, [k, samples].
 
-    The ranks are distributed as under Gaussian k × v matrices, which are never formed
-    (`Problem.scores_projected`). Without a relevant document the rank is infinite.
+    The ranks follow the law of Gaussian k × v projections, but no such matrix is formed
+    (`Problem.scores_projected`). Without relevant documents, the rank is infinite.
     """
     samples = draw.products.shape[1]
     if not len(relevant):

@@ -44,7 +44,7 @@ class Unit(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query taken from a unit: the original text and its words."""
+    """A query from a unit: the original text, and the words of the text."""
 
     id: str
     unit: Unit
@@ -139,7 +139,7 @@ def hashed(*what: object) -> int:
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
-    """Draw queries, each from a different unit, in random order.
+    """Draw queries from different units, in random order.
 
     Raises ValueError if the source has too few phrases that occur only once.
     """
@@ -153,8 +153,8 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
         if not some:
             raise ValueError(
                 f"the corpus is too small for {count:,} queries: of its {len(source.units):,} passages of "
-                f"the smallest length {len(free):,} are not kept for distractors, and these gave "
-                f"{len(unique):,} that occur only once. Ask for fewer, or bring more text"
+                f"the smallest length, {len(free):,} are not reserved for distractors, and gave "
+                f"{len(unique):,} queries that occur only once. Ask for fewer queries, or add text"
             )
         read = read_runs((source.text(unit, unit) for unit in some), source.tokenizer)
         drawn = [_query(source, unit, *row) for unit, row in zip(some, read, strict=True)]
@@ -245,7 +245,7 @@ def _distractors(
     if wanted:
         raise ValueError(
             f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
-            f"the query {wanted[0][0].text!r}: bring more text, or ask for distractors=0"
+            f"the query {wanted[0][0].text!r}: add text, or set distractors=0"
         )
     return [(id, text) for _, id, text in sorted(distractors)]
 

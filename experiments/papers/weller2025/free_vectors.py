@@ -1,7 +1,8 @@
-"""Free vectors: vectors without text, trained directly on relevance, and the documents that they can serve.
+"""Free vectors: vectors without text, trained directly on the relevance, and the critical n that they reach.
 
 Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", Figure 2: the critical n is
-the largest number of documents all of whose sets of k are answered, for one vector and for each alignment A.
+the largest number n of documents for which all sets of k documents are answered, for one vector and for each
+alignment A.
 """
 
 from itertools import takewhile

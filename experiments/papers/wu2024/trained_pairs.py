@@ -111,7 +111,7 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
 
 
 def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Generative:
-    """Make an untrained generative model by its name."""
+    """Make an untrained generative model. name: as in `trained`."""
     identifiers, _, encoding = name.partition("-")
     options: dict[str, Any] = lengths_of(settings)
     options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}
@@ -238,7 +238,7 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
 
 
 def sample(data: StudyData, settings: PairSettings) -> str:
-    """Describe the data of training and measurement for a summary."""
+    """Describe the training and test data for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
