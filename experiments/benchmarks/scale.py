@@ -90,6 +90,9 @@ GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candida
 IMPUTE = [{"search": "impute", "probes": p, "search_tokens": k} for p, k in ((8, 4000), (32, 10000))]
 NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
 TERMS: list[dict[str, Any]] = [{}]
+# With 10 candidates reranking only orders the first ten by inner products: what the vectors find alone.
+RERANKED = [{"candidates": count} for count in (10, 64, 256)]
+BUCKETS = {"planes": 4, "inner": 32}
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ class System:
 SYSTEMS = {
     "compressed": System("tokens", "compressed", {"bits": 4}, [*GATHER, *IMPUTE]),
     "exact": System("tokens", "exact", {}, [{}]),
+    "MUVERA, 1,024 numbers": System("tokens", "fixed", BUCKETS | {"final": 1024}, RERANKED),
+    "LEMUR, 1,024 numbers": System("tokens", "lemur", {"width": 1024}, RERANKED),
+    "LEMUR, random features": System("tokens", "lemur", {"width": 1024, "epochs": 0}, RERANKED),
+    "MUVERA, 256 numbers": System("tokens", "fixed", BUCKETS | {"final": 256}, RERANKED),
+    "LEMUR, 256 numbers": System("tokens", "lemur", {"width": 256}, RERANKED),
     "one vector, exact": System("pooled", "exact", {}, [{}]),
     "one vector, 4 bits": System("pooled", "compressed", {"bits": 4}, GATHER[:3]),
     "one vector, IVF": System("pooled", "faiss", {}, NEAREST),

@@ -1,13 +1,15 @@
-"""MUVERA: candidates by one inner product of fixed-dimensional encodings, then exact rel.
+"""MUVERA and LEMUR: candidates by one inner product of long vectors, then exact rel.
 
-Dhulipala et al. 2024 (arXiv:2405.19504). Beside the token vectors, a FAISS index stores one vector per
-document (`muvera.FixedEncoding`), made from the stored tokens. The documents whose vectors have the largest
-inner products with the query's vector are scored from all their tokens: by `core.rel` or, if the paradigm
-imputes, as in reranking.
+Beside the token vectors, a FAISS index stores one vector per document, made from the stored tokens:
+fixed-dimensional encodings (`muvera`, Dhulipala et al. 2024, arXiv:2405.19504), or the weights that
+`predictors` fits (`lemur`, Jääsaari et al. 2026, arXiv:2601.21853). The documents whose vectors have the
+largest inner products with the query's vector are scored from all their tokens: by `core.rel` or, if the
+paradigm imputes, as in reranking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +31,9 @@ READ = 1 << 16  # padded tokens read at once
 
 
 class Opened(NamedTuple):
-    """The encodings of a store's documents."""
+    """The vectors of a store's documents. queries: makes those of queries [b, 1, j, h], float32 [b, w]."""
 
-    encoding: FixedEncoding
-    centre: Tensor | None
+    queries: Callable[[Tokens], Tensor]
     nearest: Nearest
 
 
@@ -70,13 +71,13 @@ class Encodings(FixedEncoding):
         return False
 
     def open(self, store: Store) -> Opened:
-        centre = _centre(store.files, store.dim)
-        return Opened(self, centre, Nearest(store.files, (len(store.living), self.width(store.dim))))
+        queries = partial(self.queries, centre=_centre(store.files, store.dim))
+        return Opened(queries, Nearest(store.files, (len(store.living), self.width(store.dim))))
 
 
 @dataclass(frozen=True)
 class NearDocuments:
-    """Score the documents with the nearest encodings in full.
+    """Score the documents whose vectors have the largest inner products with the query's in full.
 
     probes: number of FAISS's inverted lists to read per query. candidates: number of documents to score,
     raised to k if smaller; 0 means the larger of 64 and 4k.
@@ -93,7 +94,7 @@ class NearDocuments:
         hidden = np.ones(len(store.living), bool)
         hidden[there := store.with_tokens()] = False
         opened: Opened = store.derived
-        encoded = opened.encoding.queries(queries.map(lambda t: t.cpu()), opened.centre).numpy()
+        encoded = opened.queries(queries.map(lambda t: t.cpu())).numpy()
         return opened.nearest(encoded, min(k, len(there)), hidden if hidden.any() else None, self.probes)
 
     def search(

@@ -9,6 +9,7 @@ from paradigms.find.index import Index
 from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
+from paradigms.find.predictors import Predictors
 from paradigms.find.scan import Exact
 from paradigms.find.terms import BlockMax
 from paradigms.store.codecs import Float16, Weights
@@ -75,12 +76,30 @@ def fixed(
     return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)
 
 
+def lemur(
+    width: int = 1024,
+    epochs: int = 4,
+    seed: int = 0,
+    factory: str = "",
+    probes: int = 16,
+    candidates: int = 0,
+) -> Kind:
+    """float16 vectors, and one fitted vector per document that predicts MaxSim and selects those to score.
+
+    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory, probes: FAISS's index of the fitted
+    vectors, and the lists read per query. candidates: as in `fixed`.
+    """
+    derived = Predictors(width, epochs, seed, factory)
+    return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)
+
+
 INDEXES: dict[str, Callable[..., Kind]] = {
     "exact": exact,
     "faiss": faiss,
     "compressed": compressed,
     "inverted": inverted,
     "fixed": fixed,
+    "lemur": lemur,
 }
 
 

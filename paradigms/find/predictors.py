@@ -1,0 +1,100 @@
+"""One fitted vector per document, whose inner product with a query's features predicts MaxSim: LEMUR's files.
+
+`encodings.NearDocuments` searches them.
+"""
+
+from dataclasses import astuple, dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from paradigms.find.encodings import READ, WIDE, Opened
+from paradigms.find.nearest import Factory, Nearest
+from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, best, fit_features
+from paradigms.store.columns import Files, Writer
+from paradigms.store.store import Store
+
+FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the least squares
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """A FAISS file of the weights w_d of every document, and the features ψ that fit them (`lemur`).
+
+    The first build fits ψ; documents that are added later get weights for the same ψ. width: of ψ, with its
+    constant. epochs: of fitting ψ; 0 leaves a random layer. factory, seed: see `nearest.Factory`.
+    """
+
+    width: int = 1024
+    epochs: int = 4
+    seed: int = 0
+    factory: str = ""
+
+    def check(self, dim: int) -> None:
+        if not 2 <= self.width <= WIDE or self.epochs < 0:
+            raise ValueError(
+                f"features need a width from 2 to {WIDE:,} and at least 0 epochs, got {self.width} and "
+                f"{self.epochs}"
+            )
+        Factory(self.factory).check(self.width)
+
+    def write(self, writer: Writer, store: Store, anew: bool) -> None:
+        if len(store.columns["vectors"]) and FEATURES not in writer.entries:
+            self._fit(writer, store)
+        fitted = _Fitted(writer, store.dim)
+
+        def encode(rows: np.ndarray) -> np.ndarray:
+            if not len(store.columns["vectors"]):
+                return np.zeros((len(rows), self.width), np.float32)
+            blocks = store.blocks(READ, rows)
+            return torch.cat([fitted.regression.weights(store.tokens(block)) for block in blocks]).numpy()
+
+        Factory(self.factory, self.seed).write(writer, len(store.living), encode, anew)
+
+    def _fit(self, writer: Writer, store: Store) -> None:
+        """Write ψ, and the tokens that weights are fitted on."""
+        random, stored = np.random.default_rng(self.seed), store.columns["vectors"]
+        chosen = random.choice(len(stored), min(TOKENS, len(stored)), replace=False)
+        order = np.argsort(chosen)
+        rows = np.empty((len(chosen), store.dim), np.float16)
+        rows[order] = stored[chosen[order]]  # read in the order of the file
+        vectors, there = torch.from_numpy(rows).float(), store.with_tokens()
+        targets = vectors.new_zeros((len(vectors), 0))
+        if self.epochs:
+            sample = np.sort(random.permutation(there)[:TARGETS])
+            parts = [best(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
+            targets = torch.cat(parts, 1)
+        features = fit_features(targets, vectors, self.width, self.epochs, self.seed)
+        columns = [part if part.ndim == 2 else part[:, None] for part in astuple(features)]
+        writer.append(FEATURES, torch.cat(columns, 1).numpy())
+        writer.append(LEARNED, rows[:SAMPLE])
+
+    def behind(self, store: Store) -> bool:
+        return False
+
+    def open(self, store: Store) -> Opened:
+        fitted = _Fitted(store.files, store.dim)
+        if int(store.offsets[-1]) and len(fitted.layer) != self.width - 1:
+            raise store.files.damaged(FEATURES, f"{len(fitted.layer)} features, not {self.width - 1}")
+        return Opened(fitted.features.queries, Nearest(store.files, (len(store.living), self.width)))
+
+
+class _Fitted:
+    """The features and the tokens in files. Raises ValueError, naming the file, if one is damaged."""
+
+    def __init__(self, files: Files | Writer, dim: int) -> None:
+        self.layer = files.array(FEATURES, ("float32", (dim + 3,)))
+        self.vectors = files.array(LEARNED, ("float16", (dim,)))
+        for name, rows in ((FEATURES, self.layer), (LEARNED, self.vectors)):
+            if not np.isfinite(rows).all():
+                raise files.damaged(name, "numbers that are not finite")
+
+    @property
+    def features(self) -> Features:
+        layer = torch.from_numpy(np.array(self.layer))
+        return Features(layer[:, :-3].contiguous(), *layer[:, -3:].unbind(1))
+
+    @cached_property
+    def regression(self) -> Regression:
+        return Regression.of(self.features, torch.from_numpy(self.vectors.astype(np.float32)))

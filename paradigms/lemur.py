@@ -1,0 +1,140 @@
+"""w_dᵀ Σⱼ ψ(qⱼ) ≈ Σⱼ maxᵢ dᵢᵀqⱼ: one fitted vector of a document predicts its MaxSim score.
+
+Jääsaari, Hyvönen & Roos 2026 (arXiv:2601.21853): LEMUR. MaxSim is a sum over query tokens x of functions
+g_d(x) = maxᵢ dᵢᵀx of one token. A layer of features, which all documents share,
+
+    ψ(x) = (1, GELU(LayerNorm(Wx + b))) ∈ R^w,
+
+and a vector w_d for each document predict them. Tokens x of the corpus stand for query tokens. Two steps:
+
+1. Features. W, b and LayerNorm's scale and shift minimise, by Adam, over `TOKENS` sampled tokens X and
+   `TARGETS` sampled documents T, with a vector v_d for each of these, which is then dropped,
+
+       Σ_{x ∈ X} Σ_{d ∈ T} (v_dᵀ GELU(LayerNorm(Wx + b)) − (g_d(x) − μ)/σ)²,
+
+   where μ and σ are the mean and the standard deviation of all g_d(x).
+2. Weights. For every document, by least squares with ψ fixed, over `SAMPLE` of these tokens,
+
+       w_d = argmin_w Σ_{x ∈ X'} (wᵀψ(x) − g_d(x))² + λ ‖w‖²,
+
+   with λ a `RIDGE` of the mean of ‖ψ_k‖² over features k, and no penalty on the constant.
+
+The authors' code has no constant, standardises g_d(x) in the second step too, which changes no ranking of one
+index, and takes λ = 0. With the constant, w_dᵀ Σⱼ ψ(qⱼ) predicts the score itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, mse_loss, pad
+
+from paradigms.core import Tokens
+
+TOKENS, TARGETS, SAMPLE = 1 << 15, 1 << 10, 1 << 13
+RIDGE = 1e-4
+BATCH, RATE, LONGEST = 512, 3e-3, 0.5  # tokens of a step of Adam, its rate, the longest gradient
+SIMILARITIES = 1 << 24  # of tokens with tokens that are held at once
+
+
+@dataclass(frozen=True)
+class Features:
+    """ψ. weight: W [w−1, h]. bias, scale, shift: b, and LayerNorm's parameters, [w−1]."""
+
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    def __call__(self, vectors: Float[Tensor, "*x h"]) -> Float[Tensor, "*x w"]:
+        """Compute ψ of token vectors."""
+        return pad(self._hidden(vectors), (1, 0), value=1.0)
+
+    def queries(self, tokens: Tokens) -> Float[Tensor, "b w"]:
+        """Compute Σⱼ ψ(qⱼ) of queries [b, 1, j, h], weighted by the tokens' salience if they have any."""
+        weights = tokens.mask.to(tokens.vectors)
+        if tokens.salience is not None:
+            weights = weights * tokens.salience.where(tokens.mask, 0)
+        vectors = tokens.vectors.where(tokens.mask[..., None], 0)
+        return (self(vectors) * weights[..., None]).sum(2)[:, 0]
+
+    def _hidden(self, vectors: Tensor) -> Tensor:
+        hidden = vectors @ self.weight.T + self.bias
+        return gelu(layer_norm(hidden, hidden.shape[-1:], self.scale, self.shift))
+
+
+def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
+    """Compute g_d(x) = maxᵢ dᵢᵀx of documents [1, n, i, h]; 0 of a document without tokens.
+
+    With salience, the similarity of the most similar token is multiplied by that token's salience.
+    """
+    count, length = documents.mask.shape[1:]
+    found = vectors.new_zeros((len(vectors), count))
+    step = max(1, SIMILARITIES // max(1, length * len(vectors)))
+    for first in range(0, count if length else 0, step):
+        some = documents.map(lambda t, first=first: t[:, first : first + step])
+        mask = some.mask[0, ..., None]
+        S = (some.vectors[0] @ vectors.T).masked_fill(~mask, -torch.inf)  # [n, i, t]
+        most = S.max(1)
+        values = most.values
+        if some.salience is not None:
+            values = values * some.salience[0].gather(1, most.indices.flatten(1)).view_as(values)
+        found[:, first : first + step] = values.where(mask.any(1), 0).T
+    return found
+
+
+def fit_features(
+    targets: Float[Tensor, "t n"], vectors: Float[Tensor, "t h"], width: int, epochs: int, seed: int
+) -> Features:
+    """Minimise step 1 over g_d(x) of n documents and t tokens.
+
+    epochs: passes over the tokens; with 0 the features are those of a random layer. seed: of the layer and of
+    the order of tokens.
+    """
+    random = torch.Generator().manual_seed(seed)
+    dim, hidden = vectors.shape[1], width - 1
+
+    def uniform(rows: int, columns: int) -> Tensor:
+        """The initial weights of a linear layer in torch."""
+        return (torch.rand(rows, columns, generator=random).to(vectors) * 2 - 1) * columns**-0.5
+
+    first, last = uniform(hidden, dim), uniform(targets.shape[1], hidden)
+    layer = [first, uniform(hidden, dim)[:, 0], vectors.new_ones(hidden), vectors.new_zeros(hidden)]
+    if epochs and targets.shape[1]:
+        with torch.inference_mode(False), torch.enable_grad():
+            layer = [p.clone().requires_grad_() for p in layer]
+            last = last.clone().requires_grad_()
+            features, parameters = Features(*layer), [*layer, last]
+            standard = (targets - targets.mean()) / targets.std(correction=0).clamp(min=1e-12)
+            optimizer = torch.optim.Adam(parameters, lr=RATE)
+            for _ in range(epochs):
+                for chosen in torch.randperm(len(vectors), generator=random).split(BATCH):
+                    loss = mse_loss(features._hidden(vectors[chosen]) @ last.T, standard[chosen])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(parameters, LONGEST)
+                    optimizer.step()
+    return Features(*(p.detach() for p in layer))
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Step 2 on `vectors` [t, h]: the weights of any documents. solved: maps g_d(x) to w_d, [w, t]."""
+
+    vectors: Tensor
+    solved: Tensor
+
+    @classmethod
+    def of(cls, features: Features, vectors: Float[Tensor, "t h"]) -> "Regression":
+        """Solve the normal equations in float64."""
+        design = features(vectors).double()
+        square = design.T @ design
+        penalty = torch.full_like(square[0], RIDGE * float(square.diagonal().mean()))
+        penalty[0] = 0  # of the constant
+        factor = torch.linalg.cholesky(square + penalty.diag())
+        return cls(vectors, torch.cholesky_solve(design.T, factor).to(vectors))
+
+    def weights(self, documents: Tokens) -> Float[Tensor, "n w"]:
+        """Fit w_d of documents [1, n, i, h]."""
+        return (self.solved @ best(documents, self.vectors)).T

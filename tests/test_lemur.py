@@ -1,0 +1,67 @@
+"""LEMUR: features and least squares, each beside another way to compute it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms import lemur
+from paradigms.align import QueryToDocument, one
+from paradigms.core import Tokens, rel
+from paradigms.lemur import Features, Regression, best, fit_features
+from tests.near import assert_same
+from tests.scoring.table import texts
+
+WIDTH = 24
+
+
+def sides(salience: bool = False) -> list[Tokens]:
+    return [t.map(lambda x: x.detach()) for t in texts(salience, sizes=(3, 5, 13, 7, 20))]
+
+
+def random_features(epochs: int = 0) -> tuple[Features, torch.Tensor]:
+    documents, _ = sides()
+    vectors = torch.randn(400, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return fit_features(best(documents, vectors), vectors, WIDTH, epochs, seed=1), vectors
+
+
+@pytest.mark.parametrize("salience", [True, False])
+def test_the_targets_add_up_to_maxsim(salience: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents, queries = sides(salience)
+    expected = rel(documents, queries, QueryToDocument(), one)
+    weights = queries.mask[:, 0].double()
+    if queries.salience is not None:
+        weights = weights * queries.salience[:, 0].where(queries.mask[:, 0], 0)
+    vectors = queries.vectors[:, 0].where(queries.mask[:, 0, :, None], 0)
+    for held in (lemur.SIMILARITIES, 1):  # all documents at once, and one at a time
+        monkeypatch.setattr(lemur, "SIMILARITIES", held)
+        found = best(documents, vectors.flatten(0, 1)).unflatten(0, weights.shape)
+        assert_same((found * weights[..., None]).sum(1), expected)
+
+
+def test_weights_are_the_ridge_regression_of_the_targets() -> None:
+    documents, queries = sides()
+    features, vectors = random_features()
+    design = features(vectors).numpy()
+    penalty = np.full(WIDTH, lemur.RIDGE * (design**2).sum(0).mean())
+    penalty[0] = 0
+    rows = np.vstack([design, np.diag(penalty**0.5)])
+    targets = np.vstack([best(documents, vectors).numpy(), np.zeros((WIDTH, 5))])
+    expected = np.linalg.lstsq(rows, targets, rcond=None)[0].T
+    weights = Regression.of(features, vectors).weights(documents)
+    assert_same(weights, torch.from_numpy(expected))
+    assert not weights[~documents.mask[0].any(1)].any()  # without tokens
+    each = [features(q.vectors[0, 0][q.mask[0, 0]]).sum(0) for q in (queries[n : n + 1] for n in range(3))]
+    assert_same(features.queries(queries), torch.stack(each))
+
+
+def test_fitted_features_predict_better_than_random_ones() -> None:
+    documents, _ = sides()
+    fresh = torch.randn(400, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    errors = []
+    for epochs in (0, 60):
+        features, vectors = random_features(epochs)
+        predicted = features(fresh) @ Regression.of(features, vectors).weights(documents).T
+        errors.append(float((predicted - best(documents, fresh)).square().mean()))
+    assert errors[1] < 0.8 * errors[0]
