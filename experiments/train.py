@@ -74,6 +74,11 @@ class Settings(OneCollection, Results):
     matmul_precision: str = ""
     """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
     scoring need; empty: torch's default, highest"""
+    matryoshka: list[int] = field(default_factory=list)
+    """numbers of first coordinates whose losses are added, such as [64, 32]: the vectors can then be stored
+    with so few"""
+    coded_bits: int = 0
+    """train with documents coded as a compressed index with so many bits codes them: 1, 2, 4 or 8; 0: no"""
     temperature: float | None = None
     """temperature of the softmax over rel; null: the paradigm's default"""
     evaluate_every: int = 100

@@ -150,6 +150,14 @@ class Paradigm(Trainable):
         Z = recipe.normalise if normalise is None else normalise
         return Paradigm(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
 
+    def truncated(self, dim: int | None) -> "Paradigm":
+        """Return a model of the same weights whose vectors are the first `dim` coordinates, renormalised.
+
+        None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for it. Raises
+        ValueError if the vectors have fewer, or a pooled vector beside the tokens (COIL).
+        """
+        return Paradigm(self.recipe, self.encoder.truncated(dim))
+
     def count_cut(self, texts: Sequence[str]) -> Cut:
         return count_cut(self.encoder, texts)
 

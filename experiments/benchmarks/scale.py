@@ -48,6 +48,8 @@ class Settings:
     peers_most: int = 100_000
     limit: int = 3600
     """maximum seconds per stage"""
+    changes: bool = True
+    """whether to add and delete documents too"""
     report: bool = False
     """only report earlier measurements"""
     threads: int = 1
@@ -172,7 +174,7 @@ class Run:
         job = {"form": system.form, "documents": size, "real": real, "kind": system.kind}
         job |= {"build": system.build, "folder": f"{place}/index"}
         row: dict[str, Any] = {"system": name, "documents": size}
-        for stage in ("build", "search") if check else ("build", "search", "change"):
+        for stage in ("build", "search", "change")[: 3 if self.settings.changes and not check else 2]:
             more = {"settings": system.settings} if stage == "search" else {}
             row[stage] = self.stage(name, job | more | {"stage": stage})
             if "failed" in row[stage]:

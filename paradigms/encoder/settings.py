@@ -27,6 +27,8 @@ class EncoderSettings:
     pooling: Literal["cls", "mean", "max", "last"] = "cls"
     # h; None = the backbone's width, without a projection, which would start at random
     dim: Annotated[int | None, Range(1, 1 << 14)] = None
+    # h' < h: first coordinates of each vector that are kept (`Paradigm.truncated`); None = all
+    truncate: Annotated[int | None, Range(1, 1 << 14)] = None
     projection_bias: bool = False
     activation: Literal["identity", "tanh", "relu"] = "identity"  # after the projection
     layer_norm: bool = False  # trained layer norm after the projection
@@ -62,6 +64,10 @@ class EncoderSettings:
             raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
         if self.pooled_dim != 0 and not {self.query_vectors, self.document_vectors} <= {"all", "first"}:
             raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
+        if self.truncate is not None and self.pooled_dim != 0:
+            raise ValueError(
+                "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim"
+            )
         if self.dim is None and (self.projection_bias or self.activation != "identity"):
             raise ValueError(
                 "projection_bias and activation belong to the projection, which dim adds: set dim"

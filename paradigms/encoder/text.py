@@ -4,6 +4,7 @@ One `TextEncoder` serves queries and documents; `EncoderSettings` describes how 
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,8 @@ class TextEncoder(nn.Module):
         self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
+        if settings.truncate is not None and settings.truncate > (settings.dim or width):
+            raise ValueError(f"truncate={settings.truncate} is beyond the {settings.dim or width} dimensions")
         # Orthonormal rows make a random projection, which keeps the pretrained similarities up to the error
         # that theory/projections.py bounds: training starts from meaningful similarities.
         bias = settings.projection_bias
@@ -83,7 +86,23 @@ class TextEncoder(nn.Module):
 
     @property
     def dim(self) -> int:
+        return self.settings.truncate or self._whole
+
+    @property
+    def _whole(self) -> int:
+        """The width of vectors before they are truncated."""
         return self.settings.dim or self.backbone.config.hidden_size
+
+    def truncated(self, dim: int | None) -> "TextEncoder":
+        """Return an encoder of the same weights that keeps the first `dim` coordinates of vectors; None: all.
+
+        Raises ValueError if the vectors have fewer.
+        """
+        if dim is not None and dim > self._whole:
+            raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
+        short = copy(self)
+        short.settings = replace(self.settings, truncate=dim)
+        return short
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +195,9 @@ class TextEncoder(nn.Module):
         if device == "cpu":
             keep_freed_memory()
         tokens = self.tokens.get(device)
-        return in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
+        whole = in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
+        s = self.settings
+        return whole if s.truncate is None else first_coordinates(whole, s.truncate, s.normalize)
 
     def _load_backbone(self, name: str | Path) -> Any:
         return load_backbone(name)
@@ -259,7 +280,7 @@ class TextEncoder(nn.Module):
         """
         assert self.pooled_projection is not None
         assert tokens.ids is not None
-        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self.dim)).squeeze(-3)
+        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self._whole)).squeeze(-3)
         shape = parts.shape[:-1]
         mask = tokens.mask.any(-1, keepdim=True).expand(shape)
         ids = POOLED - torch.arange(shape[-1], device=parts.device).expand(shape)
@@ -339,6 +360,15 @@ class TextEncoder(nn.Module):
         """Return all weights outside the pretrained backbone: projections, salience heads, adapters."""
         state = self.state_dict().items()
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
+
+
+def first_coordinates(tokens: Tokens, dim: int, normalize: bool) -> Tokens:
+    """(x₁ … x_h′) of each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
+
+    Matryoshka training (arXiv:2205.13147) makes them vectors in their own right.
+    """
+    vectors = tokens.vectors[..., :dim]
+    return replace(tokens, vectors=nn.functional.normalize(vectors, dim=-1) if normalize else vectors)
 
 
 # Name -> class, called with (backbone, settings): a subclass of TextEncoder is a new D and Q.

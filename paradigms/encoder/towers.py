@@ -32,6 +32,10 @@ class TwoTowers(nn.Module):
     def dim(self) -> int:
         return self.of("document").dim
 
+    def truncated(self, dim: int | None) -> "TwoTowers":
+        """Return towers of the same weights that keep the first `dim` coordinates of vectors."""
+        return TwoTowers(*(self.of(side).truncated(dim) for side in SIDES))
+
     @property
     def device(self) -> torch.device:
         return self.of("document").device

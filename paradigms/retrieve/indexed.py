@@ -49,14 +49,17 @@ class Indexed:
         *,
         kind: Kind | str = "exact",
         precision: str = AUTO,
+        dim: int | None = None,
         **settings: Any,
     ) -> Indexed:
         """Encode texts into an index.
 
         texts: a corpus, or document id → text. folder: where to store the index; None keeps it in memory.
         kind: a kind such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: precision for
-        encoding documents and queries. settings: arguments of `Store.build`, such as progress.
+        encoding documents and queries. dim: how many first coordinates of each vector to store and to search
+        with (`Paradigm.truncated`); None: all. settings: arguments of `Store.build`, such as progress.
         """
+        model = model if dim is None else model.truncated(dim)
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
         store = Store.build(made, model, corpus.ids, corpus, folder, **settings)
@@ -66,9 +69,13 @@ class Indexed:
     def open(cls, folder: Folders, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
         """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
 
-        Raises ValueError if an index was made by another model or if two indexes hold the same document.
+        The model is truncated if the index was built with fewer dimensions. Raises ValueError if an index was
+        made by another model or if two indexes hold the same document.
         """
         index = open_indexes(folder)
+        first = index.indexes[0].store if isinstance(index, Indexes) else index.store
+        if first.dim < model.encoder.dim and first.fits(model):
+            model = model.truncated(first.dim)
         index.store.check(model)
         return cls(index, model, corpus)
 

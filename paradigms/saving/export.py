@@ -107,6 +107,7 @@ def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
         absent = {
             f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
             "layer_norm": s.layer_norm,
+            "truncate": s.truncate,
             "pooled_dim": s.pooled_dim,
             "salience": s.salience != "none",
             "special_tokens=False": multi and not s.special_tokens,

@@ -411,9 +411,10 @@ class Store:
                 f"{self}, made by {maker}, holds no {' and no '.join(missing)} of tokens, which {name} reads"
             )
         if paradigm.encoder.dim != self.dim:
+            shorter = f": search with the model's truncated({self.dim})" if self.fits(paradigm) else ""
             raise ValueError(
                 f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
-                f"{name}"
+                f"{name}{shorter}"
             )
         recorded = self.manifest.get("weights")  # absent if documents were added as tokens
         if recorded is not None and recorded != weights_checksum(paradigm):
@@ -421,6 +422,11 @@ class Store:
                 f"{self} was made by {maker} with other weights than this {name} has: use the model that "
                 "made it, or build the index again"
             )
+
+    def fits(self, paradigm: Paradigm) -> bool:
+        """Whether weights of the paradigm made these vectors, or the first coordinates of them."""
+        there = self.dim <= paradigm.encoder.dim
+        return there and self.manifest.get("weights") == weights_checksum(paradigm)
 
     # --- changing: each method makes a commit, and returns the store that shows it ------------------------
 

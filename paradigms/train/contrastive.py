@@ -10,10 +10,11 @@ from torch.nn.utils.rnn import pad_sequence
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.core import Tokens
 from paradigms.data import Corpus
-from paradigms.encoder.text import Batch
+from paradigms.encoder.text import Batch, first_coordinates
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
+from paradigms.train.coded import straight_through
 from paradigms.train.examples import Example, TrainingBatch, own_count, teacher_scores
 from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
@@ -27,8 +28,11 @@ class Contrastive(Objective):
     negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
     whether other queries' documents are negatives. If not, only the query's hard negatives count, as in
     ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of training steps. SPLADE's term rises over the
-    first third, or has full weight from the start if `steps` is 0. Only encoders use mixed precision: rel,
-    softmax and loss are float32.
+    first third, or has full weight from the start if `steps` is 0. matryoshka:
+    numbers of first coordinates h′ < h, renormalised, whose losses are added to that of all coordinates
+    (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits of the codes that stand
+    for documents (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision:
+    rel, softmax and loss are float32.
     """
 
     def __init__(
@@ -41,13 +45,22 @@ class Contrastive(Objective):
         chunk: int = 0,
         in_batch: bool = True,
         steps: int = 0,
+        matryoshka: Sequence[int] = (),
+        coded_bits: int = 0,
     ) -> None:
+        settings = paradigm.encoder.settings
+        if matryoshka and (max(matryoshka) >= paradigm.encoder.dim or settings.pooled_dim):
+            raise ValueError(
+                f"matryoshka={list(matryoshka)} must be below the {paradigm.encoder.dim} dimensions of "
+                f"{paradigm.name}, and not of vectors that a pooled one joins"
+            )
         if distillation is not None or not in_batch:
             own_count(examples, paradigm.name, distillation is not None)
         self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
         self.temperature = temperature or paradigm.recipe.temperature
         self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
         self.rise, self.share = steps / 3, 1.0
+        self.dims, self.coded_bits = (paradigm.encoder.dim, *matryoshka), coded_bits
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
         tokenize = self.paradigm.encoder.tokenize
@@ -68,7 +81,24 @@ class Contrastive(Objective):
         queries, documents = model(batch.queries, batch.documents, self.chunk)
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
-        scores = in_batch_rel(pool, queries, self.paradigm.align, self.paradigm.normalise)
+        settings = self.paradigm.encoder.settings
+        loss = pool.vectors.new_zeros(())
+        for dim in self.dims:
+            whole = dim == self.dims[0]
+            sides = [t if whole else first_coordinates(t, dim, settings.normalize) for t in (pool, queries)]
+            if self.coded_bits:
+                sides[0] = straight_through(sides[0], self.coded_bits)
+            scores = in_batch_rel(sides[0], sides[1], self.paradigm.align, self.paradigm.normalise)
+            loss = loss + self._of_scores(scores, batch, positions)
+        if isinstance(settings, SpladeSettings):
+            all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
+            few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)
+            loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
+        gamma = settings.salience_l1
+        return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
+
+    def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
+        """The loss of labels, and of a teacher's scores if there is one. scores: rel [b, n]."""
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
         if self.in_batch:
@@ -80,13 +110,7 @@ class Contrastive(Objective):
             assert batch.teacher is not None
             candidates = scores.gather(1, batch.own(first)) / self.temperature
             loss = self.distillation.joined(loss, candidates, batch.teacher)
-        settings = self.paradigm.encoder.settings
-        if isinstance(settings, SpladeSettings):
-            all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
-            few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)
-            loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
-        gamma = settings.salience_l1
-        return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
+        return loss
 
 
 class Listwise(Objective):

@@ -122,7 +122,8 @@ def fit(
         objective = Listwise(paradigm, *shared)
         layers = 0  # it reads pairs, so single texts have no states
     else:
-        objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps)
+        fewer = training.matryoshka, training.coded_bits
+        objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps, *fewer)
     dev = None
     if dev_split.queries and dev_queries:
         dev = DevMeasure(corpus, dev_split, dev_run, dev_queries, accelerator.mixed_precision)

@@ -67,6 +67,9 @@ class TrainingSettings:
     temperature: float | None = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether other queries' documents are also negatives
     own_negatives: bool = False  # mine hard negatives with the model before training (`train.fit`)
+    matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
+    # Train with documents coded as a compressed index of so many bits codes them (`train.coded`); 0 = uncoded
+    coded_bits: int = 0
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
@@ -90,6 +93,10 @@ class TrainingSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        if self.coded_bits not in (0, 1, 2, 4, 8):
+            raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
+        if any(dim < 1 for dim in self.matryoshka):
+            raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
         if self.matmul_precision not in ("", "highest", "high", "medium"):
             raise ValueError(
                 f"matmul_precision must be highest, high or medium, got {self.matmul_precision!r}"

@@ -27,7 +27,8 @@ def test_every_stage_is_measured_once(
     monkeypatch.setattr(scale, "run_worker", worker)
     settings = scale.Settings(
         collections={str(words): 0}, sizes=[40, 1100], queries=6, dim=16, tokens=8, splade=0,
-        backbone=str(tiny_bert), most={"exact": 40}, output=str(tmp_path / "out"),
+        backbone=str(tiny_bert), most={"exact": 40},
+        systems=["compressed", "exact", "one vector", "BM25", "LEMUR, 256"], output=str(tmp_path / "out"),
     )  # fmt: skip
     scale.main(settings)
     once = list(stages)

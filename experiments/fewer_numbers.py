@@ -1,0 +1,199 @@
+"""nDCG@10 by bytes per document of ColBERTs trained for fewer numbers, beside one that was not.
+
+`matryoshka` adds the losses of the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
+with documents in the 2-bit codes that the index stores (straight-through), `both` does both, and `spans` has
+a fixed number of vectors for each document. The control is the same ColBERT trained without any of these.
+Each model's documents are then stored with fewer coordinates, with fewer bits and with pooled tokens. For the
+control, principal axes of its stored vectors are measured beside its first coordinates.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from studies.settings import EncoderStudy, OneCollection, at_least, different, launch
+
+Model = Literal["control", "matryoshka", "coded", "both", "spans"]
+
+
+@dataclass
+class Settings(EncoderStudy, OneCollection):
+    """Settings: the collection, the training, and what is stored."""
+
+    models: list[Model] = field(default_factory=lambda: ["control", "matryoshka", "coded", "both", "spans"])
+    dim: int = 128
+    """coordinates of a vector"""
+    dims: list[int] = field(default_factory=lambda: [64, 32, 16])
+    """numbers of first coordinates to train for, and to store"""
+    bits: int = 2
+    """bits per coordinate to train for, and to store"""
+    vectors: int = 16
+    """vectors per document of `spans`"""
+    seeds: list[int] = field(default_factory=lambda: [0, 1])
+    """training seeds"""
+    document_length: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        different(self, "models", "dims")
+        at_least(self, dim=2, vectors=1)
+        if "control" not in self.models or not all(0 < dim < self.dim for dim in self.dims):
+            raise SystemExit("models must contain control, and dims must lie below dim")
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fewer_bytes import BLOCK, LISTS, principal_axes
+from matplotlib.figure import Figure
+from studies.model_runs import DEV, bind, encoder_job, open_study, run_jobs, values_of
+from studies.pages import Measured, Rows, Section, publish, shown
+from studies.settings import lengths_of
+
+from paradigms import PARADIGMS, Paradigm
+from paradigms.core import Tokens
+from paradigms.encoder.text import first_coordinates
+from paradigms.evaluate import holm, paired_test, seeds_interval
+from paradigms.find import Index, Store, kinds
+from paradigms.store.kind import Kind
+from paradigms.train import script
+
+MEASURE = "nDCG@10"
+FREE = ("models", "seeds")  # may be changed in a results folder
+FIRST, PRINCIPAL = "first", "principal axes"
+
+
+def main(settings: Settings) -> None:
+    accelerator, console = script.begin(settings)
+    bind(settings, accelerator, FREE)
+    data = open_study(settings, console)
+    trained: dict[str, dict[str, Any]] = {
+        "control": {},
+        "matryoshka": {"matryoshka": settings.dims},
+        "coded": {"coded_bits": settings.bits},
+        "both": {"matryoshka": settings.dims, "coded_bits": settings.bits},
+        "spans": {},
+    }
+    runs = [(name, seed) for seed in settings.seeds for name in settings.models]
+    jobs = [
+        encoder_job(
+            f"{name}, seed {seed}",
+            Path(settings.output) / f"{name}-{seed}",
+            seed,
+            partial(made, name, settings),
+            partial(measured, name, settings, data),
+            data,
+            settings,
+            accelerator,
+            **trained[name],
+        )
+        for name, seed in runs
+    ]
+    values: dict[str, list[Measured]] = {name: [] for name in settings.models}
+    for (name, _), row in zip(runs, run_jobs(jobs, accelerator, console), strict=True):
+        values[name].append(row)
+    if accelerator.is_main_process:
+        asked = len(values["control"][0]["ways"]["all"]["values"])
+        summary = (
+            f"{len(data.collection.corpus):,} documents of at most {settings.document_length} tokens, "
+            f"{asked} test queries, {len(settings.seeds)} seeds; {settings.steps} steps of "
+            f"{settings.batch_size} queries, {settings.trained_layers} trained layers of {settings.backbone}."
+        )
+        publish(settings, "Fewer numbers", summary, sections(settings, values), accelerator)
+    accelerator.end_training()
+
+
+def made(name: str, settings: Settings) -> Paradigm:
+    """The untrained model."""
+    vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
+    options = lengths_of(settings) | vectors
+    return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)
+
+
+def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, str]]:
+    """Yield each way to store a model's documents: name, coordinates, kind, tokens that become one, axes."""
+    exact, coded = kinds.exact(), kinds.compressed(settings.bits, LISTS)
+    for dim in (settings.dim, *settings.dims):
+        title = "all" if dim == settings.dim else f"{dim} coordinates"
+        yield title, dim, exact, 1, FIRST
+        yield f"{title}, {settings.bits} bits", dim, coded, 1, FIRST
+        if name != "spans":
+            yield f"{title}, {settings.bits} bits, pool = 2", dim, coded, 2, FIRST
+        if name == "control" and dim < settings.dim:
+            yield f"{dim} {PRINCIPAL}", dim, exact, 1, PRINCIPAL
+
+
+def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: Index) -> Measured:
+    """Bytes per document and nDCG@10 of each query, by way."""
+    whole, queries = index.store, list(data.test.queries.values())
+    asked, found = model.encode_queries(queries).to("cpu"), {}
+    for way, dim, kind, pool, axes in ways(name, settings):
+        basis = torch.from_numpy(principal_axes(whole, dim)) if axes == PRINCIPAL else torch.eye(settings.dim)
+
+        def shorter(tokens: Tokens, basis: torch.Tensor = basis, dim: int = dim) -> Tokens:
+            turned = tokens.map(lambda t: t @ basis if t.is_floating_point() else t)
+            return first_coordinates(turned, dim, model.encoder.settings.normalize)
+
+        parts = (
+            (whole.names(rows), shorter(whole.tokens(rows)))
+            for rows in whole.blocks(BLOCK, np.arange(len(whole)))
+        )
+        store = Store.build_from(kind, parts, paradigm=model.name, dim=dim, count=len(whole), pool=pool)
+        ranked = Index(store).search_tokens(model.recipe, shorter(asked), 10)
+        run = dict(zip(data.test.queries, ranked, strict=True))
+        values = values_of(run, data.test, [MEASURE])[MEASURE]
+        found[way] = {"bytes": store.bytes_per_document, "values": values}
+    return {"ways": found}
+
+
+def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
+    """Every model under every way, and its difference from the control under the same way.
+
+    The tests of all differences are one family.
+    """
+    rows: Rows = []
+    pairs = {}
+    for name, seeds in values.items():
+        for way in seeds[0]["ways"]:
+            scores = np.array([seed["ways"][way]["values"] for seed in seeds])
+            row = {"model": name, "stored": way, "bytes/document": seeds[0]["ways"][way]["bytes"]}
+            row |= {MEASURE: scores, "minus the control": "–", "p (Holm)": "–"}
+            if name != "control" and way in values["control"][0]["ways"]:
+                control = np.array([seed["ways"][way]["values"] for seed in values["control"]])
+                row["minus the control"] = shown(seeds_interval(scores - control), "+")
+                pairs[len(rows)] = paired_test(scores.mean(0), control.mean(0))
+            rows.append(row)
+    for place, p in zip(pairs, holm(list(pairs.values())), strict=True):
+        rows[place]["p (Holm)"] = p
+    dev = [
+        {"model": name, "seed": seed, "kept step": row["kept step"]}
+        | {f"{DEV}, {state}": float(np.mean(scores)) for state, scores in row[DEV].items()}
+        for name, of_seeds in values.items()
+        for seed, row in zip(settings.seeds, of_seeds, strict=True)
+    ]
+    text = "Intervals over queries and seeds; differences are paired, and their tests are one family."
+    return {
+        "bytes": Section(f"{MEASURE} by bytes", text, rows, picture(rows)),
+        "training": Section("What training changed", "", dev),
+    }
+
+
+def picture(rows: Rows) -> Figure:
+    """Plot nDCG@10 by bytes, a line for each model."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["model"] for row in rows):
+        some = sorted((row for row in rows if row["model"] == name), key=lambda row: row["bytes/document"])
+        x, y = [row["bytes/document"] for row in some], [float(row[MEASURE].mean()) for row in some]
+        axes.plot(x, y, "o", label=name, markersize=4)
+        best = np.maximum.accumulate(y)
+        axes.step(x, best, where="post", linewidth=1, color=axes.lines[-1].get_color())
+    axes.set(xscale="log", xlabel="bytes a document", ylabel=MEASURE)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)
+    return figure

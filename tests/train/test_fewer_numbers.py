@@ -1,0 +1,107 @@
+"""Matryoshka training and training with codes: which loss is minimised, and what an index then stores."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS, load
+from paradigms.core import rel
+from paradigms.encoder.text import first_coordinates
+from paradigms.find import Store, kinds
+from paradigms.retrieve import Indexed
+from paradigms.store.residuals import Codec
+from paradigms.train.coded import straight_through
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.loop import TrainingSettings
+from tests.near import assert_same, assert_within_rounding, same_run
+from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
+
+TEXTS = dict(zip(CORPUS.ids, CORPUS, strict=True))
+QUERIES = {word: f"the {word}" for word in WORDS[:4]}
+
+
+def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
+    model = build(tiny_bert).double()
+    whole = Contrastive(model, CORPUS, EXAMPLES)
+    batch = whole.collate(EXAMPLES[:6])
+    wanted = sum(Contrastive(model.truncated(h), CORPUS, EXAMPLES).loss(m, batch) for h, m in (
+        (None, model), (16, model.truncated(16)), (4, model.truncated(4))
+    ))  # fmt: skip
+    assert_same(Contrastive(model, CORPUS, EXAMPLES, matryoshka=[16, 4]).loss(model, batch), wanted)
+    for wrong in ([32], [40]):
+        with pytest.raises(ValueError, match="below the 32 dimensions"):
+            Contrastive(model, CORPUS, EXAMPLES, matryoshka=wrong)
+
+
+@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "xtr", "aligner"])
+def test_truncated_vectors_are_renormalised_first_coordinates(tiny_bert: Path, name: str) -> None:
+    model = build(tiny_bert, name)
+    short = model.truncated(8)
+    texts = list(TEXTS.values())[:3]
+    D, d = model.encode_documents(texts), short.encode_documents(texts)
+    assert short.encoder.dim == d.vectors.shape[-1] == 8
+    assert model.encoder.dim == 32
+    expected = torch.nn.functional.normalize(D.vectors[..., :8], dim=-1)
+    assert_within_rounding(d.vectors[d.mask], expected[D.mask], torch.float32, 32)
+    if D.salience is not None:
+        assert torch.equal(d.salience, D.salience)
+
+
+def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
+    model = build(tiny_bert)
+    built = Indexed.build(model, TEXTS, tmp_path / "index", dim=8)
+    assert built.index.store.dim == 8
+    found = built.search(QUERIES, 5)
+    D, Q = model.encode_documents(list(TEXTS.values())), model.encode_queries(list(QUERIES.values()))
+    scores = rel(first_coordinates(D, 8, True), first_coordinates(Q, 8, True), model.align, model.normalise)
+    for query, row in zip(QUERIES, scores, strict=True):
+        wanted = dict(zip(TEXTS, row.tolist(), strict=True))
+        for id, score in found[query].items():
+            assert score == pytest.approx(wanted[id], abs=2e-3)  # float16
+    same_run(Indexed.open(tmp_path / "index", model).search(QUERIES, 5), found)  # truncated by the index
+    with pytest.raises(ValueError, match=r"search with the model's truncated\(8\)"):
+        built.index.store.check(model)
+    with pytest.raises(ValueError, match="holds vectors of 8 dimensions"):
+        Indexed.open(tmp_path / "index", build(tiny_bert, dim=16))  # other weights
+    model.truncated(8).save_pretrained(tmp_path / "short")
+    same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
+    with pytest.raises(ValueError, match="no first 33"):
+        model.truncated(33)
+    with pytest.raises(ValueError, match="truncate"):
+        model.truncated(8).save_pretrained(tmp_path / "exported", layout="sentence-transformers")
+    with pytest.raises(ValueError, match="beyond the 32"):
+        PARADIGMS["colbert"](tiny_bert, truncate=40)
+
+
+def test_codes_are_those_of_an_index_and_pass_the_gradient(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    documents = model.encode_documents(list(TEXTS.values())).map(torch.clone)
+    vectors = documents.vectors.clone().requires_grad_()
+    coded = straight_through(replace(documents, vectors=vectors), 2)
+    real = documents.vectors[documents.mask]
+    codec = Codec.fit(real, max(1, len(real) // 32), 2, seed=0)
+    decoded = codec.decode_vectors(**codec.encode_vectors(real))
+    assert_within_rounding(coded.vectors[coded.mask].detach(), decoded, torch.float32, 4)
+    assert float((decoded - real).norm(dim=-1).mean()) > 0.01  # 2 bits lose something
+    weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0))
+    (coded.vectors * weights).sum().backward()
+    assert torch.equal(vectors.grad, weights)
+    kept = Store.build(kinds.compressed(bits=2, lists=codec.centroids.shape[0]), model, TEXTS, TEXTS.values())
+    stored = kept.tokens_of(CORPUS.ids)
+    far = (stored.vectors[stored.mask] - real).norm(dim=-1).mean()
+    assert far == pytest.approx(float((decoded - real).norm(dim=-1).mean()), rel=0.5)  # as an index loses
+
+
+def test_both_are_settings_of_a_training(tiny_bert: Path) -> None:
+    model = build(tiny_bert)
+    plain, both = (
+        Contrastive(model, CORPUS, EXAMPLES, **how) for how in ({}, {"matryoshka": [8], "coded_bits": 1})
+    )
+    batch = plain.collate(EXAMPLES)
+    losses = [objective.loss(model, batch).item() for objective in (plain, both)]
+    assert losses[1] > losses[0]
+    for wrong in ({"coded_bits": 3}, {"matryoshka": [0]}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            TrainingSettings(**wrong)
