@@ -73,14 +73,15 @@ def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n
     found = vectors.new_zeros((len(vectors), count))
     step = max(1, SIMILARITIES // max(1, length * len(vectors)))
     for first in range(0, count if length else 0, step):
-        some = documents.map(lambda t, first=first: t[:, first : first + step])
+        chosen = slice(first, first + step)
+        some = documents.map(lambda t, chosen=chosen: t[:, chosen])  # type: ignore[misc]
         mask = some.mask[0, ..., None]
         S = (some.vectors[0] @ vectors.T).masked_fill(~mask, -torch.inf)  # [n, i, t]
         most = S.max(1)
         values = most.values
         if some.salience is not None:
             values = values * some.salience[0].gather(1, most.indices.flatten(1)).view_as(values)
-        found[:, first : first + step] = values.where(mask.any(1), 0).T
+        found[:, chosen] = values.where(mask.any(1), 0).T
     return found
 
 
