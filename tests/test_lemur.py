@@ -60,7 +60,7 @@ def test_fitted_features_predict_better_than_random_ones() -> None:
     documents, _ = sides()
     fresh = torch.randn(400, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
     errors = []
-    for epochs in (0, 60):
+    for epochs in (0, 200):
         features, vectors = random_features(epochs)
         predicted = features(fresh) @ Regression.of(features, vectors).weights(documents).T
         errors.append(float((predicted - best(documents, fresh)).square().mean()))

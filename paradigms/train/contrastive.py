@@ -28,11 +28,10 @@ class Contrastive(Objective):
     negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
     whether other queries' documents are negatives. If not, only the query's hard negatives count, as in
     ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of training steps. SPLADE's term rises over the
-    first third, or has full weight from the start if `steps` is 0. matryoshka:
-    numbers of first coordinates h′ < h, renormalised, whose losses are added to that of all coordinates
-    (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits of the codes that stand
-    for documents (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision:
-    rel, softmax and loss are float32.
+    first third, or has full weight from the start if `steps` is 0. matryoshka: numbers of first coordinates
+    h′ < h, renormalised, whose losses are added to that of all coordinates (Kusupati et al. 2022,
+    arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits of the codes that stand for documents
+    (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision: rel, softmax and loss are float32.
     """
 
     def __init__(
