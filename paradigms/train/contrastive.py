@@ -31,7 +31,8 @@ class Contrastive(Objective):
     first third, or has full weight from the start if `steps` is 0. matryoshka: numbers of first coordinates
     h′ < h, renormalised, whose losses are added to that of all coordinates (Kusupati et al. 2022,
     arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits of the codes that stand for documents
-    (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision: rel, softmax and loss are float32.
+    (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision: rel,
+    softmax and loss are float32.
     """
 
     def __init__(
