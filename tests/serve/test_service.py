@@ -380,7 +380,7 @@ def test_a_batch_with_too_few_answers_is_an_error():
         finally:
             together.close()
 
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         asyncio.run(ask())
 
 
