@@ -67,7 +67,7 @@ class Settings(PairSettings):
         if not self.systems:
             raise SystemExit(
                 "DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT. "
-                "ASYNC clusters anew what an encoder gives: train it with --frozen false"
+                "ASYNC clusters an encoder's output again during training: set --frozen false"
             )
 
 

@@ -153,7 +153,7 @@ def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
 
 
 def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
-    """Return the difference of content and function words' mean ranks, divided by the text's length."""
+    """Return content words' mean rank minus function words' mean rank, divided by the text's length."""
     if not (kinds == 1).any() or not (kinds == 0).any():
         return 0.0
     ranks = rankdata(salience) / len(salience)

@@ -94,8 +94,8 @@ class Settings(OneCollection, Results):
         known = PARADIGMS | GENERATIVE | RERANKERS
         if self.paradigm not in known:
             raise SystemExit(
-                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. One of your own is "
-                "registered by its file: --plugin FILE.py"
+                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. To use your own paradigm, "
+                "add --plugin FILE.py"
             )
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")
         if self.generated and self.paradigm not in GENERATIVE:

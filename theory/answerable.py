@@ -41,7 +41,7 @@ Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """Whether some query vectors answer the query (True, False, or None if undecided), and the evidence.
+    """The result: whether some query vectors answer the query (None if undecided), and the evidence.
 
     query: vectors that answer, [N, h]. relevant, rivals: rows of the certificate that no query vectors
     answer, with weights (α, β). residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.

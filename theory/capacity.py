@@ -14,7 +14,7 @@ if each document of S scores strictly above all other documents. Results:
   margin (`random_dimension`).
 - Rounded numbers have few bits: float16 loses a pair at 25 documents, float32 at 223
   (`first_broken_size`). If queries are encoded without knowledge of what is relevant to them, documents need
-  `pattern_bits` bits each, whatever the architecture.
+  `pattern_bits` bits each, for any architecture.
 - The maximum over tokens of 2 numbers answers any relevance matrix, with a token for each query that the
   document answers (`ring`).
 """

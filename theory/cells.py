@@ -41,7 +41,7 @@ Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool", "salience
 
 
 def log_cells(hyperplanes: float, dimension: float) -> float:
-    """ln of 2·Σ_{i<P} C(H − 1, i): the most cells of H hyperplanes through the origin of R^P.
+    """ln of 2·Σ_{i<P} C(H − 1, i): the maximum number of cells of H hyperplanes through the origin of R^P.
 
     Hyperplanes in general position attain this number. Without hyperplanes the result is ln 1 = 0. H and P
     are whole numbers.
@@ -58,7 +58,7 @@ def log_cells(hyperplanes: float, dimension: float) -> float:
 
 
 def warren(polynomials: float, degree: float, dimension: float) -> float:
-    """ln of (8eDH/P)^P: the most strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
+    """ln of (8eDH/P)^P: a bound on the strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
 
     The bound is Warren's (1968), with the constant of Goldberg and Jerrum 1995. The result is at most H·ln 2.
     """

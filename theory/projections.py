@@ -109,7 +109,7 @@ def pairwise_error_bound(k: ArrayLike, margin: ArrayLike, constant: float = 4) -
 
     Lemma 1 is printed with c = 4. c = 2 (`constant=2`) holds as well, because a ranking error is a one-sided
     deviation. For Gaussian A, c = ½ holds too, because p ≤ ½(1−ε²)^{k/2} and ln(1−ε²) ≤ −h(ε). The bound is
-    not clipped; above 1 it says nothing. k and margin broadcast.
+    not clipped; above 1 it is vacuous. k and margin broadcast.
     """
     k, constant = checks.dimensions(k), float(checks.positive(constant, "constant"))
     return checks.plain(constant * np.exp(-0.5 * k * distortion(margin)))

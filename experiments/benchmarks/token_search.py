@@ -1,4 +1,4 @@
-"""Token search on a processor: our indexes and the peers', on the same vectors, taking turns in one run.
+"""Token search on a CPU: our indexes and peers' indexes on the same vectors, taking turns in one run.
 
 Vectors are token states of the offline encoder for documents and test queries of a collection, reduced by PCA
 and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that

@@ -45,7 +45,7 @@ class Settings:
     rounds: int = 2
     """rounds, in each of which every system is measured once"""
     collection: str = "pydocs"
-    """collection whose training queries with one relevant document each are the pairs"""
+    """collection with the pairs: training queries, each with one relevant document"""
     encoder: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     dim: int = 128
@@ -68,8 +68,8 @@ class Settings:
                 raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
         if min(self.chunks, default=1) < 1 or min(self.batches, default=0) < 2:
             raise SystemExit(
-                "chunks must hold 1 text or more, and batches 2 pairs or more, whose other documents are "
-                f"negatives; got {self.chunks}, {self.batches}"
+                "chunks must be at least 1 text, and batches at least 2 pairs, because a batch's other "
+                f"documents are negatives; got {self.chunks}, {self.batches}"
             )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("device is cuda, but torch finds no CUDA device")

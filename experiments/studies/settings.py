@@ -292,8 +292,8 @@ def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], te
         fuse([{} for _ in fused], list(map(float, system.weights)), system.fusion)
     elif system.paradigm not in known and not (system.checkpoint and not system.paradigm):
         raise ValueError(
-            f"unknown paradigm {system.paradigm}; there are {', '.join(known)}. One of your own is "
-            "registered by its file: --plugin FILE.py"
+            f"unknown paradigm {system.paradigm}; there are {', '.join(known)}. To use your own paradigm, "
+            "add --plugin FILE.py"
         )
     elif system.checkpoint and (system.training or system.backbone):
         raise ValueError("a checkpoint takes neither training nor backbone")

@@ -14,7 +14,7 @@ from theory.claims import GENERATIVE, Evidence, apart, excess, median_ratio, the
 def attention_factors(
     rng: np.random.Generator, samples: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Draw D [M, h], Q [N, h], W [h, h] with sizes 2–15, at scales for which δ is small to large."""
+    """Draw D [M, h], Q [N, h], W [h, h] with sizes 2–15, at scales that give small and large δ."""
     for _ in range(samples):
         M, N, h = rng.integers(2, 16, 3)
         D = 10 ** rng.uniform(-1.5, 1) * rng.standard_normal((M, h))
