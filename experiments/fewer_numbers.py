@@ -1,10 +1,10 @@
-"""nDCG@10 by bytes per document of ColBERTs trained for fewer numbers, beside one that was not.
+"""nDCG@10 by bytes per document of ColBERTs that are trained for fewer numbers, compared with a control.
 
 `matryoshka` adds the losses of the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
-with documents in the 2-bit codes that the index stores (straight-through), `both` does both, and `spans` has
-a fixed number of vectors for each document. The control is the same ColBERT trained without any of these.
-Each model's documents are then stored with fewer coordinates, with fewer bits and with pooled tokens. For the
-control, principal axes of its stored vectors are measured beside its first coordinates.
+with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two, and
+`spans` has a fixed number of vectors for each document. The control is the same ColBERT, trained without
+these methods. Each model's documents are then stored with fewer coordinates, with fewer bits and with pooled
+tokens. For the control, the principal axes of the stored vectors are measured beside the first coordinates.
 """
 
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ Model = Literal["control", "matryoshka", "coded", "both", "spans"]
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
-    """Settings: the collection, the training, and what is stored."""
+    """Settings: the collection, the training, and the stored vectors."""
 
     models: list[Model] = field(default_factory=lambda: ["control", "matryoshka", "coded", "both", "spans"])
     dim: int = 128
-    """coordinates of a vector"""
+    """number of coordinates per vector"""
     dims: list[int] = field(default_factory=lambda: [64, 32, 16])
-    """numbers of first coordinates to train for, and to store"""
+    """numbers of first coordinates for training and storing"""
     bits: int = 2
-    """bits per coordinate to train for, and to store"""
+    """bits per coordinate for training and storing"""
     vectors: int = 16
     """vectors per document of `spans`"""
     seeds: list[int] = field(default_factory=lambda: [0, 1])
@@ -40,7 +40,7 @@ class Settings(EncoderStudy, OneCollection):
             raise SystemExit("models must contain control, and dims must lie below dim")
 
 
-launch(__name__, Settings, __doc__)  # before the imports that take seconds
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Iterator
 from functools import partial
@@ -64,7 +64,7 @@ from paradigms.store.kind import Kind
 from paradigms.train import script
 
 MEASURE = "nDCG@10"
-FREE = ("models", "seeds")  # may be changed in a results folder
+FREE = ("models", "seeds")  # settings that may change in a results folder
 FIRST, PRINCIPAL = "first", "principal axes"
 
 
@@ -109,14 +109,14 @@ def main(settings: Settings) -> None:
 
 
 def made(name: str, settings: Settings) -> Paradigm:
-    """The untrained model."""
+    """Build the untrained model."""
     vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)
 
 
 def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, str]]:
-    """Yield each way to store a model's documents: name, coordinates, kind, tokens that become one, axes."""
+    """Yield each way to store a model's documents: (name, coordinates, kind, tokens per vector, axes)."""
     exact, coded = kinds.exact(), kinds.compressed(settings.bits, LISTS)
     for dim in (settings.dim, *settings.dims):
         title = "all" if dim == settings.dim else f"{dim} coordinates"
@@ -129,7 +129,7 @@ def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, s
 
 
 def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: Index) -> Measured:
-    """Bytes per document and nDCG@10 of each query, by way."""
+    """Measure bytes per document and nDCG@10 of each query, for each way to store documents."""
     whole, queries = index.store, list(data.test.queries.values())
     asked, found = model.encode_queries(queries).to("cpu"), {}
     for way, dim, kind, pool, axes in ways(name, settings):
@@ -152,7 +152,7 @@ def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: I
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Every model under every way, and its difference from the control under the same way.
+    """Make the sections: every model with every way to store, and the difference from the control.
 
     The tests of all differences are one family.
     """
@@ -184,7 +184,7 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
 
 
 def picture(rows: Rows) -> Figure:
-    """Plot nDCG@10 by bytes, a line for each model."""
+    """Plot nDCG@10 by bytes, with a line for each model."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys(row["model"] for row in rows):

@@ -75,10 +75,10 @@ class Settings(OneCollection, Results):
     """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
     scoring need; empty: torch's default, highest"""
     matryoshka: list[int] = field(default_factory=list)
-    """numbers of first coordinates whose losses are added, such as [64, 32]: the vectors can then be stored
-    with so few"""
+    """numbers of first coordinates whose losses are added, such as [64, 32], so that vectors can be stored
+    with only these coordinates"""
     coded_bits: int = 0
-    """train with documents coded as a compressed index with so many bits codes them: 1, 2, 4 or 8; 0: no"""
+    """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
     temperature: float | None = None
     """temperature of the softmax over rel; null: the paradigm's default"""
     evaluate_every: int = 100

@@ -49,7 +49,7 @@ class Settings:
     limit: int = 3600
     """maximum seconds per stage"""
     changes: bool = True
-    """whether to add and delete documents too"""
+    """also add and delete documents"""
     report: bool = False
     """only report earlier measurements"""
     threads: int = 1
@@ -92,7 +92,8 @@ GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candida
 IMPUTE = [{"search": "impute", "probes": p, "search_tokens": k} for p, k in ((8, 4000), (32, 10000))]
 NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
 TERMS: list[dict[str, Any]] = [{}]
-# With 10 candidates reranking only orders the first ten by inner products: what the vectors find alone.
+# With 10 candidates, reranking only reorders the first ten by inner products, so recall is the vectors'
+# alone.
 RERANKED = [{"candidates": count} for count in (10, 64, 256)]
 BUCKETS = {"planes": 4, "inner": 32}
 
