@@ -1,0 +1,268 @@
+"""Public checkpoints on any collections, each under its own A and every other A that it admits.
+
+A checkpoint is a folder or a hub name of any format that is read (paradigms/saving/README.md). Its documents
+are encoded once, and every A scores these vectors by exact search. Token vectors are scored with the
+checkpoint's own A, q→d (MaxSim), q←d with Z = 1 and with Z = M, and the two best document tokens of each
+query token. A model of one vector per text is also scored by the token states that it pools, under the same
+A. Term weights have one A, equal ids.
+
+Two families of tests, each with Holm's correction: all models beside BM25, on every collection, and every
+other A beside the model's own. A checkpoint or a pair with a collection that cannot be measured is named, and
+the others are measured.
+"""
+
+from dataclasses import dataclass, field
+
+from studies.settings import Results, at_least, different, launch
+
+PUBLIC = [
+    "sentence-transformers/all-MiniLM-L6-v2",
+    "sentence-transformers/msmarco-distilbert-base-tas-b",
+    "BAAI/bge-small-en-v1.5",
+    "thenlper/gte-small",
+    "naver/splade-cocondenser-ensembledistil",
+    "naver/splade-v3-distilbert",
+    "prithivida/Splade_PP_en_v1",
+    "colbert-ir/colbertv2.0",
+    "answerdotai/answerai-colbert-small-v1",
+    "lightonai/GTE-ModernColBERT-v1",
+]
+
+
+@dataclass
+class Settings(Results):
+    """Settings: checkpoints and collections."""
+
+    checkpoints: list[str] = field(default_factory=lambda: PUBLIC)
+    """folders or hub names; offline, offline-splade: from Python packages"""
+    collections: list[str] = field(
+        default_factory=lambda: [
+            f"hf:sentence-transformers/NanoBEIR-en:Nano{name}"
+            for name in ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
+        ]
+    )
+    """pydocs (built in), hf:OWNER/NAME:PART, irds:IDENTIFIER, or folders of collections"""
+    documents: int = 0
+    """documents per collection: the relevant ones, and others drawn at random; 0: all"""
+    queries: int = 0
+    """test queries per collection, drawn at random; 0: all"""
+    pickled: bool = False
+    """also read weights, and nothing else, from pickled files"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        different(self, "checkpoints", "collections")
+        at_least(self, documents=0, queries=0)
+
+
+launch(__name__, Settings, __doc__)  # before the imports that take seconds
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from fewer_bytes import sampled
+from studies.pages import Rows, Section, publish, shown
+
+from paradigms import Paradigm, load
+from paradigms.align import AllPairs, DocumentToQuery, QueryToDocument, TopK
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Collection, Split
+from paradigms.data.identical import own_documents
+from paradigms.encoder.text import TextEncoder
+from paradigms.encoder.towers import TwoTowers
+from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
+from paradigms.find import kinds
+from paradigms.io.checks import read_json
+from paradigms.io.command_line import folder_name
+from paradigms.io.files import write_json
+from paradigms.io.terminal import shown as told
+from paradigms.recipe import Recipe
+from paradigms.registry import as_paradigm
+from paradigms.retrieve import Indexed, Retriever, WithoutOwn
+from paradigms.train import script
+
+MEASURE = "nDCG@10"
+OWN = "own"
+OTHERS = {
+    "q→d": (QueryToDocument(), "one"),
+    "q←d, Z = 1": (DocumentToQuery(), "one"),
+    "q←d, Z = M": (DocumentToQuery(), "document_tokens"),
+    "top-2": (TopK(k=2), "one"),
+}
+FAILURES = (ValueError, OSError, KeyError, ImportError, RuntimeError)  # of files, formats, the hub and memory
+Values = dict[str, list[float]]  # A -> nDCG@10 of each query
+
+
+def main(settings: Settings) -> None:
+    accelerator, console = script.begin(settings)
+    found: dict[tuple[str, str], Values] = {}
+    missing: list[str] = []
+    counts = []
+    titles = [title(checkpoint) for checkpoint in settings.checkpoints]
+    if twice := {name for name in titles if titles.count(name) > 1}:
+        raise SystemExit(f"two checkpoints have the name {twice.pop()}: rename a folder")
+    for name in settings.collections:
+        collection, split = part(script.open_collection(name, None, console), settings)
+        counts.append(
+            f"{folder_name(name)} ({len(collection.corpus):,} documents, {len(split.queries)} queries)"
+        )
+        for checkpoint in ["", *settings.checkpoints]:
+            file = Path(settings.output) / folder_name(name) / f"{title(checkpoint)}.json"
+            kept = {
+                "checkpoint": checkpoint,
+                "collection": collection.fingerprint,
+                "queries": list(split.queries),
+            }
+            known = read_json(file) if file.is_file() else {}
+            if any(known.get(key) != value for key, value in kept.items()):
+                console.print(f"{folder_name(name)}: {title(checkpoint)}")
+                try:
+                    values = measured(checkpoint, collection, split, settings, accelerator)
+                except FAILURES as error:
+                    missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
+                    console.print(f"Left out: {missing[-1]}")
+                    continue
+                known = kept | {"values": values}
+                write_json(file, known)
+            found[folder_name(name), title(checkpoint)] = known["values"]
+    summary = f"Exact search of {'; '.join(counts)}."
+    publish(
+        settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(found)
+    )
+    accelerator.end_training()
+
+
+def title(checkpoint: str) -> str:
+    """The last part of a checkpoint's name; BM25 for none."""
+    if not checkpoint:
+        return "bm25"
+    path = Path(checkpoint)
+    return (path.parent if path.name == "checkpoint" else path).name
+
+
+def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:
+    """The documents and queries that are measured."""
+    test = collection.split("test")
+    if not settings.documents:
+        asked = dict(islice(test.queries.items(), settings.queries or None))
+        return collection, test.only(list(asked))
+    limited = replace(settings, queries=settings.queries or len(test.queries))
+    rows, split = sampled(collection, limited)  # type: ignore[arg-type]
+    corpus = collection.corpus.only(collection.corpus.ids[row] for row in rows)
+    return replace(collection, corpus=corpus), split
+
+
+def measured(
+    checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
+) -> Values:
+    """nDCG@10 of each query under every A; of BM25 without a checkpoint."""
+    corpus, found = collection.corpus, dict[str, list[float]]()
+
+    own = own_documents(corpus, split)
+
+    def add(name: str, retriever: Retriever) -> None:
+        run = WithoutOwn(retriever, own).search(split.queries, 10)
+        found[name] = per_query(run, split.judgements, [MEASURE]).values[MEASURE].tolist()
+
+    if not checkpoint:
+        add(OWN, BM25(corpus))
+        return found
+    precision = accelerator.mixed_precision
+    model = opened(checkpoint, settings.pickled).to(accelerator.device).eval()
+    kind = kinds.inverted(16) if model.encoder.dim == 1 and "ids" in model.reads else kinds.exact()
+    retriever = Indexed.build(model, corpus, kind=kind, precision=precision)
+    add(OWN, retriever)
+    tokens = as_tokens(model)
+    if tokens is not None:
+        retriever = Indexed.build(tokens, corpus, precision=precision)
+    for name, other in variants(model if tokens is None else tokens, known=tokens is None):
+        label = name if tokens is None else f"its tokens, {name}"
+        add(label, replace(retriever, model=other))
+    return found
+
+
+@lru_cache(maxsize=1)
+def opened(checkpoint: str, pickled: bool) -> Paradigm:
+    return as_paradigm(load(checkpoint, pickled=pickled), checkpoint)
+
+
+def as_tokens(model: Paradigm) -> Paradigm | None:
+    """A model of one vector per text by the token states that it pools; None for other models."""
+    settings = model.encoder.settings
+    if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
+        return None
+
+    def all_states(encoder: TextEncoder) -> TextEncoder:
+        other = copy(encoder)
+        other.settings = replace(encoder.settings, query_vectors="all", document_vectors="all")
+        return other
+
+    encoder = model.encoder
+    if isinstance(encoder, TwoTowers):
+        towers = TwoTowers(all_states(encoder.of("query")), all_states(encoder.of("document")))
+        return Paradigm(Recipe(model.name, QueryToDocument(), "one"), towers)
+    return Paradigm(Recipe(model.name, QueryToDocument(), "one"), all_states(encoder))
+
+
+def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
+    """Yield the model under every other A that it admits. known: whether its own is measured already."""
+    if isinstance(model.recipe.align, AllPairs) or model.encoder.dim == 1:
+        return
+    for name, (align, normalise) in OTHERS.items():
+        ranks_alike = model.recipe.align.is_maxsim() and model.recipe.normalise in ("one", "query_tokens")
+        if known and name == "q→d" and ranks_alike and model.recipe.search == "gather":
+            continue
+        yield name, model.with_alignment(align, normalise)
+
+
+def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
+    """The models under their own A beside BM25, and every other A beside the model's own."""
+    collections = list(dict.fromkeys(name for name, _ in found))
+    models = list(dict.fromkeys(name for _, name in found))
+    table: Rows = []
+    tests: dict[tuple[int, str], float] = {}
+    for model in models:
+        row: dict[str, Any] = {"model": model}
+        for name in collections:
+            values, base = found.get((name, model)), found[name, "bm25"]
+            row[name] = "–" if values is None else shown(interval(values[OWN]))
+            if values is not None and model != "bm25":
+                tests[len(table), name] = paired_test(np.array(values[OWN]), np.array(base[OWN]))
+        table.append(row)
+    for (place, name), p in zip(tests, holm(list(tests.values())), strict=True):
+        own = found[name, models[place]][OWN]
+        if p < 0.05:
+            better = np.mean(own) > np.mean(found[name, "bm25"][OWN])
+            table[place][name] += "†" if better else "‡"
+    others: Rows = []
+    pairs: list[float] = []
+    for model in models:
+        for A in dict.fromkeys(A for name in collections for A in found.get((name, model), {}) if A != OWN):
+            for name in collections:
+                if (name, model) in found:
+                    own, other = (np.array(found[name, model][key]) for key in (OWN, A))
+                    pairs.append(paired_test(other, own))
+                    row = {"model": model, "A": A, "collection": name, MEASURE: shown(interval(other))}
+                    others.append(row | {"minus its own A": shown(interval(other - own), "+")})
+    for row, p in zip(others, holm(pairs), strict=True):
+        row["p (Holm)"] = p
+    marks = (
+        f"{MEASURE} with 95% intervals over queries. † better, ‡ worse than BM25: paired test, p < .05 after "
+        f"Holm's correction for {len(tests)} comparisons."
+    )
+    text = f"Paired differences over queries; one family of {len(pairs)} tests."
+    return {
+        "models": Section("Each model under its own A", marks, table),
+        "alignments": Section("Each model under every other A", text, others),
+    }
+
+
+def interval(values: Any) -> Any:
+    return seeds_interval(np.asarray(values)[None])
