@@ -7,7 +7,8 @@ backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
-RIPOR has residual-quantised identifiers. Untrained systems are measured too. T5-SEAL ranks like the authors'
+RIPOR has residual-quantised identifiers, and PAG adds a set of tokens to them that guides the search.
+Untrained systems are measured too. T5-SEAL ranks like the authors'
 code, by SEAL's keys with 5 beams and without titles; "SEAL without a model" has the query's n-grams, each
 with probability ½. Decoding token by token (Eq. 22) is compared with scoring all documents.
 """
@@ -31,6 +32,7 @@ SYSTEMS = {  # system -> trained model
     "DSI-PAWA": "dsi-pawa",
     "DSI-atomic": "dsi-atomic",
     "RIPOR": "ripor",
+    "PAG": "pag",
     "GENRE": "genre",
     "GENRE-PAWA": "genre-pawa",
     "GENRE-NP-BASE": "genre-np-base",
@@ -40,6 +42,8 @@ SYSTEMS = {  # system -> trained model
     "S-T5, untrained": "dpr-untrained",
     "T5-ColBERT, untrained": "colbert-untrained",
     "DSI, untrained": "dsi-untrained",
+    "RIPOR, untrained": "ripor-untrained",
+    "PAG, untrained": "pag-untrained",
     "GENRE, untrained": "genre-untrained",
     "T5-SEAL, untrained": "seal-untrained",
     "T5-SEAL-NP": "seal-np-base",
@@ -109,6 +113,8 @@ CONTROLS = (
     ("T5-SEAL", CONTROL),
     ("DSI-place", "DSI-atomic"),
     ("RIPOR", "DSI-atomic"),
+    ("PAG", "DSI-atomic"),
+    ("PAG", "RIPOR"),
     ("RIPOR", "DSI-place"),
 )
 

@@ -18,7 +18,7 @@ class Settings(OneCollection, Results):
     """Settings: the model, the collection and the training."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, genre or seal; a
+    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, pag, genre or seal; a
     reranker: cross_attention"""
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
@@ -34,7 +34,8 @@ class Settings(OneCollection, Results):
     accumulation: int = 1
     """batches per optimizer step"""
     negatives: int = 0
-    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one"""
+    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one.
+    Generative paradigms take them from BM25, for every source"""
     run: str = ""
     """TREC run of the training queries from which to draw negatives, or folder of a saved paradigm that
     searches for them (another round of mining); empty: BM25"""
@@ -49,7 +50,7 @@ class Settings(OneCollection, Results):
     teacher: str = ""
     """model or run whose scores of each query's relevant document and hard negatives are learned: a TREC run,
     the folder of a saved paradigm or reranker, or a reranker on the hub, OWNER/NAME; a model scores each pair
-    once"""
+    once. Generative paradigms need a model, since they also read passages"""
     distil: Literal["none", "kl", "margin_mse"] = "none"
     """loss between the paradigm's and the teacher's scores"""
     distil_weight: float = 0.5
@@ -101,8 +102,8 @@ class Settings(OneCollection, Results):
         if self.generated and self.paradigm not in GENERATIVE:
             raise SystemExit(f"generated queries train {', '.join(GENERATIVE)}, not {self.paradigm}")
         for name in ("run", "filter", "teacher"):
-            if getattr(self, name) and self.paradigm in GENERATIVE:
-                raise SystemExit(f"{self.paradigm} does not use hard negatives: leave out --{name}")
+            if name != "teacher" and getattr(self, name) and self.paradigm in GENERATIVE:
+                raise SystemExit(f"{self.paradigm} takes hard negatives from BM25: leave out --{name}")
             if getattr(self, name) and not self.negatives:
                 raise SystemExit(f"{name} needs hard negatives: set --negatives")
         if bool(self.teacher) != (self.distil != "none"):
@@ -204,6 +205,8 @@ def trained(
             folder,
             accelerator,
             generated,
+            settings.negatives,
+            settings.teacher,
         )
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]

@@ -16,6 +16,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.generative.dsi import dsi
 from paradigms.generative.genre import genre
 from paradigms.generative.model import Generative
+from paradigms.generative.pag import pag
 from paradigms.generative.ripor import ripor
 from paradigms.generative.seal import seal
 from paradigms.io.checks import check_files, naming
@@ -46,6 +47,7 @@ GENERATIVE: dict[str, Callable[..., Generative]] = {
     "genre": genre,
     "seal": seal,
     "ripor": ripor,
+    "pag": pag,
 }
 
 # name -> builder(backbone, **settings): models that score pairs of texts, not by a rel

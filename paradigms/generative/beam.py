@@ -29,7 +29,8 @@ class Hypotheses:
 
     queries: Int[np.ndarray, " x"]  # the query's position in the batch
     tokens: Int[np.ndarray, "x m"]  # padded with NOTHING
-    scores: Float[np.ndarray, " x"]  # Σ log p, or another scorer's sum, float64
+    scores: Float[np.ndarray, " x"]  # Σ log p, or another scorer's sum, plus `ahead`; float64
+    ahead: Float[np.ndarray, " x"]  # the largest planned score of the sequence's documents; 0 without a plan
     states: Int[np.ndarray, "x s"]  # the constraint's state after the sequence
 
     def __len__(self) -> int:
@@ -54,6 +55,7 @@ def beam_search(
     length: int,
     keep: bool = False,
     scorer: ScoreName = "log_probability",
+    plan: Float[np.ndarray, "b d"] | None = None,
 ) -> Hypotheses:
     """Return up to `beams` sequences per query, of up to `length` tokens, with the highest scores.
 
@@ -65,12 +67,20 @@ def beam_search(
 
     keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
     sequences then take up no beams either.
+
+    plan: a score for each of the constraint's documents, known before decoding. A prefix then gets the
+    largest score of the documents that it begins (planning ahead: Zeng et al. 2024, arXiv:2404.14600); in a
+    trie, these are neighbours.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
     start = np.zeros((1, 0), dtype=np.int64) if constraint is None else constraint.start()
     tokens = np.full((count, length), NOTHING, dtype=np.int64)
-    prefixes = Hypotheses(np.arange(count), tokens, np.zeros(count), np.repeat(start, count, axis=0))
+    nothing = np.zeros(count)
+    prefixes = Hypotheses(np.arange(count), tokens, nothing, nothing, np.repeat(start, count, axis=0))
+    if plan is not None:
+        assert constraint is not None
+        plan = np.pad(plan[:, constraint.documents], ((0, 0), (0, 1)), constant_values=-np.inf)
     table = None if constraint is None else _branches(model, constraint, start)
     entry = np.zeros(count, dtype=np.int64)  # each unfinished prefix's row in the table
     finished, steps = prefixes[:0], [prefixes[:0]]
@@ -83,7 +93,8 @@ def beam_search(
                 finished = _join([finished, _completed(model, memories, prefixes, rests, scorer, count)])
                 break
             slots, scores = _next(model, memories, prefixes, step, scorer, count)
-            parents, longer = _continue(prefixes, step, scores, table, entry, 2 * beams if apart else beams)
+            most = 2 * beams if apart else beams
+            parents, longer = _continue(prefixes, step, scores, table, entry, most, plan)
             steps.append(longer)
             if constraint is None:
                 ended = longer.tokens[:, step] == model.identifiers.end
@@ -150,7 +161,7 @@ def _completed(
         scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
     states = np.column_stack([prefixes.states[:, :2], lengths])
     done = np.isfinite(scores)
-    return Hypotheses(prefixes.queries, written, scores, states)[done]
+    return Hypotheses(prefixes.queries, written, scores, prefixes.ahead, states)[done]
 
 
 def _slots(prefixes: Hypotheses) -> Int[np.ndarray, " x"]:
@@ -195,6 +206,7 @@ def _continue(
     table: Branches | None,
     entry: Int[np.ndarray, " x"],
     k: int,
+    plan: Float[np.ndarray, "b r"] | None,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
     """Find each query's k best valid one-token continuations, and the rows of the prefixes they extend."""
     if table is None:
@@ -204,14 +216,31 @@ def _continue(
         rows, tokens = np.repeat(np.arange(len(prefixes)), np.diff(offsets)), table.tokens[places]
     at = torch.from_numpy(rows * added.shape[1] + tokens).to(added.device)
     scores = prefixes.scores[rows] + added.reshape(-1)[at].cpu().double().numpy()
+    ahead = prefixes.ahead[rows]
+    if plan is not None:
+        assert table is not None
+        planned = _range_maxima(plan, prefixes.queries[rows], table.states[places])
+        scores, ahead = scores - ahead + planned, planned
     best = _largest_of_each(prefixes.queries[rows], scores, k)
     rows, tokens = rows[best], tokens[best]
     written = prefixes.tokens[rows]
     written[:, step] = tokens
     states = prefixes.states[rows] if table is None else table.states[places[best]]
-    longer = Hypotheses(prefixes.queries[rows], written, scores[best], states)
+    longer = Hypotheses(prefixes.queries[rows], written, scores[best], ahead[best], states)
     order = _best_first(longer, k)
     return rows[order], longer[order]
+
+
+def _range_maxima(
+    plan: Float[np.ndarray, "b r"], queries: Int[np.ndarray, " c"], states: Int[np.ndarray, "c 3"]
+) -> Float[np.ndarray, " c"]:
+    """max(plan[query, lo:hi]) for each query and state. The last column of the plan is only a bound."""
+    bounds = states[:, :2] + (queries * plan.shape[1])[:, None]
+    order = np.argsort(bounds[:, 0], kind="stable")  # gaps between ranges are read once, too
+    maxima = np.empty(len(states))
+    if len(states):
+        maxima[order] = np.maximum.reduceat(plan.ravel(), bounds[order].ravel())[::2]
+    return maxima
 
 
 def _largest_of_each(

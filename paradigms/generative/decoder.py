@@ -105,6 +105,7 @@ class Memory:
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
+    states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
@@ -119,7 +120,8 @@ class Memory:
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
     """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
     crossing = [layer.cross_attention for layer in layers_of(decoder)]
-    return Memory(mask, [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing], [])
+    crossed = [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing]
+    return Memory(mask, crossed, [], states=states)
 
 
 def decode(

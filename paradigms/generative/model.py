@@ -28,6 +28,7 @@ from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
+from paradigms.generative.sets import TokenSets, token_sets
 from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.checks import read_settings
 from paradigms.io.files import settle, write_json
@@ -52,8 +53,9 @@ class Generative(Trainable):
         backbone: str | Path,
         identifiers: Identifiers,
         clusters: Clusters | None = None,
+        sets: TokenSets | None = None,
     ) -> None:
-        """Build the modules. `clusters` is required if settings.tokens = "clusters"; see `build`."""
+        """Build the modules. settings.tokens = "clusters" needs `clusters`, and settings.set_size `sets`."""
         super().__init__()
         check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
@@ -74,7 +76,9 @@ class Generative(Trainable):
             )
         if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
             raise ValueError("the clusters belong to other identifiers")
-        self.clusters = clusters
+        if (settings.set_size > 0) != (sets is not None):
+            raise ValueError(f"set_size={settings.set_size} and sets go together, got {sets}")
+        self.clusters, self.sets = clusters, sets
         size = identifiers.vocabulary if new_tokens else config.vocab_size
         vectors = base.token_vectors(self.backbone)
         heads, layers = getattr(config, "num_attention_heads", 8), settings.decoder_layers
@@ -107,30 +111,35 @@ class Generative(Trainable):
         identifiers: Identifiers,
         corpus: Corpus,
     ) -> "Generative":
-        """Build a model to train. For NP-decoding, the backbone's encoder reads the corpus first."""
+        """Build a model to train. The backbone's encoder reads the corpus for clusters or sets of tokens."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder is untrained
             settings = replace(settings, softmax="identifiers")
         if settings.refresh and settings.frozen:  # older saved models with both still load
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
-        clusters = None
-        if settings.tokens == "clusters":
+        check_places(settings, identifiers)
+        clusters = sets = None
+        if settings.tokens == "clusters" or settings.set_size:
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
             encoder, vectors = base.encoder_of(read), base.token_vectors(read)
             tokenizer = base.load_base_tokenizer(backbone)
-            clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
-        return cls(settings, backbone, identifiers, clusters)
+            if settings.tokens == "clusters":
+                clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
+            if settings.set_size:
+                sets = token_sets(encoder, tokenizer, corpus, settings.set_size, settings.document_length)
+        return cls(settings, backbone, identifiers, clusters, sets)
 
     def add(self, corpus: Corpus, *, title_length: int = 24) -> "Generative":
         """Return this model with more documents, named by title or text, whose identifiers join the trie.
 
         The weights are shared and nothing is trained. A softmax over identifiers' tokens then also counts the
         new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if the
-        identifiers are neither titles nor texts, if tokens are clusters, or if a document already exists.
+        identifiers are neither titles nor texts, for clusters or sets of tokens, or if a document exists.
         """
-        kind = self.identifiers.kind
-        if kind not in ("title", "text") or self.clusters is not None:
-            what = "clusters of tokens" if self.clusters is not None else f"{kind} identifiers"
+        kind, learned = self.identifiers.kind, {"clusters": self.clusters, "sets": self.sets}
+        if kind not in ("title", "text") or any(part is not None for part in learned.values()):
+            of_tokens = [f"{name} of tokens" for name, part in learned.items() if part is not None]
+            what = (*of_tokens, f"{kind} identifiers")[0]
             raise ValueError(
                 f"{self.name} has {what}, which come from its corpus: train it with all documents"
             )
@@ -269,12 +278,40 @@ class Generative(Trainable):
         return self.width**-0.5 if scaled else 1.0
 
     def forward(
-        self, sources: Batch, targets: Targets, scorer: ScoreName = "log_probability"
-    ) -> Float[Tensor, "b n m"]:
-        """log p(d_i | d_<i, q) of every target token, or another scorer's contribution; 0 at padding."""
-        memories = self.memories(sources, scorer)
+        self,
+        sources: Batch,
+        targets: Targets,
+        *scorers: ScoreName,
+        documents: Int[Tensor, "x n"] | None = None,
+    ) -> Float[Tensor, "*s b n m"]:
+        """log p(d_i | d_<i, q) of every target token, or its contribution by other scorers; 0 at padding.
+
+        documents: positions of the targets' documents, whose set parts are added as one more column. Several
+        scorers have an axis s of their own.
+        """
+        names = scorers or ("log_probability",)
+        memories = self.memories(sources, *names)
         states = self.decode(memories, targets.inputs)
-        return self.token_parts(self.readings(states, memories, scorer), targets, scorer)
+        parts = [self.token_parts(self.readings(states, memories, name), targets, name) for name in names]
+        if documents is not None:
+            set_part = self.set_part(memories[0], documents)[..., None]
+            parts = [torch.cat([part, set_part.to(part.dtype)], -1) for part in parts]
+        return parts[0] if len(parts) == 1 else torch.stack(parts)
+
+    def set_part(self, memory: Memory, documents: Int[Tensor, "x n"]) -> Float[Tensor, "b n"]:
+        """The set part of rel, for documents given by position. The model must have sets."""
+        assert self.sets is not None
+        assert memory.states is not None
+        return self.sets.interact(documents, memory.states, memory.mask).rel
+
+    def set_scores(self, sources: Batch) -> Float[np.ndarray, "b d"] | None:
+        """The set part of rel for every document, or None if documents have no sets."""
+        if self.sets is None:
+            return None
+        with self.evaluating(), torch.inference_mode():
+            states = self.begin(sources.to(self.device))[0]
+            mask = sources.attention_mask.bool().to(self.device)
+            return self.sets.all_scores(states, mask).double().cpu().numpy()
 
     def memories(self, sources: Batch, *scorers: ScoreName) -> list[Memory]:
         """Return the queries' memory, then empty queries' memory if a scorer subtracts log p(d | "")."""
@@ -435,7 +472,8 @@ class Generative(Trainable):
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)
         clusters = Clusters.load(folder / HEADS, "clusters.") if settings.tokens == "clusters" else None
-        model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters)
+        sets = TokenSets.load(folder / HEADS, "sets.") if settings.set_size else None
+        model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters, sets)
         load_heads(model, model._heads(), folder / HEADS)
         return model
 

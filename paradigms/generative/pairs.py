@@ -33,6 +33,8 @@ class Pair:
     source: str
     document: int  # position of the target's document
     target: tuple[int, ...]
+    negatives: tuple[int, ...] = ()  # positions of hard negatives
+    teacher: tuple[float, ...] = ()  # a teacher's scores of the document and of each negative
 
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:

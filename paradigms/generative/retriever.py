@@ -54,7 +54,8 @@ class GenerativeRetriever:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 
         The search finds only documents that the beams reach, often fewer than k. A document's score is
-        `settings.score` of its best identifier; n-grams are scored by their probabilities (SEAL).
+        `settings.score` of its best identifier, plus its set part; n-grams are scored by their probabilities
+        (SEAL).
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -71,8 +72,8 @@ class GenerativeRetriever:
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """Score the run's documents by rel under `settings.score`, best first.
 
-        A document's rel is the largest rel of its names (`Generative.names`), or −∞ if it has none. Raises
-        KeyError if a query or document is unknown.
+        A document's rel is the largest rel of its names (`Generative.names`), or −∞ if it has none, plus its
+        set part. Raises KeyError if a query or document is unknown.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -106,12 +107,14 @@ class GenerativeRetriever:
                 ]
                 sources = model.tokenize([queries[query] for query in batch])
                 scores = model.sequence_scores(sources, sequences, *scorers)
-                for query, names_by_id, sequence, rows in zip(batch, named, sequences, scores, strict=True):
+                plan = model.set_scores(sources)
+                for n, (query, sequence, rows) in enumerate(zip(batch, sequences, scores, strict=True)):
                     for place, values in enumerate(rows):
                         rel = dict(zip(sequence, values.tolist(), strict=True))
                         best = {
                             id: max((rel[t] for t in names), default=-np.inf)
-                            for id, names in names_by_id.items()
+                            + (0.0 if plan is None else float(plan[n, positions[id]]))
+                            for id, names in named[n].items()
                         }
                         runs[place][query] = best_first(best)
         return [{query: ranked[query] for query in run} for ranked in runs]
@@ -120,10 +123,11 @@ class GenerativeRetriever:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.
 
         The L·H document tokens of one position share a row: A is the tokens' mean attention, and S·A is the
-        sum of the tokens' products.
+        sum of the tokens' products. The tokens of the document's set follow, each aligned with one query
+        token.
         """
-        model = self.model
-        names = model.names(model.identifiers.positions[document])
+        model, position = self.model, self.model.identifiers.positions[document]
+        names = model.names(position)
         if not names:
             return []
         sources = model.tokenize([query]).to(model.device)
@@ -136,17 +140,27 @@ class GenerativeRetriever:
         A = interaction.alignment[0, 0].unflatten(0, (-1, targets.ids.shape[-1]))
         shares = interaction.similarity[0, 0].unflatten(0, (-1, targets.ids.shape[-1])) * A
         mean, share = A.mean(0), shares.sum(0)
+        rows, tokens, rel = [(mean, share)], model.labels(names[best]), float(interaction.rel[0, 0])
+        if model.sets is not None:
+            with model.evaluating(), torch.inference_mode():
+                states, memory = model.begin(sources)
+                where = torch.tensor([[position]], device=model.device)
+                of_set = model.sets.interact(where, states, memory.mask)
+            rows.append((of_set.alignment[0, 0], (of_set.similarity * of_set.alignment)[0, 0]))
+            tokens += model.sets.labels(model.tokenizer, position)
+            rel += float(of_set.rel[0, 0])
+        mean, share = (torch.cat(parts) for parts in zip(*rows, strict=True))
         assert interaction.rest is not None
         explanation = Explanation(
             system=model.name,
             reads="the decoder's state: the query, and the identifier up to the token before",
             query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
-            document_tokens=model.labels(names[best]),
+            document_tokens=tokens,
             links=[
                 (i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in mean.nonzero().tolist()
             ],
             Z=1.0,
-            rel=float(interaction.rel[0, 0]),
+            rel=rel,
             rest=float(interaction.rest[0, 0]),
         )
         return [explanation]
@@ -156,14 +170,20 @@ class GenerativeRetriever:
         model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
         sources, by_grams = model.tokenize(texts), identifiers.end is None
         length = settings.span if by_grams else identifiers.longest
-        width = {"beams": settings.beams, "length": length}
         scorer = "log_probability" if by_grams else settings.score
-        hypotheses = beam_search(model, sources, self.valid, **width, keep=by_grams, scorer=scorer)
+        plan = model.set_scores(sources)
+        if plan is not None:
+            plan = plan[:, identifiers.owners]
+        how: dict[str, Any] = {"beams": settings.beams, "length": length, "keep": by_grams}
+        hypotheses = beam_search(model, sources, self.valid, **how, scorer=scorer, plan=plan)
         parts = [hypotheses.of_query(query) for query in range(len(texts))]
         if not by_grams:
-            for part in parts:
+            for query, part in enumerate(parts):
                 offsets, numbers, _ = self.valid.locate(part.states)
-                yield zip(numbers.tolist(), np.repeat(part.scores, np.diff(offsets)).tolist(), strict=True)
+                scores = np.repeat(part.scores - part.ahead, np.diff(offsets))
+                if plan is not None:
+                    scores += plan[query, numbers]
+                yield zip(numbers.tolist(), scores.tolist(), strict=True)
             return
         # SEAL's keys: n-grams kept in any step of the search, n-grams of the query, and single tokens.
         query_keys, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)

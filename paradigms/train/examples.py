@@ -72,14 +72,14 @@ def build_examples(
             hard = [p for p in map(corpus.position, ranked[query]) if p not in avoided]
             if suspects is not None and len(hard) < negatives:
                 problems.add("example with too few hard negatives left (others drawn at random)", query)
-            drawn = _draw(hard, avoided, negatives, len(corpus), random.Random(f"{seed} {query} {positive}"))
+            drawn = draw(hard, avoided, negatives, len(corpus), random.Random(f"{seed} {query} {positive}"))
             if len(drawn) < negatives:
                 raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {negatives} negatives")
             pairs.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
     return [example for _, example in pairs] if teacher is None else _taught(pairs, corpus, teacher)
 
 
-def _draw(hard: list[int], never: set[int], count: int, size: int, rng: random.Random) -> list[int]:
+def draw(hard: list[int], never: set[int], count: int, size: int, rng: random.Random) -> list[int]:
     """Draw `count` positions from `hard`, then from all other positions below `size` except `never`."""
     drawn = rng.sample(hard, min(count, len(hard)))
     left = size - len(never.union(drawn))

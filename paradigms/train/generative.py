@@ -1,11 +1,14 @@
 """Training of generative models in scripts: backbone, training pairs, stored encoder states."""
 
+import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
 
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
@@ -20,10 +23,19 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.terminal import shown
 from paradigms.model import autocast
-from paradigms.train.fit import STATES, DevMeasure, add_states, deleted_after, training_splits
+from paradigms.train.examples import draw
+from paradigms.train.fit import (
+    NEGATIVES_DEPTH,
+    STATES,
+    DevMeasure,
+    add_states,
+    deleted_after,
+    training_splits,
+)
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.state import by_main
+from paradigms.train.teacher import ScorePairs, pair_scores, score_of
 
 PASSAGES, PASSAGE_WORDS = 6, 16  # passages per document to index, and words per passage, as in a query
 SPANS = 3  # spans per document if texts are identifiers
@@ -39,15 +51,26 @@ def fit_generative(
     folder: Path,
     accelerator: Accelerator,
     generated: Path | None = None,
+    negatives: int = 0,
+    teacher: str = "",
 ) -> Generative:
     """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does.
 
-    generated: JSON lines of generated queries (`pairs.read_generated`).
+    generated: JSON lines of generated queries (`pairs.read_generated`). negatives, teacher: see
+    `with_negatives`; the teacher is a model for `pair_scores`.
     """
     problems = Problems()
     pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
     if generated is not None:
         pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
+    if negatives:
+
+        def scores(queries: dict[str, str]) -> ScorePairs:
+            return pair_scores(teacher, folder / "teacher.run", queries, collection.corpus, accelerator)
+
+        pairs = with_negatives(
+            pairs, collection.corpus, negatives, training.seed, scores if teacher else None
+        )
     corpus, dev = collection.corpus, None
     if splits[1].queries and dev_queries:
         dev = DevMeasure(corpus, splits[1], dev_run, dev_queries, accelerator.mixed_precision)
@@ -74,7 +97,7 @@ def fit_pairs(
     for report in (model.identifiers.problems, problems):
         if report:
             accelerator.print(shown(f"{model.name}: {report}"))
-    objective = Likelihood(model, corpus, pairs)
+    objective = Likelihood(model, corpus, pairs, training.distillation)
     stored = model.settings.frozen and accelerator.device.type == "cpu"
     with (
         deleted_after(folder / STATES, accelerator) if stored and not states else nullcontext(states) as place
@@ -86,6 +109,45 @@ def fit_pairs(
                 add_states(store, sources, model.tokenize, model.encode, accelerator)
         trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
+
+
+def with_negatives(
+    pairs: Sequence[Pair],
+    corpus: Corpus,
+    negatives: int,
+    seed: int,
+    teacher: Callable[[dict[str, str]], ScorePairs] | None = None,
+) -> list[Pair]:
+    """The pairs with `negatives` documents of BM25's first `NEGATIVES_DEPTH` for the source.
+
+    Documents that the source has in any pair are not drawn. teacher: gets the sources by number and returns
+    what scores their documents.
+    """
+    numbers: dict[str, int] = {}
+    own: dict[int, set[int]] = {}
+    for pair in pairs:
+        own.setdefault(numbers.setdefault(pair.source, len(numbers)), set()).add(pair.document)
+    sources = {str(n): source for source, n in numbers.items()}
+    run = BM25(corpus).search(sources, NEGATIVES_DEPTH, progress=True)
+    ranked = []
+    for pair in pairs:
+        n = numbers[pair.source]
+        hard = [p for id in run[str(n)] if (p := corpus.position(id)) not in own[n]]
+        rng = random.Random(f"{seed} {pair.source} {pair.document}")
+        ranked.append(replace(pair, negatives=tuple(draw(hard, own[n], negatives, len(corpus), rng))))
+    if teacher is None:
+        return ranked
+    wanted: dict[str, dict[str, None]] = {id: {} for id in sources}
+    for pair in ranked:
+        documents = (pair.document, *pair.negatives)
+        wanted[str(numbers[pair.source])] |= dict.fromkeys(corpus.ids[p] for p in documents)
+    scores = teacher(sources)({id: list(documents) for id, documents in wanted.items()})
+
+    def taught(pair: Pair) -> tuple[float, ...]:
+        id, documents = str(numbers[pair.source]), (pair.document, *pair.negatives)
+        return tuple(score_of(scores, id, corpus.ids[p], "teacher") for p in documents)
+
+    return [replace(pair, teacher=taught(pair)) for pair in ranked]
 
 
 def t5_folder(

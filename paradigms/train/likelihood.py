@@ -1,9 +1,14 @@
-"""−(1/b) Σ log p(target | source): maximum likelihood of identifiers, the loss of generative retrieval."""
+"""−(1/b) Σ log p(target | source): maximum likelihood of identifiers, the loss of generative retrieval.
+
+A model with sets of tokens, or pairs with hard negatives, add a loss of rel over several documents.
+"""
 
 from collections.abc import Sequence
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast, broadcast_object_list
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
@@ -11,28 +16,87 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
-from paradigms.train.losses import Objective
+from paradigms.train.losses import Distillation, Objective, contrastive
+
+NEGATIVES = 7  # documents of other pairs in the batch, for sets of tokens without hard negatives
+
+# Sources, targets, and where several documents are ranked, their positions and a teacher's scores of them.
+Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[Tensor, "b c"]]
 
 
 class Likelihood(Objective):
     """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
+    If documents have sets of tokens (PAG: Zeng et al. 2024, arXiv:2404.14600), or pairs hard negatives, the
+    softmax cross-entropy of rel over the pair's document and its negatives is added, under the score that the
+    model ranks by. With a distillation, the two are `Distillation.joined` instead, averaged over the lengths
+    i of the prefixes: the teacher's scores times √(i/m), and the student's score of the first i tokens, plus
+    the set part. With "margin_mse" this is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134,
+    §3.3), whose factor 1 − 2/i also rises with falling increments, but is negative for short identifiers.
+
     corpus: documents from which NP-decoding's clusters are rebuilt every `settings.refresh` steps.
     """
 
-    def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        model: Generative,
+        corpus: Corpus,
+        pairs: Sequence[Pair],
+        distillation: Distillation | None = None,
+    ) -> None:
         if not pairs:
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
-        self.model, self.corpus, self.examples = model, corpus, pairs
+        if distillation is not None and not all(pair.teacher for pair in pairs):
+            raise ValueError(f"{model.name} learns a teacher's scores: build the pairs with a teacher")
+        self.model, self.corpus, self.examples, self.distillation = model, corpus, pairs, distillation
+        self.ranks = model.sets is not None or bool(pairs[0].negatives)
+        if self.ranks and model.identifiers.end is None:
+            raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
         self.renews = model.settings.refresh > 0
 
-    def collate(self, examples: list[Pair]) -> tuple[Batch, Targets]:
-        """Tokenise b sources and their targets."""
-        targets = [[self.model.written(pair.document, pair.target)] for pair in examples]
-        return self.model.tokenize([pair.source for pair in examples]), self.model.targets(targets)
+    def collate(self, examples: list[Pair]) -> Pairs:
+        """Tokenise b sources and their targets; for a ranking, also the identifiers of the negatives."""
+        model, sources = self.model, self.model.tokenize([pair.source for pair in examples])
+        targets = [[model.written(pair.document, pair.target)] for pair in examples]
+        if not self.ranks:
+            return sources, model.targets(targets)
+        own = [pair.document for pair in examples]
+        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
+        negatives = [pair.negatives or others for pair, others in zip(examples, around, strict=True)]
+        for row, others in zip(targets, negatives, strict=True):
+            row += [model.names(document)[0] for document in others]
+        documents = torch.tensor([[d, *others] for d, others in zip(own, negatives, strict=True)])
+        teacher = torch.tensor([pair.teacher for pair in examples])
+        return sources, model.targets(targets), documents, teacher
 
-    def loss(self, model: nn.Module, batch: tuple[Batch, Targets]) -> Tensor:
-        return -model(*batch).sum() / len(batch[1].ids)
+    def loss(self, model: nn.Module, batch: Pairs) -> Tensor:
+        if len(batch) == 2:
+            return -model(*batch).sum() / len(batch[1].ids)
+        sources, targets, documents, teacher = batch
+        sets = documents if self.model.sets is not None else None
+        parts = model(sources, targets, "log_probability", self.model.settings.score, documents=sets)
+        return self.ranking(parts, targets.ids.shape[-1], documents, teacher)
+
+    def ranking(
+        self,
+        parts: Float[Tensor, "two b n m"],
+        tokens: int,
+        documents: Int[Tensor, "b n"],
+        teacher: Float[Tensor, "b c"],
+    ) -> Tensor:
+        """The loss of log p and of rel's contributions: `tokens` columns, and perhaps the set part."""
+        likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
+        prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)
+        if self.distillation is None:
+            first = torch.zeros(len(documents), dtype=torch.long, device=documents.device)
+            excluded: Bool[Tensor, "b n"] = documents == documents[:, :1]
+            return likelihood + contrastive(prefixes[..., -1], first, excluded, 1.0)
+        scores = teacher.to(prefixes.dtype)
+        losses = [
+            self.distillation.joined(likelihood, prefixes[..., i], scores * ((i + 1) / tokens) ** 0.5)
+            for i in range(tokens)
+        ]
+        return torch.stack(losses).mean()
 
     def prepare(self, step: int) -> None:
         """Rebuild ASYNC's clusters on the first process, for all processes."""

@@ -92,7 +92,7 @@ def test_every_generative_model_in_an_experiment(seq2seq, tiny_bert, candidates,
     """The corpus is in the model, which is its index, and which has learned nothing."""
     torch.manual_seed(0)
     # Before it has learned, no n-gram is likelier by SEAL's own keys than in a corpus of so few tokens.
-    own = {"embedder": tiny_bert, "codes": 2} if name == "ripor" else {}
+    own = {"embedder": tiny_bert, "codes": 2} if name in ("ripor", "pag") else {}
     model = GENERATIVE[name](seq2seq["t5"], CORPUS, **own)
     retriever = Retriever(GenerativeRetriever(model))
     reranker = texts() >> Reranker(model)

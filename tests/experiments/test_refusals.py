@@ -97,8 +97,8 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
         ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is neither a run, nor a m"),
         ({"filter_share": 0.9}, "apply to scores: set --filter"),
-        ({"paradigm": "dsi", "teacher": "some.run", "distil": "kl"}, "dsi does not use hard negatives"),
-        ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, not colbert"),
+        ({"paradigm": "dsi", "run": "some.run", "negatives": 1}, "dsi takes hard negatives from BM25"),
+        ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, pag, not colbert"),
         ({"paradigm": "genre", "generated": "absent.jsonl"}, "absent.jsonl"),
         (
             {"paradigm": "genre", "options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},

@@ -17,10 +17,11 @@ from paradigms.data import Corpus, Problems, Split, read_run, write_run
 from paradigms.generative.pairs import retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
-from paradigms.train.generative import training_pairs
+from paradigms.train.generative import training_pairs, with_negatives
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import contrastive
+from paradigms.train.losses import Distillation, contrastive
+from paradigms.train.teacher import ScorePairs
 from tests import launch
 from tests.experiments.scripts import SMALL, run
 from tests.near import assert_same, same_scores
@@ -38,6 +39,7 @@ OPTIONS: dict[str, dict] = {
     "genre": {},
     "genre_np": {"tokens": "clusters", "refresh": 2},
     "seal": {"span": 3},
+    "pag": {"levels": 2, "codes": 4, "set_size": 4},
 }
 SETTINGS = TrainingSettings(steps=4, batch_size=4, learning_rate=1e-3, save_every=2, log_every=1)
 
@@ -47,6 +49,8 @@ def build(name: str, folder: Path, encoder: Path) -> Generative:
     options = {"query_length": 12, "document_length": 16} | OPTIONS[name]
     if name == "dsi_pawa":
         options |= {"embedder": encoder, "branching": 4}
+    if name == "pag":
+        options |= {"embedder": encoder}
     return GENERATIVE[name.split("_")[0]](folder, CORPUS, **options)
 
 
@@ -103,7 +107,7 @@ def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tm
         assert torch.equal(a, b), key
 
 
-@pytest.mark.parametrize("name", ["dsi", "genre", "seal"])
+@pytest.mark.parametrize("name", ["dsi", "genre", "seal", "pag"])
 def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     model = build(name, t5, tiny_bert)
     before = objective(model).loss(model.eval(), objective(model).collate(objective(model).examples[:8]))
@@ -113,6 +117,62 @@ def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_pat
     run = GenerativeRetriever(trained).search(SPLIT.queries, 3)
     first = [next(iter(run[q]), None) == f"d{q[1:]}" for q in SPLIT.queries]
     assert sum(first) >= 7  # of 8: all, with three seeds
+
+
+def prefixes_of(model: Generative, source: str, document: int) -> torch.Tensor:
+    """rel under the logit of the first 1, 2, … tokens of a document's name, plus its set part."""
+    assert model.sets is not None
+    sources, name = model.tokenize([source]), model.names(document)[0]
+    plan = model.set_scores(sources)
+    assert plan is not None
+    return model(sources, model.targets([[name]]), "logit")[0, 0].cumsum(0) + plan[0, document]
+
+
+@torch.no_grad()
+def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Path, tiny_bert: Path) -> None:
+    model = build("pag", t5, tiny_bert).double().eval()
+    queries = {"a": "old sea", "b": "king", "c": "the", "d": "fox"}
+    judged = {"a": {"d0": 1}, "b": {"d1": 1}, "c": {"d2": 1}, "d": {"d1": 1}}  # d1 is not its own negative
+    pairs = retrieval_pairs(Split(queries, judged), model.identifiers)
+    expected = []
+    for pair in pairs:
+        others = [each.document for each in pairs if each.document != pair.document]
+        rel = torch.stack([prefixes_of(model, pair.source, d)[-1] for d in (pair.document, *others)])
+        log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
+        expected.append(rel.logsumexp(0) - rel[0] - float(log_p[0][0, 0]))
+    ours = objective(model)
+    assert_same(ours.loss(model, ours.collate(pairs)), torch.stack(expected).mean())
+
+
+@torch.no_grad()
+def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Path) -> None:
+    model = build("pag", t5, tiny_bert).double().eval()
+    pairs = retrieval_pairs(SPLIT, model.identifiers)[:3]
+    asked = []
+
+    def teacher(queries: dict[str, str]) -> ScorePairs:
+        asked.append(queries)
+        return lambda wanted: {q: {d: float(len(q) + int(d[1:])) for d in ids} for q, ids in wanted.items()}
+
+    taught = with_negatives(pairs, CORPUS, 2, 0, teacher)
+    assert asked == [{str(n): pair.source for n, pair in enumerate(pairs)}]
+    assert all(pair.document not in pair.negatives and len(set(pair.negatives)) == 2 for pair in taught)
+    assert [pair.teacher for pair in taught] == [
+        tuple(1.0 + d for d in (pair.document, *pair.negatives)) for pair in taught
+    ]
+    expected = []
+    for pair in taught:
+        documents = (pair.document, *pair.negatives)
+        student = torch.stack([prefixes_of(model, pair.source, d) for d in documents])
+        share = (torch.arange(1, 4).double() / 3).sqrt()  # two codes and the end
+        want = torch.tensor(pair.teacher)[:, None] * share / 2  # a teacher's temperature of 2
+        margins = ((student[:1] - student[1:]) - (want[:1] - want[1:])).square().mean()
+        log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
+        expected.append(0.25 * margins - 0.75 * float(log_p[0][0, 0]))
+    ours = Likelihood(model, CORPUS, taught, Distillation("margin_mse", 0.25, 2.0))
+    assert_same(ours.loss(model, ours.collate(taught)), torch.stack(expected).mean())
+    with pytest.raises(ValueError, match="build the pairs with a teacher"):
+        Likelihood(model, CORPUS, pairs, Distillation())
 
 
 def test_what_cannot_be_trained_is_refused(t5: Path, tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ def trained(
     """Load the seed's model, or train it if it has no checkpoint.
 
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
-    negative from BM25; or dsi, ripor, genre or seal, with an encoding: -pawa, -place (place-specific digits
-    without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in -untrained.
+    negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
+    digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in -untrained.
     """
     kind, *variants = name.split("-")
     models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
 
     def make() -> Any:
-        if kind in ("dsi", "ripor"):  # identifiers are clusters of DPR's document vectors
+        if kind in ("dsi", "ripor", "pag"):  # identifiers are clusters of DPR's document vectors
             trained("dpr", seed, data, settings, accelerator, console)
         console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
@@ -123,7 +123,7 @@ def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Gene
         options["pawa_rank"] = TEXT_RANK
     if identifiers == "seal":
         options["span"] = settings.span
-    if identifiers in ("dsi", "ripor"):
+    if identifiers in ("dsi", "ripor", "pag"):
         embedder = Path(settings.models) / f"seed-{seed}" / "dpr" / "checkpoint" / "backbone"
         options |= {"embedder": str(embedder), "seed": seed}
         if encoding in ("place", "pawa", "atomic"):

@@ -1,0 +1,113 @@
+"""Σ_{t ∈ T_d} max_j w_tᵀq_j: the set part of rel, from the tokens T_d that name a document in no order.
+
+PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600) adds it to the score of a document's sequence. Under the
+formula it is rel with A = `DocumentToQuery` (q←d) and Z = 1: every token of T_d is aligned with the query
+token that fits it best. It needs no decoding, so it is known for all documents before a search begins, and
+its maximum over the documents of a prefix guides the beams (`beam_search`). PAG reads the decoder's states,
+and log(1 + max(0, ·)) of the logits; here Q holds the encoder's states, as in the sequence part, and S
+itself is summed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from paradigms.align import DocumentToQuery, one
+from paradigms.core import Interaction, Tokens, interact
+from paradigms.data import Corpus
+from paradigms.encoder.batches import by_length
+from paradigms.io.checks import naming
+from paradigms.io.progress import progress_bar
+
+BATCH = 64  # documents per batch of the encoder
+
+
+class TokenSets(nn.Module):
+    """Vectors w ∈ R^{u×h} of the tokens in any set, and T_d of each document, padded with u."""
+
+    def __init__(
+        self, vectors: Float[Tensor, "u h"], tokens: Int[Tensor, " u"], members: Int[Tensor, "d m"]
+    ) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(vectors)
+        # Not buffers: DistributedDataParallel broadcasts buffers at every step.
+        self.tokens = nn.Parameter(tokens, requires_grad=False)  # the tokenizer's ids
+        self.members = nn.Parameter(members, requires_grad=False)  # rows of `vectors`
+
+    @classmethod
+    def load(cls, file: Path, prefix: str) -> "TokenSets":
+        """Read sets from a safetensors file with a module's state dict, under the given prefix."""
+        with naming(file), safe_open(file, "pt") as stored:
+            return cls(*(stored.get_tensor(prefix + name) for name in ("vectors", "tokens", "members")))
+
+    def interact(
+        self, documents: Int[Tensor, "x n"], states: Float[Tensor, "b j h"], mask: Tensor
+    ) -> Interaction:
+        """S, A and Z of documents, given by position, and queries with these encoder states."""
+        rows = self.members[documents]
+        known = rows < len(self.vectors)
+        D = nn.functional.embedding(rows.where(known, 0), self.vectors)
+        return interact(Tokens(D, known), Tokens(states[:, None], mask[:, None]), DocumentToQuery(), one)
+
+    def labels(self, tokenizer: Any, document: int) -> list[str]:
+        """Tokens of a document's set, as the tokenizer writes them."""
+        rows = self.members[document]
+        return tokenizer.convert_ids_to_tokens(self.tokens[rows[rows < len(self.tokens)]].tolist())
+
+    def all_scores(self, states: Float[Tensor, "b j h"], mask: Tensor) -> Float[Tensor, "b d"]:
+        """rel of every document: max_j once per token, then a sum per document."""
+        best = (states @ self.vectors.mT).masked_fill(~mask[..., None], -torch.inf).amax(1)
+        padded = nn.functional.pad(best.mT, (0, 0, 0, 1))
+        pad = len(self.vectors)
+        return nn.functional.embedding_bag(self.members, padded, mode="sum", padding_idx=pad).mT
+
+
+@torch.no_grad()
+def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: int) -> TokenSets:
+    """T_d: the `size` tokens of d with the largest tf/(tf + 1)·idf, among the first `length` of its text.
+
+    w_t begins as x/‖x‖², with x the mean of the encoder's states of t in the corpus, less the mean of all
+    states: an average occurrence of t in a query then adds about 1. PAG takes T_d from a trained sparse
+    encoder and w from the language model's head. Special tokens never join a set.
+    """
+    sums, counts = torch.zeros(0), torch.zeros(0)
+    terms: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, int),) * 2] * len(corpus)
+    settings = {"padding": True, "truncation": True, "max_length": length, "return_tensors": "pt"}
+    parts = by_length([len(text) for text in corpus], rows=BATCH)
+    with progress_bar(len(corpus) > BATCH) as bar:
+        for part in bar.track(parts, description="token sets"):
+            rows = tokenizer([corpus[i] for i in part], **settings).to(encoder.device)
+            ids, mask = rows["input_ids"], rows["attention_mask"]
+            states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+            if not len(sums):
+                sums = states.new_zeros(encoder.get_input_embeddings().num_embeddings, states.shape[-1])
+                counts = sums.new_zeros(len(sums))
+            real = ids[mask.bool()]
+            sums.index_add_(0, real, states[mask.bool()])
+            counts += torch.bincount(real, minlength=len(counts))
+            for i, row, length_of in zip(part, ids.cpu().numpy(), mask.sum(1).tolist(), strict=True):
+                terms[i] = np.unique(row[:length_of], return_counts=True)
+    frequency = np.bincount(np.concatenate([ids for ids, _ in terms]), minlength=len(counts))
+    idf = np.log(1 + len(corpus) / np.maximum(frequency, 1))
+    idf[tokenizer.all_special_ids] = 0
+    chosen = [_largest(ids, idf[ids] * n / (n + 1), size) for ids, n in terms]
+    tokens = np.unique(np.concatenate(chosen))
+    members = np.full((len(corpus), size), len(tokens))
+    for member, ids in zip(members, chosen, strict=True):
+        member[: len(ids)] = np.searchsorted(tokens, ids)
+    of_sets = torch.from_numpy(tokens)
+    mean = sums.sum(0) / counts.sum()
+    x = sums[of_sets.to(sums.device)] / counts[of_sets.to(sums.device), None] - mean
+    vectors = x / x.square().sum(-1, keepdim=True).clamp(min=1e-12)
+    return TokenSets(vectors.cpu(), of_sets, torch.from_numpy(members))
+
+
+def _largest(ids: Int[np.ndarray, " t"], weights: Float[np.ndarray, " t"], k: int) -> Int[np.ndarray, " m"]:
+    """The ids with the k largest positive weights, ascending; ties go to the smaller id."""
+    order = np.argsort(-weights, kind="stable")[:k]
+    return np.sort(ids[order[weights[order] > 0]])

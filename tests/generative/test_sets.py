@@ -1,0 +1,145 @@
+"""Sets of tokens: their part of rel is q←d under the formula, and a search that plans ahead is exact."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from paradigms.align import DocumentToQuery, one
+from paradigms.core import Tokens, rel
+from paradigms.data import Corpus
+from paradigms.generative.identifiers import END
+from paradigms.generative.model import Generative
+from paradigms.generative.outputs import ScoreName
+from paradigms.generative.pag import pag
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.sets import TokenSets, token_sets
+from tests.near import assert_same, same_run
+from tests.tiny import WORDS
+from tests.tiny_generative import generative, log_p, named, texts
+
+QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q3": "corn"}
+NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7], [5, 9]]  # d0 and d2 have one name
+
+
+def random_sets(documents: int, width: int = 32, seed: int = 0) -> TokenSets:
+    """Up to 4 of 9 tokens for each document; the last document has none."""
+    g = torch.Generator().manual_seed(seed)
+    members = torch.stack([torch.randperm(9, generator=g)[:4] for _ in range(documents)])
+    lengths = torch.randint(1, 5, (documents,), generator=g)
+    lengths[-1] = 0
+    members = members.where(torch.arange(4) < lengths[:, None], 9)
+    vectors = torch.randn(9, width, generator=g)  # far from the scale of log p: the set part matters
+    return TokenSets(vectors, torch.arange(20, 29), members)
+
+
+def planning(folder: Path, **settings: object) -> Generative:
+    return generative(folder, named(NAMES), None, random_sets(len(NAMES)), set_size=4, **settings)
+
+
+def set_rel(model: Generative, text: str) -> Tensor:
+    """The set part of every document, by the formula."""
+    assert model.sets is not None
+    with torch.inference_mode():
+        Q, memory = model.begin(model.tokenize([text]))
+        members = model.sets.members[None]
+        D = Tokens(model.sets.vectors[members.clamp(max=8)], members < 9)
+        return rel(D, Tokens(Q[:, None], memory.mask[:, None]), DocumentToQuery(), one)[0]
+
+
+@pytest.mark.parametrize("score", get_args(ScoreName))
+def test_with_beams_for_all_names_search_ranks_by_both_parts(seq2seq, score):
+    model = planning(seq2seq["t5"], beams=10, score=score)
+    expected = {}
+    for query, text in QUERIES.items():
+        of_sets = set_rel(model, text).tolist()
+        whole = {
+            f"d{n}": log_p(model, text, [*name, END], score) + of_sets[n] for n, name in enumerate(NAMES)
+        }
+        expected[query] = dict(sorted(whole.items(), key=lambda item: (-item[1], item[0])))
+    retriever = GenerativeRetriever(model)
+    same_run(retriever.search(QUERIES), expected)
+    pool = {query: dict.fromkeys(model.identifiers.documents, 0.0) for query in QUERIES}
+    same_run(retriever.rerank(QUERIES, pool), expected)
+
+
+def test_a_single_beam_follows_the_document_that_the_plan_puts_far_ahead(seq2seq):
+    """Without a plan, one beam follows the first token's score; a plan names the document before decoding."""
+    model = planning(seq2seq["t5"], beams=1, score="logit")
+    assert model.sets is not None
+    with torch.no_grad():
+        model.sets.vectors *= 1e6
+    for text in QUERIES.values():
+        planned = set_rel(model, text)
+        (found,) = GenerativeRetriever(model).search({"q": text}).values()
+        assert planned[int(next(iter(found))[1:])] == planned.max()
+
+
+def test_the_set_part_of_training_is_that_of_search_and_has_its_gradient(seq2seq):
+    """Of candidates [b, n], and of documents shared by all queries [1, n]."""
+    model = planning(seq2seq["t5"], frozen=True)
+    sources = model.tokenize(list(QUERIES.values()))
+    documents = torch.tensor([[0, 6, 3], [5, 2, 2], [1, 1, 4]])
+    whole = torch.tensor(model.set_scores(sources))
+    targets = model.targets([[model.target(d) for d in row] for row in documents.tolist()])
+    parts = model(sources, targets, documents=documents)
+    assert_same(parts[..., -1], whole.gather(1, documents))
+    assert_same(parts[..., :-1], model(sources, targets))
+    shared = model.set_part(model.memories(sources)[0], torch.arange(7)[None])
+    assert_same(shared, whole)
+    assert model.sets is not None
+    (gradient,) = torch.autograd.grad(shared.sum(), model.sets.vectors)
+    assert gradient.abs().sum() > 0
+
+
+def test_a_set_holds_the_rare_tokens_of_its_text(tiny_bert):
+    """Frequent in the text and rare in the corpus; ties go to the smaller number."""
+    corpus = Corpus(["a", "b", "c"], ["the fox the fox dog dog", "the dog", ""])
+    model = pag(tiny_bert, corpus, embedder=tiny_bert, codes=2, set_size=2)
+    sets = model.sets
+    assert sets is not None
+    assert [sorted(sets.labels(model.tokenizer, n)) for n in range(3)] == [["dog", "fox"], ["dog", "the"], []]
+    assert sets.all_scores(torch.zeros(1, 3, 32), torch.ones(1, 3, dtype=torch.bool)).tolist() == [[0.0] * 3]
+
+
+def test_the_vectors_of_sets_begin_as_centred_mean_states(tiny_bert):
+    corpus = Corpus(["a", "b"], ["the old fox did run", "a cold dog"])
+    model = pag(tiny_bert, corpus, embedder=tiny_bert, codes=2)
+    tokenizer, encoder = model.tokenizer, model.encoder.eval()
+    with torch.no_grad():
+        rows = tokenizer([*corpus], padding=True, return_tensors="pt")
+        states = encoder(**rows).last_hidden_state[rows["attention_mask"].bool()]
+    ids = rows["input_ids"][rows["attention_mask"].bool()]
+    sets = token_sets(encoder, tokenizer, corpus, 32, 128)
+    for token, vector in zip(sets.tokens.tolist(), sets.vectors.detach(), strict=True):
+        x = (states[ids == token].mean(0) - states.mean(0)).double()
+        torch.testing.assert_close(
+            vector.double() @ x, torch.ones((), dtype=torch.float64), rtol=1e-4, atol=0
+        )
+
+
+def test_planning_models_are_saved_and_explain_both_parts(seq2seq, tiny_bert, tmp_path):
+    corpus = Corpus([f"d{n}" for n in range(5)], [" ".join(WORDS.split()[4 * n :][:5]) for n in range(5)])
+    model = pag(seq2seq["t5"], corpus, embedder=tiny_bert, levels=2, codes=3, set_size=3).eval()
+    model.save_pretrained(tmp_path / "model")
+    loaded = Generative.from_pretrained(tmp_path / "model").eval()
+    queries = {"q": " ".join(WORDS.split()[5:8])}
+    same_run(GenerativeRetriever(loaded).search(queries), GenerativeRetriever(model).search(queries))
+    model = model.double()
+    (shown,) = GenerativeRetriever(model).explain(queries["q"], "d1")
+    pool = {"q": {"d1": 0.0}}
+    assert_same(shown.rel, GenerativeRetriever(model).rerank(queries, pool)["q"]["d1"])
+    assert_same(sum(s * a for _, _, s, a in shown.links) + shown.rest, shown.rel)
+    assert model.sets is not None
+    assert shown.document_tokens[-3:] == model.sets.labels(model.tokenizer, 1)
+
+
+def test_sets_are_for_tries_and_come_from_the_corpus(seq2seq):
+    with pytest.raises(ValueError, match="set_size=4 cannot be used with text identifiers"):
+        generative(seq2seq["t5"], texts([[5]]), None, random_sets(1), set_size=4)
+    with pytest.raises(ValueError, match="set_size=0 and sets go together"):
+        generative(seq2seq["t5"], named(NAMES), None, random_sets(7))
+    with pytest.raises(ValueError, match="sets of tokens, which come from its corpus"):
+        planning(seq2seq["t5"]).add(Corpus(["new"], ["text"], ["title"]))
