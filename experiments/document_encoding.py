@@ -42,6 +42,7 @@ SYSTEMS = {  # system -> trained model
     "S-T5, untrained": "dpr-untrained",
     "T5-ColBERT, untrained": "colbert-untrained",
     "DSI, untrained": "dsi-untrained",
+    "DSI-atomic, untrained": "dsi-atomic-untrained",
     "RIPOR, untrained": "ripor-untrained",
     "PAG, untrained": "pag-untrained",
     "GENRE, untrained": "genre-untrained",

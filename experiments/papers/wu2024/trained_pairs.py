@@ -54,7 +54,8 @@ def trained(
 
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
     negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
-    digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in -untrained.
+    digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
+    -untrained.
     """
     kind, *variants = name.split("-")
     models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
@@ -112,7 +113,7 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
 
 def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Generative:
     """Make an untrained generative model. name: as in `trained`."""
-    identifiers, _, encoding = name.partition("-")
+    identifiers, _, encoding = name.removesuffix("-untrained").partition("-")
     options: dict[str, Any] = lengths_of(settings)
     options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}
     if encoding.startswith("np"):
