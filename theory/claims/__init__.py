@@ -21,6 +21,8 @@ ALIGNER = "Qian et al. 2022"
 XTR = "Lee et al. 2023"
 GENERATIVE = "Wu et al. 2024"
 LIMIT = "Weller et al. 2025"
+UNFORESEEN = "Wu et al. 2025"
+RANKERS = "Rozonoyer et al. 2026"
 OURS = "laws beside the papers"
 
 
@@ -121,4 +123,4 @@ def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
 
 
 # Each of these files registers theorems with the functions above.
-from theory.claims import projections, recall, aligner, xtr, generative, capacity  # noqa: E402, F401, I001
+from theory.claims import projections, recall, aligner, xtr, generative, capacity, decoding  # noqa: E402, F401, I001
