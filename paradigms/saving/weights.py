@@ -111,35 +111,40 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def download(name: str, pickled: bool) -> Path:
+def download(name: str, pickled: bool, revision: str | None = None) -> Path:
     """Download a repository's missing files; return its folder in the cache.
 
-    Raises FileNotFoundError if a path has no folder or a repository is not on the hub, and ValueError if some
-    weights exist only as pickles and `pickled` is false.
+    revision: branch, tag or commit. Raises FileNotFoundError if a path has no folder or the hub has no such
+    repository or revision, and ValueError if some weights exist only as pickles and `pickled` is false.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
         there = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
         held = sorted(entry.name for entry in there.iterdir() if entry.is_dir())
         raise FileNotFoundError(f"{name}: no such folder; {there} has {', '.join(held[:12]) or 'none'}")
-    unsafe = {} if pickled else pickles(listed(name))
+    unsafe = {} if pickled else pickles(listed(name, revision))
     if unsafe:
         refuse_pickles(name, unsafe)
     wanted = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError) as error:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except (
+        errors.HFValidationError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.LocalEntryNotFoundError,
+    ) as error:
         raise FileNotFoundError(
             f"{name} is not a folder, and cannot be downloaded from the hub: {error}"
         ) from error
 
 
-def listed(name: str) -> list[PurePosixPath]:
+def listed(name: str, revision: str | None = None) -> list[PurePosixPath]:
     """List a repository's files; empty if the hub does not answer, which the download then reports."""
     from huggingface_hub import HfApi
 
     with suppress(Exception):  # the class depends on the hub's HTTP library
-        return [PurePosixPath(file.rfilename) for file in HfApi().model_info(name).siblings or []]
+        info = HfApi().model_info(name, revision=revision)
+        return [PurePosixPath(file.rfilename) for file in info.siblings or []]
     return []

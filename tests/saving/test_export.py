@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from transformers import BertForMaskedLM
 
 import paradigms
 from paradigms.align import QueryToDocument
@@ -19,6 +21,7 @@ from paradigms.saving import push_to_hub
 from paradigms.saving.card import model_card, results_of
 from tests.near import assert_same
 from tests.saving.test_read import scores_of
+from tests.tiny import write_headed
 
 LENGTHS = {"query_length": 12, "document_length": 16}
 LAYOUT = "sentence-transformers"
@@ -119,6 +122,42 @@ def test_a_card_is_a_table_and_tells_no_paths_of_this_machine(results):
         assert told in card
     table = [line for line in card.splitlines() if line.startswith("| note ")]
     assert table[0].replace("\\|", "").count("|") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("dpr", {"dense", "sentence-similarity"}),
+        ("colbert", {"multi-vector", "late-interaction", "colbert"}),
+        ("aligner", {"multi-vector", "late-interaction"}),
+        ("splade", {"sparse-encoder", "sparse"}),
+        ("cross_attention", {"cross-encoder", "reranker"}),
+    ],
+)
+def test_the_metadata_of_a_card(tiny_bert, results, name, tags):
+    build = (paradigms.PARADIGMS | paradigms.RERANKERS)[name]
+    masked = write_headed(BertForMaskedLM, results / "masked") if name == "splade" else tiny_bert
+    model = build(masked)
+    settings = {"collection": "hf:BeIR/scifact", "backbone": "offline", "systems": ["dpr"]}
+    (results / "config.json").write_text(json.dumps(settings))
+    lines = model_card(model, results)
+    metadata = yaml.safe_load(lines.split("---")[1])
+    assert metadata["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert metadata["datasets"] == ["BeIR/scifact"]
+    assert tags <= set(metadata["tags"])
+    assert ("colbert" in metadata["tags"]) == (name == "colbert")
+    assert metadata["pipeline_tag"] in ("sentence-similarity", "feature-extraction", "text-ranking")
+    assert "license" not in metadata  # the publisher's choice
+    assert "\n# license: " in lines
+    assert yaml.safe_load(model_card(model, license="mit").split("---")[1])["license"] == "mit"
+    with pytest.raises(ValueError, match="identifier of the hub"):
+        model_card(model, license="mit\nlicense: other")
+    settings = {"collection": "pydocs", "backbone": str(tiny_bert)}
+    (results / "config.json").write_text(json.dumps(settings))
+    assert not {"base_model", "datasets"} & yaml.safe_load(model_card(model, results).split("---")[1]).keys()
+    settings = {"backbone": "bert-base/uncased", "systems": {"x": {"backbone": "other/one"}}}
+    (results / "config.json").write_text(json.dumps(settings))
+    assert "base_model" not in model_card(model, results)  # it may be either
 
 
 def test_no_text_of_others_ends_a_line_of_a_card(results):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -524,14 +525,18 @@ def hub(bert, monkeypatch):
     asked = []
 
     class HfApi:
-        def model_info(self, name):
+        def model_info(self, name, revision):
             if name == "owner/offline":
                 raise ConnectionError
             files = [str(file.relative_to(bert)) for file in bert.rglob("*") if file.is_file()]
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
-    def snapshot_download(name, allow_patterns):
-        asked.append((name, "*.bin" in allow_patterns))
+    def snapshot_download(name, revision, allow_patterns):
+        if revision == "gone":
+            raise RevisionNotFoundError(
+                "no such revision", response=SimpleNamespace(headers={}, request=None)
+            )
+        asked.append((name if revision is None else f"{name}@{revision}", "*.bin" in allow_patterns))
         return str(bert)
 
     monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
@@ -545,6 +550,16 @@ def test_a_hub_name_is_downloaded(bert, hub):
     assert paradigms.load("owner/name", pickled=True).name == "dpr"
     assert paradigms.load("owner/offline").name == "dpr"  # from the cache
     assert hub == [("owner/name", False), ("owner/name", True), ("owner/offline", False)]
+
+
+def test_a_revision_of_a_hub_name(bert, hub):
+    assert paradigms.load("owner/name", revision="v1").name == "dpr"
+    assert paradigms.load("owner/name", revision="v1", for_search=True).name == "dpr"
+    assert hub == [("owner/name@v1", False)] * 2
+    with pytest.raises(FileNotFoundError, match="cannot be downloaded from the hub: no such revision"):
+        paradigms.load("owner/name", revision="gone")
+    with pytest.raises(ValueError, match="is a folder: a revision belongs to a repository"):
+        paradigms.load(bert, revision="v1")
 
 
 @pytest.mark.parametrize("pickle", ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "model.pt"])

@@ -1,0 +1,120 @@
+"""The values of every query in a results folder of compare.py as a dataset, on disk or on the hub.
+
+The output folder gets per_query.parquet, with the columns collection, stage, system, query, measure and
+value, and a README.md, the dataset's card. It has ids of queries and no texts, whose licence is their
+collection's. --push uploads the folder to the hub.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from studies.settings import launch, refusing
+
+
+@dataclass
+class Settings:
+    """Settings: the results, and where they go."""
+
+    results: str
+    """results folder of compare.py"""
+    output: str = ""
+    """folder of the dataset; empty: dataset in the results folder"""
+    push: str = ""
+    """OWNER/NAME of a dataset on the hub, which is created if it is missing"""
+    private: bool = True
+    """whether a dataset that is created is private"""
+    license: str = ""
+    """the dataset's license, an identifier of the hub; empty: left to the publisher"""
+
+    def __post_init__(self) -> None:
+        if not Path(self.results, FILE).is_file():
+            raise SystemExit(f"results: {self.results} without {FILE} of compare.py")
+        self.output = self.output or str(Path(self.results, "dataset"))
+
+
+FILE = "per_query.csv"
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+from io import BytesIO
+
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+
+from paradigms.io.checks import json_or_empty
+from paradigms.io.command_line import folder_name
+from paradigms.io.files import held, replace_file, write_text
+from paradigms.io.terminal import Terminal
+from paradigms.saving.card import LICENSE, datasets_of
+
+COLUMNS = ("stage", "system", "query", "measure")
+PARQUET = "per_query.parquet"
+
+
+def main(settings: Settings) -> None:
+    with refusing():
+        config = json_or_empty(Path(settings.results, "config.json"))
+        rows = table(Path(settings.results, FILE), folder_name(str(config.get("collection", ""))))
+        folder = held(settings.output)
+        temporary = folder / f".{PARQUET}.partial"
+        pyarrow.parquet.write_table(rows, temporary)
+        replace_file(temporary, folder / PARQUET)
+        write_text(folder / "README.md", card(settings, config, rows))
+    console = Terminal()
+    console.print(f"{rows.num_rows:,} values: {folder / PARQUET}", soft_wrap=True)
+    if settings.push:
+        push_to_hub(folder, settings.push, private=settings.private)
+        console.print(f"On the hub as {settings.push}")
+
+
+def table(file: Path, collection: str) -> pyarrow.Table:
+    """Read the values. Raises ValueError, naming the file, if it is damaged."""
+    types = dict.fromkeys(COLUMNS, pyarrow.string()) | {"value": pyarrow.float64()}
+    convert = pyarrow.csv.ConvertOptions(column_types=types, include_columns=list(types))
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    try:
+        rows = pyarrow.csv.read_csv(BytesIO(file.read_bytes()), parse_options=parse, convert_options=convert)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowKeyError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    return rows.add_column(0, "collection", [pyarrow.array([collection] * len(rows), pyarrow.string())])
+
+
+def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> str:
+    """The text of the dataset's card."""
+    measured = Path(settings.results, "table.md")
+    systems = ", ".join(sorted({str(name) for name in rows["system"].to_pylist()}))
+    lines = [
+        "---",
+        f"license: {settings.license}" if settings.license else LICENSE,
+        *(f"source_datasets:\n- {name}" for name in datasets_of(config)),
+        "tags:",
+        "- retrieval",
+        "- evaluation",
+        "configs:",
+        "- config_name: default",
+        f"  data_files: {PARQUET}",
+        "---",
+        "",
+        f"# A comparison on {folder_name(str(config.get('collection', '')))}",
+        "",
+        "Every measure of every query and system, by retrieval-paradigms: the columns are collection, stage,",
+        f"system, query (its id), measure and value. Systems: {systems}.",
+        "",
+        measured.read_text(encoding="utf-8") if measured.is_file() else "",
+    ]
+    return "\n".join(lines)
+
+
+def push_to_hub(folder: Path, name: str, *, private: bool = True) -> None:
+    """Upload the dataset to the repository `name`, which is created if it is missing.
+
+    The hub's errors are passed on.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(name, private=private, exist_ok=True, repo_type="dataset")
+    api.upload_folder(
+        repo_id=name, folder_path=str(folder), repo_type="dataset", allow_patterns=[PARQUET, "README.md"]
+    )
