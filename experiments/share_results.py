@@ -27,12 +27,8 @@ class Settings:
     """the dataset's license, an identifier of the hub; empty: left to the publisher"""
 
     def __post_init__(self) -> None:
-        if not Path(self.results, FILE).is_file():
-            raise SystemExit(f"results: {self.results} without {FILE} of compare.py")
         self.output = self.output or str(Path(self.results, "dataset"))
 
-
-FILE = "per_query.csv"
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
@@ -48,11 +44,14 @@ from paradigms.io.files import held, replace_file, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.card import LICENSE, datasets_of
 
+FILE = "per_query.csv"
 COLUMNS = ("stage", "system", "query", "measure")
 PARQUET = "per_query.parquet"
 
 
 def main(settings: Settings) -> None:
+    if not Path(settings.results, FILE).is_file():
+        raise SystemExit(f"results: {settings.results} without {FILE} of compare.py")
     with refusing():
         config = json_or_empty(Path(settings.results, "config.json"))
         rows = table(Path(settings.results, FILE), folder_name(str(config.get("collection", ""))))

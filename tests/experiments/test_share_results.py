@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-import share_results
 import yaml
 
 from tests.experiments.scripts import run
@@ -62,7 +61,7 @@ def test_what_the_hub_gets(results: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_damaged_results_are_named(results: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"without per_query\.csv"):
-        share_results.Settings(results=str(tmp_path))
+        run("share_results", results=tmp_path)
     for damaged in (CSV.replace("0.5", "x"), "system,stage\n"):
         (results / "per_query.csv").write_text(damaged)
         with pytest.raises(SystemExit, match=r"per_query\.csv: "):
