@@ -113,7 +113,7 @@ def encode(
     if len(corpus) < len(places):
         raise ValueError(f"{len(corpus)} documents do not fill {len(places)} parts")
     cut = paradigm.count_cut(corpus)
-    if cut.cut:
+    if cut and cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     options = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}

@@ -4,6 +4,22 @@ from dataclasses import dataclass
 
 
 @dataclass
+class Picture:
+    """A document that is a picture, cut into columns × rows patches.
+
+    source: the picture as a data: address. width, height: its size in pixels. tokens: the document token of
+    each patch, row by row.
+    """
+
+    source: str
+    width: int
+    height: int
+    columns: int
+    rows: int
+    tokens: list[int]
+
+
+@dataclass
 class Explanation:
     """One model's A for one document and query: the terms that `rel` sums, by token.
 
@@ -21,6 +37,7 @@ class Explanation:
     query_salience: list[float] | None = None
     document_salience: list[float] | None = None
     rest: float = 0.0  # the part of rel that belongs to no pair
+    picture: Picture | None = None  # the document, if it is one
 
     def _repr_html_(self) -> str:
         """Render the explanation as a card for a notebook."""

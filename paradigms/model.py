@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from itertools import compress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
 from paradigms.encoder.batches import Batch, by_length
-from paradigms.encoder.cut import Cut, count_cut
+from paradigms.encoder.cut import Cut, count_cut, read_part
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import EncoderSettings, Side
@@ -34,6 +34,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
+Input: TypeAlias = Any  # a text; some models of other libraries read pictures too (`saving.library`)
 # What an alignment may read, in words.
 READS = {
     "similarity": "the similarities S within the document",
@@ -148,7 +149,7 @@ class Paradigm(Trainable):
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
         Z = recipe.normalise if normalise is None else normalise
-        return Paradigm(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
+        return type(self)(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
 
     def truncated(self, dim: int | None) -> "Paradigm":
         """Return a model of the same weights whose vectors are the first `dim` coordinates, renormalised.
@@ -156,10 +157,14 @@ class Paradigm(Trainable):
         None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for it. Raises
         ValueError if the vectors have fewer, or a pooled vector beside the tokens (COIL).
         """
-        return Paradigm(self.recipe, self.encoder.truncated(dim))
+        return type(self)(self.recipe, self.encoder.truncated(dim))
 
-    def count_cut(self, texts: Sequence[str]) -> Cut:
+    def count_cut(self, texts: Sequence[str]) -> Cut | None:
         return count_cut(self.encoder, texts)
+
+    def read_part(self, texts: Sequence[str]) -> list[str]:
+        """Cut each document after the last token that the encoder reads."""
+        return read_part(self.encoder, texts)
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
         """Encode tokenised texts as (Q, D) in one call, as DistributedDataParallel requires.
@@ -200,7 +205,7 @@ class Paradigm(Trainable):
                 bar.advance(task, len(places))
         return arrays
 
-    def tokens(self, texts: Sequence[str], side: Side) -> Tokens:
+    def tokens(self, texts: Sequence[Input], side: Side) -> Tokens:
         """Encode raw texts as D or Q in one batch, without gradients or dropout.
 
         The surrounding `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if
@@ -210,11 +215,11 @@ class Paradigm(Trainable):
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
             return self.encoder(self.encoder.tokenize(texts, side).to(device), side)
 
-    def encode_queries(self, texts: Sequence[str]) -> Tokens:
+    def encode_queries(self, texts: Sequence[Input]) -> Tokens:
         """Encode x queries as Q, with axes [x, 1, l, h]."""
         return self.tokens(texts, "query")
 
-    def encode_documents(self, texts: Sequence[str]) -> Tokens:
+    def encode_documents(self, texts: Sequence[Input]) -> Tokens:
         """Encode x documents as D, with axes [1, x, l, h]."""
         return self.tokens(texts, "document")
 
@@ -226,7 +231,7 @@ class Paradigm(Trainable):
         """Compute rel of every query and candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
-    def explain(self, query: str, document: str, pool: Tokens | None = None) -> Explanation:
+    def explain(self, query: Input, document: Input, pool: Tokens | None = None) -> Explanation:
         """Explain the score of one pair of texts: S, A and Z by token.
 
         pool: tokens [1, n, i, h] of the query's other candidates, for an A that reads them (XTR).
@@ -235,7 +240,7 @@ class Paradigm(Trainable):
         return self.explain_tokens(query, document, queries, documents, pool)
 
     def explain_tokens(
-        self, query: str, document: str, queries: Tokens, documents: Tokens, pool: Tokens | None = None
+        self, query: Input, document: Input, queries: Tokens, documents: Tokens, pool: Tokens | None = None
     ) -> Explanation:
         """Do the same as `explain` for encoded tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
         joined = documents if pool is None else join_documents([documents, pool])

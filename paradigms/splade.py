@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model
+from paradigms.encoder.pooling import as_terms
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range
 from paradigms.model import paradigm
@@ -138,17 +139,6 @@ class Splade(TextEncoder):
         return at_least_float32(
             best.relu()
         ).log1p()  # both functions are monotone, so the maximum comes first
-
-
-def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
-    """Convert term weights ≥ 0 to tokens [1, x, l, 1] with ids; keep weights above 0, in id order."""
-    there = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
-    row, id = there.nonzero(as_tuple=True)
-    at = row, there.cumsum(-1)[row, id] - 1
-    shape = len(weights), max(1, int(there.sum(-1).max())) if len(weights) else 1
-    vectors = weights.new_zeros(shape).index_put(at, weights[row, id])
-    ids = id.new_zeros(shape).index_put(at, id)
-    return Tokens(vectors[None, ..., None], ~(vectors <= 0)[None], ids[None])
 
 
 ENCODERS["splade"] = Splade

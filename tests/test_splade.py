@@ -17,8 +17,8 @@ from paradigms.align import AllPairs, EqualIds, one
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
+from paradigms.encoder.pooling import as_terms
 from paradigms.scoring.in_batch import in_batch_rel
-from paradigms.splade import as_terms
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import contrastive, sparsity

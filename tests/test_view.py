@@ -9,7 +9,7 @@ import torch
 
 from paradigms.core import Interaction
 from paradigms.evaluate import AlignmentExample
-from paradigms.explanation import Explanation
+from paradigms.explanation import Explanation, Picture
 from paradigms.view import card_data, page
 from tests import browser
 
@@ -66,6 +66,36 @@ def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
         tab.open((tmp_path / "notebook.html").as_uri())
         tab.wait("document.querySelector('iframe').clientHeight > 100")
         assert tab.script("window.broken") is None
+        assert tab.errors == []
+    finally:
+        tab.close()
+
+
+@browser.needed
+def test_a_picture_has_a_grid_of_its_patches(tmp_path):
+    """Patches lie over the picture, row by row, and a query token shades those that it is aligned to."""
+    dot = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+    names = ["<bos>", *(f"[{n // 3 + 1}, {n % 3 + 1}]" for n in range(6)), "describe"]
+    links = [(5, 0, 0.9, 1.0), (7, 1, 0.5, 1.0)]
+    drawn = Picture(dot, 300, 200, 3, 2, list(range(1, 7)))
+    pair = Explanation("colpali", "S", ["fish", "sea"], names, links, 1.0, 1.4, picture=drawn)
+    (tmp_path / "page.html").write_text(page([card_data(pair)], "fish sea"), encoding="utf-8")
+    tab = browser.Page()
+    try:
+        tab.open((tmp_path / "page.html").as_uri())
+        assert tab.count(".patches .token") == 6
+        every = "[...document.querySelectorAll('.picture, .patches .token')]"
+        boxes = tab.script(f"{every}.map((one) => one.getBoundingClientRect().toJSON())")
+        frame, first, fifth = boxes[0], boxes[1], boxes[5]  # [2, 2] is the middle of the second row
+        assert frame["width"] / frame["height"] == pytest.approx(1.5, rel=0.02)
+        assert (first["x"], first["y"]) == pytest.approx((frame["x"], frame["y"]), abs=2)
+        middle = fifth["x"] + fifth["width"] / 2, fifth["y"]
+        half = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
+        assert middle == pytest.approx(half, abs=2)
+        weights = f"{every}.slice(1).map((one) => +one.style.getPropertyValue('--weight'))"
+        assert tab.script(weights) == pytest.approx([0, 0, 0, 0, 1, 0])
+        tab.click(".tokens.query .token:nth-of-type(2)")
+        assert tab.script(weights) == [0] * 6
         assert tab.errors == []
     finally:
         tab.close()

@@ -25,7 +25,6 @@ from paradigms.baselines.cross_attention import HEAD, is_classifier
 from paradigms.data import Collection, Corpus, Run, Split, check_answered, read_run, write_run
 from paradigms.data.identical import own_documents
 from paradigms.data.pieces import Pieces
-from paradigms.encoder.cut import read_part
 from paradigms.encoder.text import Side
 from paradigms.evaluate import with_judgements
 from paradigms.evaluate.tuning import tune_weights
@@ -185,7 +184,7 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
             continue
         model = opened(system) if system.checkpoint else built(system, settings)
         if isinstance(model, Paradigm):
-            texts = read_part(model.encoder, corpus)
+            texts = model.read_part(corpus)
             cut = sum(text != whole for text, whole in zip(texts, corpus, strict=True))
             words = f"the first {model.document_length} tokens of each document, as {name} ({cut:,} are cut)"
             return (BM25(Corpus(corpus.ids, texts)), words) if cut else (None, "")
@@ -316,7 +315,7 @@ def opened(system: SystemSettings) -> Model:
     check_known(Recipe, system.options)
     options = recipe_fields(system.options)
     aligned = paradigm.with_alignment(options.get("align", paradigm.recipe.align))
-    return Paradigm(replace(aligned.recipe, **options), paradigm.encoder)
+    return type(paradigm)(replace(aligned.recipe, **options), paradigm.encoder)
 
 
 def reranks(checkpoint: Path) -> bool:

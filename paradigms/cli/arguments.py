@@ -25,7 +25,10 @@ OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
 # Copied keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed", "lemur")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers")
-FORMAT_NAMES = ("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain")
+FORMAT_NAMES = (
+    *("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain"),
+    "library",
+)
 
 
 def count(text: str) -> int:

@@ -53,7 +53,7 @@ def run_index(settings: argparse.Namespace) -> None:
     opened, problems = make(settings, output, settings.precision)
     report_source(settings, opened.made.words, problems)
     cut = opened.index.model.count_cut(opened.pieces.corpus)
-    if cut.cut:
+    if cut and cut.cut:
         show.tell(cut.summary + ("" if opened.made.words else " (--passages)"))
     count = f"{len(opened.corpus):,} document{'s' * (len(opened.corpus) != 1)}"
     show.tell(f"{count} of {settings.source} in {output}")

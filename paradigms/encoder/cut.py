@@ -64,6 +64,6 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
 
 def _room(encoder: Encoder) -> tuple[Any, InputFormat, int]:
     """Return the tokenizer and layout of documents, and how many tokens the layout leaves for text."""
-    encoder = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
-    layout, around = encoder._layouts["document"], len(encoder.tokenizer("")["input_ids"])
-    return encoder.tokenizer, layout, layout.length - len(layout.marker) - around
+    tower: Any = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
+    layout, around = tower._layouts["document"], len(tower.tokenizer("")["input_ids"])
+    return tower.tokenizer, layout, layout.length - len(layout.marker) - around

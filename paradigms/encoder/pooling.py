@@ -1,10 +1,10 @@
-"""Pooling: hidden states of a text's n tokens → one vector of D or Q, or k = min(m, n) vectors."""
+"""Pooling: hidden states of a text's n tokens → one vector of D or Q, k = min(m, n) vectors, or terms."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from paradigms.core import at_least_float32
+from paradigms.core import Tokens, at_least_float32
 
 CELLS = 8  # cells per vector in the grid of `LearnedPooling`
 
@@ -73,6 +73,17 @@ class LearnedPooling(nn.Module):
         inside = spans(counts, m)[:, None] == torch.arange(k, device=counts.device)[:, None]
         weights = torch.where((n > m)[..., None], weights, inside.to(weights.dtype))
         return _sum(hidden, weights) * m / n.clamp(min=m)[..., None], inside.any(-1)
+
+
+def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
+    """Convert term weights ≥ 0 to tokens [1, x, l, 1] with ids; keep weights above 0, in id order."""
+    there = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
+    row, id = there.nonzero(as_tuple=True)
+    at = row, there.cumsum(-1)[row, id] - 1
+    shape = len(weights), max(1, int(there.sum(-1).max())) if len(weights) else 1
+    vectors = weights.new_zeros(shape).index_put(at, weights[row, id])
+    ids = id.new_zeros(shape).index_put(at, id)
+    return Tokens(vectors[None, ..., None], ~(vectors <= 0)[None], ids[None])
 
 
 def _sum(hidden: Float[Tensor, "x l w"], weights: Shaped[Tensor, "x k l"]) -> Float[Tensor, "x k w"]:

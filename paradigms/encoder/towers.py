@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.encoder.batches import Batch
+from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.text import TextEncoder
 
@@ -62,7 +63,7 @@ class TwoTowers(nn.Module):
         return tower
 
 
-Encoder: TypeAlias = TextEncoder | TwoTowers
+Encoder: TypeAlias = TextEncoder | TwoTowers | LibraryEncoder
 
 
 def described(encoder: Encoder) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from paradigms.encoder.published import MODULES
 from paradigms.model import Paradigm
 from paradigms.saving import authors, plain
 from paradigms.saving.layouts import KINDS, SAVE_LAYOUTS, SaveLayout, push_to_hub, save_pretrained
+from paradigms.saving.library import read_library, wrap
 from paradigms.saving.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from paradigms.saving.weights import described, safe_weights
 
@@ -42,6 +43,11 @@ FORMATS: dict[str, Format] = {
     "coil": Format("COIL (model.pt)", authors.is_coil, authors.read_coil),
     "splade": Format("SPLADE (…ForMaskedLM)", plain.is_masked, plain.read_masked),
     "plain": Format("a plain encoder (config.json)", plain.is_plain, plain.read_plain),
+    "library": Format(
+        "any model of sentence-transformers, run by that library (on request)",
+        lambda folder: False,
+        read_library,
+    ),
 }
 
 

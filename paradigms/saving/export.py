@@ -41,7 +41,9 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
         raise ValueError(f"{model.name} is not an encoder of single texts, which sentence-transformers needs")
     encoder, settings = model.encoder, model.encoder.settings
     if not isinstance(encoder, TextEncoder):
-        raise ValueError(f"{model.name} has two encoders, but sentence-transformers has one for both sides")
+        raise ValueError(
+            f"{model.name} has two encoders or another library's; sentence-transformers has one for both"
+        )
     sparse = isinstance(encoder, Splade)
     multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi, sparse)

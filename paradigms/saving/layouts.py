@@ -14,11 +14,12 @@ from paradigms.io.files import atomic_folder, contents, write_text
 from paradigms.model import Paradigm, Trainable
 from paradigms.saving.card import model_card
 from paradigms.saving.export import write_sentence_transformers
+from paradigms.saving.library import LIBRARY, RECIPE, Library
 from paradigms.saving.weights import PICKLED, SETTINGS_AND_WEIGHTS
 
 # Files and folders of a saved model, in whichever layout.
-SAVED_FOLDERS = ("backbone/", *(f"{side}/" for side in SIDES), "[0-9]_*/")
-SAVED = (*SETTINGS_AND_WEIGHTS, "*.jinja", "README.md", *SAVED_FOLDERS)
+SAVED_FOLDERS = ("backbone/", f"{LIBRARY}/", *(f"{side}/" for side in SIDES), "[0-9]_*/")
+SAVED = (*SETTINGS_AND_WEIGHTS, "README.md", *SAVED_FOLDERS)
 
 
 class SaveLayout(NamedTuple):
@@ -34,6 +35,7 @@ KINDS: dict[str, type[Trainable]] = {
     "paradigm.json": Paradigm,
     GENERATIVE_SETTINGS: Generative,
     HEAD: CrossAttention,
+    RECIPE: Library,
 }
 
 # Name -> layout.

@@ -16,7 +16,15 @@ from paradigms.encoder.published import MODULES, modules
 from paradigms.io.checks import naming
 
 # Settings and weights in a hub repository; other files, such as its card, are neither read nor replaced.
-SETTINGS_AND_WEIGHTS = ("*.json", "*.safetensors", "*.model", "*vocab.txt", "*merges.txt", "*.metadata")
+SETTINGS_AND_WEIGHTS = (
+    "*.json",
+    "*.safetensors",
+    "*.model",
+    "*vocab.txt",
+    "*merges.txt",
+    "*.metadata",
+    "*.jinja",
+)
 PICKLED = ("*.bin", "*.pt")
 # Names of pickled weights -> their names as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}

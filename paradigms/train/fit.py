@@ -223,7 +223,7 @@ def keep_states(
     folder.
     """
     freeze(paradigm, trained_layers)
-    encoder = paradigm.encoder
+    encoder: Any = paradigm.encoder
     for side in SIDES:
         tower = encoder.of(side) if isinstance(encoder, TwoTowers) else encoder
         assert tower.split is not None

@@ -70,6 +70,7 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
         "Z": z,
         "rel": rel,
         "rest": rest,
+        "picture": None if explanation.picture is None else vars(explanation.picture),
     }
 
 

@@ -72,6 +72,9 @@ function alignmentCards(grid, changed = () => {}) {
       box.dir = "auto";
       drawing.append(box);
       const words = spelled(data[side]);
+      const picture = side === "document" ? data.picture : null;
+      const patches = new Set(picture?.tokens);
+      const cells = picture && cellsOver(picture, box);
       const salience = data[`${side}_salience`];
       const most = Math.max(1, largest(salience || []));
       const tokens = words.map(({ text, joined }, x) => {
@@ -83,6 +86,12 @@ function alignmentCards(grid, changed = () => {}) {
         if (salience) {
           token.style.setProperty("--salience", Math.max(0, salience[x] / most));
           token.title = `salience ${number(salience[x])}`;
+        }
+        if (patches.has(x)) {
+          token.title = `patch ${text}${salience ? `, ${token.title}` : ""}`;
+          token.setAttribute("aria-label", token.title);
+          cells.append(token);
+          return token;
         }
         if (x && !joined) box.append(" ");
         box.append(token);
@@ -107,8 +116,21 @@ function alignmentCards(grid, changed = () => {}) {
     return Object.assign(made, { data, share: data.s.map((s, l) => s * data.a[l]) });
   }
 
-  const TOKENS = ["system", "query", "document", "query_salience", "document_salience"];
+  const TOKENS = ["system", "query", "document", "query_salience", "document_salience", "picture"];
   const sameTokens = (one, other) => TOKENS.every((name) => JSON.stringify(one[name]) === JSON.stringify(other[name]));
+
+  // A picture, and over it the grid to which its patches are added row by row.
+  function cellsOver({ source, width, height, columns, rows }, box) {
+    const frame = element("div", "picture");
+    const image = element("img");
+    Object.assign(image, { src: source, alt: "" });
+    image.style.aspectRatio = `${width} / ${height}`; // known before the picture is drawn: links end where they should
+    const cells = element("div", "patches");
+    cells.style.gridTemplate = `repeat(${rows}, 1fr) / repeat(${columns}, 1fr)`;
+    frame.append(image, cells);
+    box.append(frame);
+    return cells;
+  }
 
   // The matrix, one pixel an entry: query tokens down, document tokens across.
   function drawMatrix({ data, share, canvas }) {

@@ -1,0 +1,163 @@
+"""D and Q by a model of sentence-transformers, which that library runs (`saving.library.wrap`).
+
+A `SentenceTransformer` has one vector per text, a `SparseEncoder` weights of terms, a `MultiVectorEncoder` a
+vector per token, or per patch of a picture.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paradigms.core import Tokens
+from paradigms.encoder.pooling import as_terms
+from paradigms.encoder.settings import EncoderSettings, Side
+from paradigms.explanation import Picture
+
+LONGEST = 1 << 13  # tokens: stands in for a length that the model does not limit
+SIDE_LENGTH = 1024  # pixels of a picture's longer side in an explanation
+
+
+class LibraryEncoder(nn.Module):
+    """The D and Q of a model of the library: its vectors, names of tokens and pictures."""
+
+    def __init__(self, model: Any, kind: str, similarity: str) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+        length = getattr(model, "max_seq_length", None) or LONGEST
+        vectors: Any = "pooled" if kind == "SentenceTransformer" else "all"
+        self.settings = EncoderSettings(
+            encoder=kind,
+            query_vectors=vectors,
+            document_vectors=vectors,
+            normalize=similarity == "cosine",
+            query_length=min(length, LONGEST),
+            document_length=min(length, LONGEST),
+        )
+
+    @property
+    def dim(self) -> int:
+        return 1 if self.kind == "SparseEncoder" else int(self.model.get_embedding_dimension())
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    def tokenize(self, inputs: Sequence[Any], side: Side) -> Any:
+        """Raise ValueError: the library tokenises and encodes in one step, without gradients."""
+        raise ValueError(
+            "a wrapped model is not trained here: train it with sentence-transformers, whose losses take "
+            "every alignment as paradigms.scoring.scorer.Scorer"
+        )
+
+    def encode(self, inputs: Sequence[Any], side: Side) -> Tokens:
+        """Encode x inputs as the library does: Tokens with axes [1, x, l, h]."""
+        inputs = [self._text(one) if isinstance(one, str) else one for one in inputs]
+        how: dict[str, Any] = {"batch_size": max(1, len(inputs)), "show_progress_bar": False}
+        encode = self.model.encode_query if side == "query" else self.model.encode_document
+        if self.kind == "MultiVectorEncoder":
+            return _padded(encode(inputs, output_value=None, **how), self.dim, self.device)
+        if self.kind == "SparseEncoder":
+            weights = encode(inputs, convert_to_sparse_tensor=False, **how)
+            if (weights < 0).any():
+                raise ValueError("the model gives a term a weight below 0, which no index of terms holds")
+            return as_terms(self._normalised(weights))
+        vectors = self._normalised(encode(inputs, convert_to_tensor=True, **how))
+        vectors = vectors if len(inputs) else vectors.view(0, self.dim)
+        return Tokens(vectors[None, :, None], torch.ones_like(vectors[None, :, :1], dtype=torch.bool))
+
+    def truncated(self, dim: int | None) -> "LibraryEncoder":
+        """Raise ValueError: the library truncates vectors itself."""
+        raise ValueError("open the model with truncate_dim, then wrap it")
+
+    def labels(self, one: Any, side: Side, ids: Tensor | None = None) -> list[str]:
+        """Names of an input's tokens: patches of a picture by row and column, other tokens by their ids."""
+        if self.kind == "SentenceTransformer":
+            return ["[pooled]"]
+        if ids is None:
+            length = int(self.encode([one], side).mask.sum())
+            return [f"[{n + 1}]" for n in range(length)]
+        known = ids.flatten().tolist()
+        if any(type(module).__name__ == "SparseAutoEncoder" for module in self.model):
+            return [f"[feature {id}]" for id in known]
+        names = [str(name) for name in self.tokenizer.convert_ids_to_tokens(known)]
+        columns, _, places = self._patches(_image(one), known)
+        for n, place in enumerate(places):
+            names[place] = f"[{n // columns + 1}, {n % columns + 1}]"
+        return names
+
+    def picture(self, one: Any, ids: Tensor | None) -> Picture | None:
+        """The picture of an input, and its patches among the tokens; None without picture or patches."""
+        image = _image(one)
+        if image is None or ids is None:
+            return None
+        columns, rows, places = self._patches(image, ids.flatten().tolist())
+        if not places:
+            return None
+        small = image.convert("RGB")
+        small.thumbnail((SIDE_LENGTH, SIDE_LENGTH))
+        data = io.BytesIO()
+        small.save(data, "JPEG", quality=85)
+        source = "data:image/jpeg;base64," + base64.b64encode(data.getvalue()).decode()
+        return Picture(source, image.width, image.height, columns, rows, places)
+
+    def save(self, folder: Path, *, merged: bool) -> None:
+        self.model.save_pretrained(str(folder), create_model_card=False)
+
+    def _patches(self, image: Any, ids: list[int]) -> tuple[int, int, list[int]]:
+        """Columns and rows of an image's patches, and their places among the tokens, row by row.
+
+        The patches are the tokens with the one id that occurs as often as the grid has cells. Without such an
+        id, or for a processor whose grid is unknown, there are none.
+        """
+        if image is None:
+            return 1, 0, []
+        from sentence_transformers.multi_vector_encoder.interpretability import get_n_patches
+
+        try:
+            columns, rows = get_n_patches(self.model, image.size)
+        except (NotImplementedError, ValueError):
+            return 1, 0, []
+        known = [id for id in set(ids) if ids.count(id) == columns * rows]
+        return columns, rows, [n for n, id in enumerate(ids) if id == known[0]] if len(known) == 1 else []
+
+    def _normalised(self, vectors: Tensor) -> Tensor:
+        return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
+
+    def _text(self, text: str) -> Any:
+        """A text that stays one: the library would fetch a text that is the address of an image."""
+        return text if list(self.model.modalities) == ["text"] else {"text": text}
+
+
+def _padded(rows: Sequence[dict[str, Tensor]], dim: int, device: torch.device) -> Tokens:
+    """Pad the tokens of each input that count, [1, x, l, h], with ids if the model has one per vector."""
+    kept = [(row, row["attention_mask"].bool()) for row in rows]
+    longest = max((int(mask.sum()) for _, mask in kept), default=1)
+
+    def stacked(name: str, *axes: int) -> Tensor:
+        parts = [row[name][mask] for row, mask in kept]
+        wide = [torch.cat([t, t.new_zeros(longest - len(t), *axes)]) for t in parts]
+        return torch.stack(wide)[None] if wide else torch.zeros(1, 0, longest, *axes, device=device)
+
+    named = all("input_ids" in row and row["input_ids"].shape == mask.shape for row, mask in kept)
+    return Tokens(
+        stacked("token_embeddings", dim),
+        stacked("attention_mask").bool(),
+        stacked("input_ids").long() if named else None,
+    )
+
+
+def _image(one: Any) -> Any:
+    """The image of an input, as PIL's; None for other inputs."""
+    from PIL import Image
+
+    image = one.get("image") if isinstance(one, dict) else one
+    return image if isinstance(image, Image.Image) else None

@@ -1,0 +1,210 @@
+"""Models that sentence-transformers runs, wrapped: its vectors and scores, our A, index and view."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paradigms
+from paradigms.align import DocumentToQuery, TopK
+from paradigms.cli.arguments import main
+from paradigms.data import Corpus
+from paradigms.find import Store, kinds, open_index
+from paradigms.retrieve import Fused, Indexed, Reranking
+from paradigms.serve.systems import View, systems_of
+from paradigms.store.arrays import to_numpy
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from tests.near import SCORES, assert_same, assert_within_rounding, same_run
+from tests.tiny import WIDTH, write_checkpoint, write_headed
+
+pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
+
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import BertForMaskedLM, BertForSequenceClassification
+
+from paradigms.saving import wrap
+from tests.tiny_pages import SIDE, picture, write_colpali
+
+QUERIES = ["where is the quick fox?", "the old sea", ""]
+DOCUMENTS = ["a quick fox in the garden; and the sea.", "the fish of the old sea", "", "fire, and snow."]
+
+
+def dense(folder: Path, similarity: str = "cosine") -> Any:
+    backbone = Transformer(str(write_checkpoint("bert", folder / "bert")))
+    prompts = {"query": "find: ", "document": "text: "}
+    modules = [backbone, Pooling(WIDTH, "mean"), Dense(WIDTH, 8)]
+    return SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name=similarity)
+
+
+def sparse(folder: Path, similarity: str = "dot") -> Any:
+    written = str(write_headed(BertForMaskedLM, folder / "bert"))
+    return SparseEncoder(written, similarity_fn_name=similarity, max_active_dims=9)
+
+
+def multi(folder: Path, similarity: str = "maxsim", *more: Any) -> Any:
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    backbone = Transformer(str(write_checkpoint("bert", folder / "bert")), query_length=12)
+    modules = [backbone, MultiVectorMask(skiplist_words=[".", ";"]), Normalize(**names), *more]
+    return MultiVectorEncoder(modules=modules, similarity_fn_name=similarity)
+
+
+KINDS = [(dense, "cosine"), (dense, "dot"), (sparse, "dot"), (sparse, "cosine")]
+KINDS += [(multi, "maxsim"), (multi, "meanmaxsim")]
+EACH = pytest.mark.parametrize(
+    ("make", "similarity"), KINDS, ids=lambda x: x if isinstance(x, str) else x.__name__
+)
+
+
+@EACH
+def test_scores_are_the_library_s_own(tmp_path, make, similarity):
+    theirs = make(tmp_path, similarity).double()
+    ours = wrap(theirs)
+    score = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
+    Q, D = theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)
+    assert_within_rounding(score, theirs.similarity(Q, D), **SCORES)  # it multiplies token vectors in float32
+    if make is multi:
+        wanted = torch.stack([torch.stack([(q @ d.T).amax(-1).sum() for d in D]) for q in Q])
+        lengths = torch.tensor([len(q) for q in Q])[:, None]
+        assert_same(score, wanted / lengths if similarity == "meanmaxsim" else wanted)
+
+
+@EACH
+def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
+    theirs = make(tmp_path, similarity)
+    ours, texts = wrap(theirs), dict(zip("abcd", DOCUMENTS, strict=True))
+    folder, queries = tmp_path / "index", {"q": QUERIES[0], "r": QUERIES[1]}
+    found = Indexed.build(ours, texts, folder, kind="inverted" if make is sparse else "exact")
+    run = found.search(queries, 4)
+    wanted = theirs.similarity(theirs.encode_query(list(queries.values())), theirs.encode_document(DOCUMENTS))
+    for query, row in zip(run, wanted.tolist(), strict=True):
+        expected = dict(zip("abcd", row, strict=True))
+        scores = {id: expected[id] for id in run[query]}
+        # float16 or 8 bits of a store
+        assert list(run[query].values()) == pytest.approx(list(scores.values()), rel=0.05, abs=2e-3)
+    ours.save_pretrained(tmp_path / "saved")
+    same_run(Indexed.open(folder, paradigms.load(tmp_path / "saved")).search(queries, 4), run)
+    theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    direct = paradigms.load(tmp_path / "theirs", layout="library")
+    same_run(Indexed.open(folder, direct).search(queries, 4), run)
+    reranked = Reranking(direct, Corpus.of(texts)).rerank(queries, run)
+    assert {query: set(scores) for query, scores in reranked.items()} == {q: set(run[q]) for q in run}
+    best = next(iter(run["q"]))
+    (explained,) = found.explain(QUERIES[0], best)
+    assert sum(s * a for _, _, s, a in explained.links) / explained.Z == pytest.approx(
+        explained.rel, rel=1e-4
+    )
+    assert explained.picture is None
+    if make is not dense:
+        assert "fox" in explained.query_tokens or make is sparse
+        assert len(explained.document_tokens) == max(i for i, *_ in explained.links) + 1 or make is multi
+
+
+def test_another_alignment_and_the_live_page(tmp_path):
+    ours, texts = wrap(multi(tmp_path)), dict(zip("abcd", DOCUMENTS, strict=True))
+    indexed = Indexed.build(ours, texts)
+    other = ours.with_alignment(TopK(k=2), "total")
+    D, Q = ours.encode_documents(DOCUMENTS[:1]), ours.encode_queries(QUERIES[:1])
+    assert other.score(D, Q) != ours.score(D, Q)
+    assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(float(other.score(D, Q)), rel=1e-5)
+    served = systems_of({"theirs": indexed}, Corpus.of(texts))["theirs"]
+    made, rank = served.explain(QUERIES[0], "a", None, View(align=DocumentToQuery()))
+    assert made[0].rel == pytest.approx(float(ours.with_alignment(DocumentToQuery()).score(D, Q)), rel=2e-3)
+    assert rank in range(1, 5)
+    assert served.described()["alignments"]
+    fused = Fused([indexed, Indexed.build(other, texts)])
+    assert set(fused.search({"q": QUERIES[0]}, 4)["q"]) == {"a", "b", "c", "d"}
+
+
+def test_the_terminal_indexes_searches_and_compares(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dense(tmp_path).save_pretrained("theirs", create_model_card=False)
+    wrap(multi(tmp_path)).save_pretrained("ours")
+    rows = [
+        json.dumps({"_id": id, "text": text}) for id, text in zip("abd", filter(None, DOCUMENTS), strict=True)
+    ]
+    Path("texts.jsonl").write_text("\n".join(rows))
+    main(["index", "texts.jsonl", "--model", "theirs", "--model-layout", "library"])
+    main(["index", "texts.jsonl", "--model", "ours", "--output", "ours.index"])
+    main(["search", "texts.jsonl.index", "the old sea", "-k", "1"])
+    main(["compare", "texts.jsonl.index", "ours.index", "-k", "2", "-q", "the old sea"])
+    printed = capsys.readouterr().out
+    assert "ours.index" in printed
+    assert "bm25" in printed
+
+
+def test_pooled_tokens_have_numbers_for_names(tmp_path):
+    ours = wrap(multi(tmp_path, "maxsim", HierarchicalTokenPooling(pool_factor=2)))
+    explained = ours.explain(QUERIES[0], DOCUMENTS[0])
+    whole = wrap(multi(tmp_path / "whole")).explain(QUERIES[0], DOCUMENTS[0])
+    assert 0 < len(explained.document_tokens) < len(whole.document_tokens)
+    assert explained.document_tokens[0] == "[1]"
+
+
+def test_what_cannot_be_wrapped_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="euclidean is no rel; there are cosine, dot"):
+        wrap(dense(tmp_path, "euclidean"))
+    with pytest.raises(ValueError, match="CrossEncoder is none of"):
+        wrap(CrossEncoder(str(write_headed(BertForSequenceClassification, tmp_path / "b", num_labels=1))))
+    ours = wrap(dense(tmp_path / "again"))
+    objective = Contrastive(ours, Corpus.of({"a": "fish"}), [Example("fish", 0, (), (0,))])
+    with pytest.raises(ValueError, match="train it with sentence-transformers, whose losses take every"):
+        objective.collate(objective.examples)
+    with pytest.raises(ValueError, match="two encoders or another library's"):
+        ours.save_pretrained(tmp_path / "out", layout="sentence-transformers")
+    for side in ("query", "document"):
+        assert ours.tokens([], side).mask.numel() == 0
+
+
+def test_code_beside_a_model_never_runs(tmp_path):
+    dense(tmp_path).save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    file = tmp_path / "theirs/modules.json"
+    file.write_text(file.read_text().replace("sentence_transformers.base.modules.transformer", "mine"))
+    (tmp_path / "theirs/mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Transformer: ...")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        paradigms.load(tmp_path / "theirs", layout="library")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def colpali(tmp_path_factory):
+    folder = write_colpali(tmp_path_factory.mktemp("colpali") / "model")
+    return MultiVectorEncoder(str(folder), local_files_only=True)
+
+
+PAGES = {f"page {n}": picture(n) for n in range(3)}
+
+
+def test_pages_are_documents(colpali, tmp_path):
+    ours = wrap(colpali)
+    tokens = ours.encode_documents(list(PAGES.values()))
+    how = {"paradigm": ours.name, "dim": ours.encoder.dim}
+    Store.build_from(kinds.exact(), [(list(PAGES), tokens)], tmp_path / "pages", **how)
+    found = Indexed(open_index(tmp_path / "pages"), ours)
+    run = found.search({"q": "a red fish"}, 3)["q"]
+    wanted = colpali.similarity(
+        colpali.encode_query(["a red fish"]), colpali.encode_document(list(PAGES.values()))
+    )
+    assert [run[id] for id in PAGES] == pytest.approx(wanted[0].tolist(), abs=5e-3)
+    assert len(set(run.values())) == 3
+    best = next(iter(run))
+    explained = ours.explain("a red fish", PAGES[best])
+    drawn = explained.picture
+    assert (drawn.columns, drawn.rows, drawn.width, drawn.height) == (SIDE, SIDE, 80, 60)
+    assert [explained.document_tokens[n] for n in drawn.tokens[: SIDE + 1]] == [
+        *(f"[1, {n + 1}]" for n in range(SIDE)),
+        "[2, 1]",
+    ]
+    assert explained.rel == pytest.approx(run[best], abs=5e-3)
+    assert drawn.source.startswith("data:image/jpeg;base64,")
+
+
+def test_a_text_that_is_an_address_stays_a_text(colpali):
+    ours, address = wrap(colpali), "https://example.org/a.png"
+    (found,) = to_numpy(ours.encode_queries([address]))
+    assert (found == colpali.encode_query([{"text": address}])[0].numpy()).all()

@@ -1,0 +1,123 @@
+"""Vectors of others: numpy's and Arrow's arrays become D and Q, are searched exactly, and come out again."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Array2D, Dataset, Features, Value
+
+from paradigms.align import EqualIds, QueryToDocument, TopK
+from paradigms.find import Index, Store, kinds
+from paradigms.recipe import Recipe
+from paradigms.store.arrays import as_tokens, parts, to_arrow, to_numpy
+from tests.near import assert_same, assert_within_rounding
+
+H, LENGTHS = 16, (3, 1, 5, 2)
+RECIPE = Recipe("theirs", QueryToDocument(), "one")
+
+
+def drawn(lengths: tuple[int, ...], seed: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.standard_normal((length, H)).astype(np.float16) for length in lengths]
+
+
+D, Q = drawn(LENGTHS, 0), drawn((2, 4), 1)
+IDS = [f"d{n}" for n in range(len(D))]
+LISTS = [[row.tolist() for row in text] for text in D]
+FIXED = pa.array(LISTS, pa.list_(pa.list_(pa.float32(), H)))
+FORMS = {
+    "numpy": D,
+    "lists": LISTS,
+    "arrow": pa.array(LISTS, pa.list_(pa.list_(pa.float32()))),
+    "arrow, large lists": pa.array(LISTS, pa.large_list(pa.large_list(pa.float64()))),
+    "arrow, fixed size, float16": pa.array(LISTS, pa.list_(pa.list_(pa.float16(), H))),
+    "arrow, a slice of chunks": pa.chunked_array([FIXED[:1], FIXED, FIXED])[1:5],
+    "datasets": Dataset.from_dict({"x": LISTS}).data["x"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_tokens(form):
+    tokens = as_tokens(FORMS[form])
+    assert tokens.mask[0].sum(-1).tolist() == list(LENGTHS)
+    for found, wanted in zip(to_numpy(tokens), D, strict=True):
+        assert (found == wanted).all()
+
+
+def test_search_is_exact_maxsim():
+    store = Store.build_from(kinds.exact(), parts(IDS, FORMS["arrow"]), paradigm="theirs", dim=H)
+    ranked = Index(store).search_tokens(RECIPE, as_tokens(Q, "query"), len(D))
+    for query, scores in zip(Q, ranked, strict=True):
+        wanted = [float((d.astype(np.float64) @ query.T.astype(np.float64)).max(0).sum()) for d in D]
+        assert_within_rounding([scores[id] for id in IDS], wanted, torch.float32, H + len(query))
+    top = Index(store).rerank_tokens([Recipe("t", TopK(k=2), "total")], as_tokens(Q[:1], "query"), [IDS])
+    assert list(top[0][0]) != list(ranked[0])
+
+
+def test_one_vector_a_text_and_terms():
+    vectors = np.random.default_rng(0).standard_normal((5, H))
+    for form in (
+        vectors,
+        list(vectors),
+        pa.array(vectors.tolist()),
+        pa.FixedSizeListArray.from_arrays(vectors.ravel(), H),
+    ):
+        tokens = as_tokens(form, "query")
+        assert tokens.vectors.shape == (5, 1, 1, H)
+        assert_same(tokens.vectors[:, 0, 0], vectors)
+    square = Dataset.from_dict({"x": vectors.reshape(1, 5, H)}, Features({"x": Array2D((5, H), "float64")}))
+    assert_same(as_tokens(square.data["x"]).vectors[0, 0], vectors)
+    weights, ids = [[1.0, 0.5], [2.0]], [[7, 9], [9]]
+    for made in (lambda x: x, pa.array):
+        terms = {"vectors": made(weights), "token_ids": made(ids)}
+        build = {"paradigm": "theirs", "dim": 1, "fields": ("vectors", "ids")}
+        store = Store.build_from(kinds.inverted(16), parts(["a", "b"], **terms), **build)
+        queries = as_tokens([[3.0]], "query", ids=[[9]])
+        assert Index(store).search_tokens(Recipe("t", EqualIds(), "one"), queries, 2) == [
+            {"b": 6.0, "a": 1.5}
+        ]
+
+
+def test_arrow_out_and_in_again(tmp_path):
+    salience = [np.full(length, 0.5, np.float32) for length in LENGTHS]
+    token_ids = [np.arange(length) for length in LENGTHS]
+    whole = parts(pa.array(IDS), D, token_ids=token_ids, salience=salience)
+    how = {"paradigm": "theirs", "dim": H, "fields": ("vectors", "ids", "salience")}
+    store = Store.build_from(kinds.exact(), whole, tmp_path / "index", **how).delete(["d1"])
+    table = to_arrow(store)
+    assert table["id"].to_pylist() == ["d0", "d2", "d3"]
+    again = parts(table["id"], table["vectors"], token_ids=table["ids"], salience=table["salience"])
+    copy = Store.build_from(kinds.exact(), again, **how)
+    for name in ("vectors", "mask", "ids", "salience"):
+        ids = ["d3", "d0"]
+        assert getattr(copy.tokens_of(ids), name).equal(getattr(store.tokens_of(ids), name)), name
+    assert Dataset(table).features["id"] == Value("string")
+    assert len(to_arrow(Store.build_from(kinds.exact(), [], paradigm="x", dim=2))) == 0
+    assert list(parts([], [])) == []
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([np.zeros((1, 2)), np.zeros((1, 3))], "vectors of 2, 3 numbers"),
+        ([np.zeros((1, 2)), np.zeros(2)], "an array"),
+        ([np.zeros((1, 2, 3))], "an array"),
+        ([["a"]], "no numbers"),
+        (pa.array([[[1.0], [2.0, 3.0]]]), "vectors of"),
+        (pa.array([[[1.0], None]]), "missing"),
+        (pa.array([[[1.0, None]]]), "missing"),
+        (pa.array([None, [[1.0]]]), "missing"),
+        (pa.array([1.0]), "no list"),
+        (pa.array([{"a": 1.0}]), "not a list"),
+    ],
+)
+def test_wrong_arrays_are_refused(vectors, message):
+    with pytest.raises(ValueError, match=f"vectors: .*{message}"):
+        as_tokens(vectors)
+
+
+def test_numbers_must_agree():
+    with pytest.raises(ValueError, match="4 ids need as many vectors, not 2"):
+        list(parts(IDS, Q))
+    with pytest.raises(ValueError, match="ids are of"):
+        as_tokens(Q, "query", ids=[[1], [1, 2, 3, 4]])
