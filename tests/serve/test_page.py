@@ -284,7 +284,10 @@ def test_the_keyboard_alone_is_enough(tab, address):
     tab.wait("document.querySelectorAll('#shown input').length === 4")
     assert tab.script("document.activeElement.id") == "query"
     tab.type(QUERY)
+    tab.script("window.loaded = 1")
+    tab.press("Enter")
     listed(tab, 4)
+    assert tab.script("window.loaded") == 1  # a form that is sent would load the page again
 
     def tab_to(condition):
         for _ in range(80):
