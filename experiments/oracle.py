@@ -113,13 +113,21 @@ def main(settings: Settings) -> None:
 def measured(
     store: Store, model: Paradigm, test: Split, name: str, settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """Measure a system at each number of dimensions below its full width, and at full width."""
-    for dim in (*(dim for dim in settings.dims if dim < store.dim), store.dim):
-        tokens = stored(store, principal_axes(store, dim) if dim < store.dim else None)
+    """Measure a system at each number of dimensions below its full width, and at full width.
+
+    Query vectors that answer a query on the first axes also answer it on more axes.
+    """
+    known: list[np.ndarray | None] = []
+    for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):
+        axes = principal_axes(store, dim) if dim < store.dim else None
+        tokens = stored(store, axes)
         asked = drawn(test, tokens.documents, settings.queries)
         with progress_bar() as bar:
-            work = outcomes(tokens, model, asked)
+            work = outcomes(tokens, model, asked, known)
             made = list(bar.track(work, description=f"{name}, {dim} numbers", total=len(asked)))
+        if axes is not None:
+            found = [one.answer.query for one in made]
+            known = [None if query is None else query @ axes.T for query in found]
         yield {"h": dim, **row_of(made, store.bytes_per_document * dim / store.dim)}
 
 

@@ -80,33 +80,29 @@ def max_over_tokens(
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
-    left, failed = programmes, Answer(False)
 
-    def extend(chosen: list[int], remaining: list[int], q: Array) -> Answer | None:
-        nonlocal left, failed
-        if not remaining:
-            return None
-        options = np.flatnonzero(owner == remaining[0])
-        for token in options[np.argsort(-(T[options] @ q), kind="stable")]:
-            if left == 0:
-                return Answer(None)
-            left -= 1
-            answer = _separate(rivals, np.array([*chosen, token]))
-            if answer.query is None:
-                failed = answer if failed.answerable is not None else failed
-                continue
-            q = answer.query[0]
-            best = np.array([np.max(T[owner == row] @ q) for row in rows])
-            if best.min() > np.max(rivals.own @ q, initial=-np.inf):
-                return answer
-            deeper = extend([*chosen, token], remaining[1:], q)
-            if deeper is not None:
-                return deeper
-        return None
+    def options(row: int, q: Array) -> Indices:
+        """Return the tokens of a document, the one with the highest score last."""
+        own = np.flatnonzero(owner == row)
+        return own[np.argsort(-(T[own] @ q), kind="stable")[::-1]]
 
-    centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - rivals.own.mean(0)
-    found = extend([], list(rows), centre)
-    return found if found is not None else failed
+    centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - rivals.mean
+    stack, failed = [[token] for token in options(rows[0], centre)], Answer(False)
+    while stack:
+        if programmes == 0:
+            return Answer(None)
+        programmes -= 1
+        chosen = stack.pop()
+        answer = _separate(rivals, np.array(chosen))
+        if answer.query is None:
+            failed = answer if failed.answerable is not None else failed
+            continue
+        q = answer.query[0]
+        if min(np.max(T[owner == row] @ q) for row in rows) > rivals.scores(q).max():
+            return answer
+        if len(chosen) < len(rows):
+            stack += [[*chosen, token] for token in options(rows[len(chosen)], q)]
+    return failed
 
 
 def sum_of_maxima(
@@ -116,7 +112,7 @@ def sum_of_maxima(
     *,
     query_tokens: int = 8,
     start: ArrayLike | None = None,
-    programmes: int = 50,
+    programmes: int = 10,
     variables: int = 60_000,
     seed: int = 0,
     kinds: ArrayLike | None = None,
@@ -189,13 +185,15 @@ def maxima(
     return best.sum(1), np.minimum.reduceat(where, starts, axis=0)
 
 
-def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = None) -> bool:
+def verified(
+    vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = None, rivals: ArrayLike | None = None
+) -> bool:
     """Check whether an answer of `one_vector` or `max_over_tokens` holds in exact rational arithmetic.
 
-    A query holds if each of the rows `relevant` scores above all other rows of `vectors` [t, h] (for tokens,
-    pass one row of each relevant document, and the rivals' rows). A certificate holds if the linear system
-    for the weights in its support has an exact nonnegative solution. Returns False if the answer has neither
-    a query nor a certificate.
+    A query holds if each of the rows `relevant` of `vectors` [t, h] scores above all `rivals`, by default all
+    other rows (for tokens, pass one row of each relevant document, and the rivals' rows). A certificate holds
+    if the linear system for the weights in its support has an exact nonnegative solution. Returns False if
+    the answer has neither a query nor a certificate.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     if answer.answerable and answer.query is not None and relevant is not None:
@@ -203,9 +201,10 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
         q = [Fraction(x) for x in answer.query[0]]
         scores = X @ answer.query[0]
         low = min(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) for row in rows)
-        others = np.setdiff1d(np.arange(len(X)), rows)
+        every = np.arange(len(X))
+        others = np.setdiff1d(every, rows) if rivals is None else every[np.asarray(rivals, np.int64)]
         # Rounding of a float64 sum is far below this; only rows within it need rationals.
-        doubt = 1e-9 * np.abs(X).max() * np.abs(answer.query).sum()
+        doubt = 1e-9 * max(X.max(), -X.min()) * np.abs(answer.query).sum()
         near = others[scores[others] >= float(low) - doubt]
         return all(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) < low for row in near)
     if answer.answerable or answer.weights is None or answer.relevant is None or answer.rivals is None:
@@ -225,11 +224,18 @@ def verified(vectors: ArrayLike, answer: Answer, relevant: ArrayLike | None = No
 
 
 class _Rivals:
-    """Rows of X that must score below the relevant rows, copied once for many programmes."""
+    """Rows of X that must score below the relevant rows. X may take gigabytes, so it is not copied."""
 
     def __init__(self, X: Array, rows: Indices) -> None:
-        self.all, self.rows, self.own = X, rows, X[rows]
-        self.scale = float(np.abs(X).max()) or 1.0
+        self.all, self.rows = X, rows
+        self.scale = float(max(X.max(), -X.min())) or 1.0
+        weights = np.zeros(len(X))
+        weights[rows] = 1 / len(rows)
+        self.mean = weights @ X
+
+    def scores(self, q: Array) -> Array:
+        """Return the scores of these rows."""
+        return (self.all @ q)[self.rows]
 
     def hardest(self, scores: Array, count: int) -> Indices:
         """Return the positions of the `count` largest scores."""
@@ -238,13 +244,12 @@ class _Rivals:
 
 def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
     """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1; add rows that violate it."""
-    R, scale, h = rivals.own, rivals.scale, rivals.own.shape[1]
-    if not len(R):
-        return Answer(True, query=np.zeros((1, h)))
+    scale, h = rivals.scale, rivals.all.shape[1]
     own = rivals.all[relevant] / scale
-    active = rivals.hardest(R @ (own.mean(0) - R.mean(0) / scale), max(_ADDED, h))
+    active = rivals.hardest(rivals.scores(own.mean(0) - rivals.mean / scale), max(_ADDED, h))
     for _ in range(_ROUNDS):
-        A = np.vstack([-own, R[active] / scale])
+        hard = rivals.all[rivals.rows[active]] / scale
+        A = np.vstack([-own, hard])
         offset = np.repeat([1.0, -1.0], [len(own), len(active)])
         rows = np.column_stack([A, offset, np.ones(len(A))])
         cost, bounds = np.append(np.zeros(h + 1), -1.0), [(-1, 1)] * h + [(None, None), (0, None)]
@@ -255,9 +260,9 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
         if margin <= _ZERO:
             weights = np.maximum(-2 * solved.ineqlin.marginals, 0)
             alpha, beta = weights[: len(own)], weights[len(own) :]
-            residual = float(np.abs(alpha @ own - beta @ R[active] / scale).sum())
+            residual = float(np.abs(alpha @ own - beta @ hard).sum())
             return Answer(False, None, relevant, rivals.rows[active], (alpha, beta), residual * scale)
-        scores, least = R @ q / scale, np.min(own @ q)
+        scores, least = rivals.scores(q) / scale, np.min(own @ q)
         violated = scores >= least - 0.5 * margin
         violated[active] = False
         new = np.flatnonzero(violated)

@@ -13,15 +13,22 @@ vectors changes no order (the first three rows).
 | all (A = 1) | nothing: the sum of a document's vectors counts, as with M = 1 | m·C(n, 2) |
 | q→d (ME-BERT with N = 1, ColBERT) | m·N·n·C(M, 2): the order in each document | m·C(n, 2) |
 | equal ids (COIL, tokens of distinct ids) | nothing: ids are part of the text | m·C(n, 2) |
+| positive ids (COIL without similarities < 0) | m·N·n: the sign of each match | m·C(n, 2) |
 | q←d (MVDR) | m·nM·C(N, 2): the nearest query token | m·C(n, 2) |
 | pool (XTR, with or without imputation) | m·N·C(nM, 2): the order in the pool | m·C(n, 2) |
 | salience (ALIGNER, k = 1) | m·N·n·C(M, 2): the order in each document | m·C(n, 2), of degree 3 |
+| top k (ALIGNER with any k or p) | m·N·n·C(M, 2): the order in each document | m·C(n, 2), of degree 3 |
+| buckets (MUVERA, N planes in all) | N·nM: the side of each plane | m·C(n, 2) |
 
 The second arrangement cuts each cell of the first, so the product of the two counts is a bound. If there are
 few (M^N or N^M) ways to choose tokens, another bound is smaller: it counts all m·C(n, 2) differences at once,
 each under all M^2N choices. With a salience > 0 for each token, P = nM(h + 1), and scores are quotients of
 polynomials in vectors and saliences. Multiplied out, the differences of scores have degree 3, and `warren`
 counts sign patterns.
+
+Entropic alignment and the attention of generative retrieval have no row: their weights are exponentials.
+Khovanskii's bound for q exponentials has a factor 2^{q(q−1)/2} (Karpinski and Macintyre 1997). It exceeds the
+number of all patterns, so it gives no least h.
 
 H hyperplanes through the origin of R^P have at most 2·Σ_{i<P} C(H − 1, i) cells (Schläfli 1850, Cover 1965;
 for any hyperplanes, Zaslavsky 1975). Alon, Frankl and Rödl 1985 bound sign ranks by such counts; Goldberg and
@@ -37,7 +44,9 @@ from scipy import special
 from theory import checks
 from theory.capacity import pattern_bits
 
-Aligned = Literal["one", "all", "q→d", "equal ids", "q←d", "pool", "salience"]
+Aligned = Literal[
+    "one", "all", "q→d", "equal ids", "positive ids", "q←d", "pool", "salience", "top k", "buckets"
+]
 
 
 def log_cells(hyperplanes: float, dimension: float) -> float:
@@ -75,7 +84,7 @@ def log_patterns(
     """ln of a bound on the relevance patterns that documents answer under A, for fixed query vectors.
 
     aligned: A, as in the table above. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
-    document. tokens: N per query. Raises ValueError if A is unknown.
+    document. tokens: N per query (for buckets, N planes). Raises ValueError if A is unknown.
     """
     if aligned not in get_args(Aligned):
         raise ValueError(f"aligned = {aligned!r}; allowed: {', '.join(get_args(Aligned))}")
@@ -94,6 +103,9 @@ def log_patterns(
     choices = {
         "q→d": of_document,
         "salience": of_document,
+        "top k": (of_document[0], np.inf),
+        "positive ids": (m * N * n, 2 * N * np.log(2)),
+        "buckets": (N * n * M, np.inf),
         "q←d": (m * n * M * N * (N - 1) / 2, 2 * M * np.log(N)),
         "pool": (m * N * n * M * (n * M - 1) / 2, np.inf),
     }
@@ -101,7 +113,7 @@ def log_patterns(
     dimension, pairs = (n * M - (aligned in ("one", "all", "q→d"))) * h, m * n * (n - 1) / 2
 
     def orders(differences: float) -> float:
-        if aligned == "salience":
+        if aligned in ("salience", "top k"):
             return warren(differences, 3, n * M * (h + 1))
         return log_cells(differences, dimension)
 
@@ -185,9 +197,12 @@ def table(
         ("ME-BERT", "q→d", vectors, 1),
         ("ColBERT", "q→d", vectors, tokens),
         ("ALIGNER, k = 1", "salience", vectors, tokens),
+        ("ALIGNER, any k or p", "top k", vectors, tokens),
         ("COIL, distinct ids", "equal ids", vectors, tokens),
-        ("MVDR", "q←d", vectors, tokens),
+        ("COIL, positive matches", "positive ids", vectors, tokens),
+        ("MVDR (q←d)", "q←d", vectors, tokens),
         ("XTR", "pool", vectors, tokens),
+        ("MUVERA, 80 planes", "buckets", vectors, 80),
     ):
         kind: Any = aligned
         h = least_numbers(kind, documents, queries, k, M, N, distinct=True)

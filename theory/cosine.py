@@ -30,6 +30,7 @@ from scipy.optimize import elementwise
 from theory import checks
 from theory.checks import Array
 from theory.projections import log_pairwise_error
+from theory.recall import markov_union
 
 _POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # nodes, zooms and kept range of logarithms, for the integral
 
@@ -124,6 +125,19 @@ def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, b
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
     with np.errstate(divide="ignore"):
         return checks.plain(special.ndtr(-np.sqrt(k) * (first - second) / _deviation(first, second, cross)))
+
+
+def cosine_recall_bound(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike, r: int) -> Any:
+    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p_i / (r − s), p_i the n errors by `cosine_error`, descending.
+
+    R counts the rivals whose cosine is not below the best document's after a projection to k numbers, which
+    all share. It has the mean Σ p_i, exactly, and rank R + 1. better: ρ₁. worse, between [n]: ρ₂ and ρ₁₂ of
+    each rival. `theory.collection.cosine_lost` simulates the probability itself.
+    """
+    rivals, cross = np.broadcast_arrays(checks.vector(worse, "worse", axes=1, nonzero=False), between)
+    rank = int(checks.whole(r, "r", most=len(rivals)))
+    errors = cosine_error(checks.dimensions(k)[..., None], better, rivals, cross)
+    return checks.plain(markov_union(np.asarray(errors), rank))
 
 
 def required_cosine_dimension(

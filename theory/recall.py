@@ -82,13 +82,7 @@ def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     many errors. margins: [n].
     """
     ordered, r = _ordered(margins, r)
-
-    def bound(n: float) -> float:
-        errors = np.asarray(pairwise_error(n, ordered))
-        beyond = np.cumsum(errors[::-1])[::-1][:r]
-        return float(np.min(beyond / (r - np.arange(r))))
-
-    return _per_dimension(bound, k)
+    return _per_dimension(lambda n: markov_union(np.asarray(pairwise_error(n, ordered)), r), k)
 
 
 def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
@@ -252,6 +246,12 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
         slopes = ordered / np.sqrt((1 - ordered) * (1 + ordered))
     lost = at_least(special.ndtr(-slopes[:, None] * chi), r)
     return float(np.sum((half * weights).ravel() * 4 * root**3 * np.exp(log_density) * lost))
+
+
+def markov_union(errors: Array, r: int) -> Array:
+    """min_{0≤s<r} of the sum of all but the s largest probabilities [..., n], over r − s."""
+    beyond = np.cumsum(np.sort(errors, axis=-1), axis=-1)[..., ::-1][..., :r]
+    return np.min(beyond / (r - np.arange(r)), axis=-1)
 
 
 def at_least(chances: Array, r: int) -> Array:

@@ -67,10 +67,16 @@ class Question:
         total = weights.sum(1)
         return np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
 
-    def answer(self, rows: np.ndarray) -> Answer:
-        """Return whether some query vectors rank the documents `rows` above all others."""
-        if separates(self.scores(self.query), rows):
-            return Answer(True, query=self.query)
+    def answer(self, rows: np.ndarray, known: np.ndarray | None = None) -> Answer:
+        """Return whether some query vectors rank the documents `rows` above all others.
+
+        known [N, h]: query vectors to try after the model's. Their saliences are the model's, or equal if
+        there are fewer vectors than the model has.
+        """
+        for query in [self.query] if known is None else [self.query, known]:
+            equal = None if len(query) == len(self.query) else np.ones(len(query))
+            if separates(self.scores(query, equal), rows):
+                return Answer(True, query=query)
         if self.salience is not None:
             # One query token's rel is the largest similarity. Several tokens have no upper bound here.
             one = max_over_tokens(self.tokens, self.owners, rows)
@@ -140,16 +146,17 @@ def check(model: Paradigm, longest: int) -> None:
 def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
     """Return the tokens of all documents that have tokens. axes: as in `Stored`."""
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
-    vectors, others, lengths = [np.zeros((0, store.dim if axes is None else axes.shape[1]))], [], []
-    for row in rows:
+    lengths = np.diff(store.offsets)[rows]
+    vectors = np.empty((lengths.sum(), store.dim if axes is None else axes.shape[1]))
+    others = []
+    for row, end, length in zip(rows, np.cumsum(lengths), lengths, strict=True):
         part = store.decoded(slice(store.offsets[row], store.offsets[row + 1]))
         own = part.pop("vectors").astype(np.float64)
-        vectors.append(own if axes is None else own @ axes)
+        vectors[end - length : end] = own if axes is None else own @ axes
         others.append(part)
-        lengths.append(len(own))
     fields = {name: np.concatenate([part[name] for part in others]) for name in (others[0] if others else ())}
     owners, names = np.repeat(np.arange(len(rows)), lengths), store.names(rows)
-    return Stored(np.concatenate(vectors), owners, names, fields.get("ids"), fields.get("salience"), axes)
+    return Stored(vectors, owners, names, fields.get("ids"), fields.get("salience"), axes)
 
 
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
@@ -167,15 +174,25 @@ def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[t
     return [(split.queries[names[n]], np.array(relevant[names[n]])) for n in sorted(chosen)]
 
 
-def outcomes(tokens: Stored, model: Paradigm, asked: Sequence[tuple[str, np.ndarray]]) -> Iterator[Outcome]:
-    """Yield the outcome of each query from `drawn`."""
+def outcomes(
+    tokens: Stored,
+    model: Paradigm,
+    asked: Sequence[tuple[str, np.ndarray]],
+    known: Sequence[np.ndarray | None] = (),
+) -> Iterator[Outcome]:
+    """Yield the outcome of each query from `drawn`.
+
+    known: query vectors of full width to try for each query, such as those that answer it on fewer axes.
+    """
     encoded = model.encode_queries([text for text, _ in asked])
     left = {True: VERIFIED, False: VERIFIED}  # answers to verify
     for n, (_, rows) in enumerate(asked):
         question = question_of(tokens, encoded, n, model.recipe.align)
         scores = question.scores(question.query)
         best = np.argsort(-scores, kind="stable")[: len(rows)]
-        answer, held = question.answer(rows), None
+        given = known[n] if known else None
+        given = given if given is None or tokens.axes is None else given @ tokens.axes
+        answer, held = question.answer(rows, given), None
         if question.salience is None and question.kinds is None and left.get(bool(answer.answerable)):
             held = verify(question, answer, rows)
             left[bool(answer.answerable)] -= held is not None
@@ -257,8 +274,8 @@ def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
     """Check an answer in rational arithmetic; return None if it has no rational form or is too large."""
     if answer.query is not None and len(answer.query) == 1:
         _, chosen = maxima(question.tokens, question.owners, answer.query)
-        best, others = chosen[rows, 0], np.flatnonzero(~np.isin(question.owners, rows))
-        return verified(question.tokens[np.append(best, others)], answer, np.arange(len(best)))
+        others = np.flatnonzero(~np.isin(question.owners, rows))
+        return verified(question.tokens, answer, chosen[rows, 0], others)
     if answer.weights is not None and question.tokens.shape[1] <= LARGEST:
         return verified(question.tokens, answer)
     return None

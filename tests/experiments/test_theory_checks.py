@@ -54,7 +54,11 @@ def test_everything_holds_as_shipped(tmp_path, capsys):
     assert all(f">{name}</td>" in page for name in checks.THEOREMS)
     assert page.count("data:image") == 6, "theory/README.md speaks of six curves"
     assert not any(outside in page for outside in ("http:", "https:", 'src="/', "@import"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checks.json", "theory_checks.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checks.json",
+        "study.json",
+        "theory_checks.html",
+    ]
 
 
 BROKEN = [  # our statement, how to break it, and a theorem that must notice
@@ -119,6 +123,25 @@ def test_rare_events_deviate_by_their_own_tail():
     assert claims.deviations([0.5, 0.4], draws, 0.5) == pytest.approx(below)
     assert claims.deviation_above([0.4, 0.5], draws, 0.5) < 0.1
     assert claims.deviation_above(0.6, draws, 0.5) == pytest.approx(below)
+
+
+def test_of_several_seeds_the_worst_counts(monkeypatch, tmp_path, capsys):
+    drawn = iter([0.1, 3.0, 0.2])
+
+    def once(rng, samples):
+        return checks.Evidence(next(drawn), samples, tolerance=1.0)
+
+    monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", once))
+    assert run(output=tmp_path, only="lemma_1", seed=7, seeds=2) == 1
+    assert "source, lemma_1: off by 3 (seed 8)" in capsys.readouterr().out
+    row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
+    assert (row["violation"], row["samples"], row["seed"]) == (3.0, 200, 8)
+    assert "1 FAILS, in 200 instances" in json.loads((tmp_path / "study.json").read_text())["summary"]
+    first = checks.check("lemma_1", 100, 0)
+    second = first._replace(evidence=checks.Evidence(0.1, 100, printed=0.5, allowed=0.1))
+    assert checks.worst(first, second).evidence.printed == 0.5
+    broken = first._replace(evidence=checks.Evidence(math.nan, 100))
+    assert checks.worst(first, broken).verdict == "FAILS"
 
 
 def test_verdicts():
