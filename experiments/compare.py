@@ -68,7 +68,7 @@ class Settings(Results, EncoderTraining):
     """optimizer steps for each encoder; 0 compares untrained encoders. Generative paradigms have a separate
     number"""
     index: str = "exact"
-    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA);
+    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
     inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
     passages: int = 0
     """split documents into passages of at most this many words, with their titles, for all encoders; 0:

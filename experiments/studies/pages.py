@@ -3,10 +3,10 @@
 import base64
 import csv
 import io
+import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -209,7 +209,7 @@ def study(settings: Any, title: str, summary: str, sections: Mapping[str, Sectio
         "collection": folder_name(collection) if collection else "",
         "command": _command(sys.argv),
         "processor": processor(),
-        "minutes": round(before + time.process_time() / 60, 1),
+        "minutes": round(before + sum(os.times()[:4]) / 60, 1),
         "sections": {
             name: {"heading": section.heading, "text": section.text, "rows": list(section.rows)}
             for name, section in sections.items()
@@ -220,7 +220,9 @@ def study(settings: Any, title: str, summary: str, sections: Mapping[str, Sectio
 def _command(argv: Sequence[str]) -> str:
     """Format the command line for a page, without the output folder, the tracker and local paths."""
     script, *given = argv
-    words = [f"experiments/{Path(script).name}"]
+    place = Path(script).resolve()
+    folder = "experiments/benchmarks" if place.parent.name == "benchmarks" else "experiments"
+    words = [f"{folder}/{place.name}"]
     skipped = False
     for word in given:
         if skipped or word.partition("=")[0] in ("--output", "--tracker"):

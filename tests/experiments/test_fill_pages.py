@@ -55,6 +55,7 @@ def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
     given = ["a/b/token.py", "--output", "c", f"--collection={tmp_path}/scifact", "--tracker=none", "--seeds"]
     printed = "experiments/token.py --collection=path/to/scifact --seeds '[0, 1]'"
     assert _command([*given, "[0, 1]"]) == printed
+    assert _command(["x/benchmarks/scale.py"]) == "experiments/benchmarks/scale.py"
     given = ["token.py", "--collections", f"[pydocs, {tmp_path}/scifact]", "--query", "no/path"]
     printed = "experiments/token.py --collections '[pydocs, path/to/scifact]' --query no/path"
     assert _command(given) == printed
