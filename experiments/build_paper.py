@@ -63,7 +63,9 @@ def main(settings: Settings) -> None:
 
 def quoted() -> list[str]:
     """Return the pages whose tables the paper quotes."""
-    return sorted({"README.md", *re.findall(r'page: "([^"]+)"', TEXT.read_text(encoding="utf-8"))})
+    text = TEXT.read_text(encoding="utf-8")
+    papers = (f"experiments/papers/{name}/README.md" for name in re.findall(r'#verdicts\("(\w+)"\)', text))
+    return sorted({"README.md", *re.findall(r'page: "([^"]+)"', text), *papers})
 
 
 def tables(page: str) -> dict[str, list[Table]]:

@@ -16,9 +16,9 @@ with probability ½. Decoding token by token (Eq. 22) is compared with scoring a
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from studies.settings import PairSettings, known, launch, quoted
+from studies.settings import PairSettings, known, launch
 
 SYSTEMS = {  # system -> trained model
     "DPR": "dpr-second",
@@ -80,7 +80,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
-from studies.curves import at_path
+from studies.curves import Curves, at_path
 from studies.model_runs import LEARNED, StudyData, unlearned, unmoved, values_of
 from studies.pages import Measured, Section, printed, row_without_test, verdicts
 
@@ -92,6 +92,9 @@ from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
 from paradigms.retrieve import retriever_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BM25, CONTROL = "BM25", "SEAL without a model"
 SEAL_BEAMS = 5
@@ -272,6 +275,19 @@ def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
     ]
 
 
+def drawn(values: Values) -> "Figure":
+    """Draw R@1 and R@10 of every system beside the paper's."""
+    here = {m: {"here": [of_system[m] for of_system in values.values()]} for m in RECALLS}
+    printed = {
+        measure: {
+            name: [table[system][n] / 100 if system in table else None for system in values]
+            for name, table in (("NQ320K", NQ320K), ("MS MARCO", MS_MARCO))
+        }
+        for n, measure in enumerate(RECALLS)
+    }
+    return Curves("system", [*values], here, printed=printed, joined=False).draw()
+
+
 def gains(a: str, b: str) -> list[str]:
     """Format the gains of a over b on NQ320K at each of RECALLS, for `Claim.printed`."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
@@ -305,15 +321,13 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         }
         for stage in SEARCHES
     }
-    left = quoted(name for name in SYSTEMS if name not in settings.systems)
-    summary = sample(data, settings) + (f" Not compared: {left}." if left else "")
     of_tables = claims(values["retrieve"], trainings_of(results))
     clusters = data.clusters(results[BM25][0]["queries"])
     how = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
     )
-    return summary, {
+    return sample(data, settings), {
         "claims_table6": verdicts(
             of_tables["table6"],
             f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "
@@ -362,5 +376,6 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
                 | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
                 for system, cells in values["retrieve"].items()
             ],
+            drawn(values["retrieve"]),
         ),
     }

@@ -1,13 +1,15 @@
 """Write the tables of the pages from results, so that no number on a page is copied by hand.
 
-Comments in a page request tables, and all text up to the next <!-- end --> is rewritten:
+Comments in a page request tables and figures, and all text up to the next <!-- end --> is rewritten:
 
     <!-- claims: token-retrieval-pydocs token-retrieval-scifact -->
     <!-- table: token-retrieval-pydocs table5 -->
+    <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
-The first table has a row for each claim with a verdict for each study, and the studies' commands; the second
-table is one section of a study. The names are files in the folder `results` beside the page. --take copies a
-study's results into this folder, with the figures that the page shows as results/NAME.SECTION.svg:
+The first is a row for each claim and collection, with its verdict; the others are sections of one study.
+Below each stand the commands and minutes of its studies. The names are files in the folder `results` beside
+the page (of README.md: experiments/results). --take copies the results of a study there, with the figures
+that the page asks for:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -43,13 +45,13 @@ import re
 import shutil
 from typing import Any
 
-from studies.pages import STUDY, markdown_rows
+from studies.pages import STUDY, Rows, markdown_rows, without_paths
 
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
 
-BLOCK = re.compile(r"(<!-- (claims|table): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
-FIGURE = re.compile(r"\]\(results/([^)/]+)\.([^)./]+)\.svg\)")
+BLOCK = re.compile(r"(<!-- (claims|table|figure): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
 
 
 def main(settings: Settings) -> None:
@@ -65,31 +67,39 @@ def main(settings: Settings) -> None:
                 print(f"{page}: written")
 
 
+def results_of(page: Path) -> Path:
+    """The folder of a page's results: beside it, and for the first page in experiments."""
+    return (ROOT / "experiments" if page.resolve().parent == ROOT else page.parent) / "results"
+
+
 def take(folder: Path, page: Path) -> None:
-    """Copy a study's rows, and the figures that the page shows, to the folder `results` beside the page.
+    """Copy a study's rows, and the figures that the page asks for, to the folder `results` beside the page.
 
     Raises ValueError if the folder has no study or a figure is missing.
     """
-    kept = page.parent / "results"
+    kept = results_of(page)
     kept.mkdir(exist_ok=True)
-    write_json(kept / f"{folder.name}.json", read_json(folder / STUDY))
-    for name, section in FIGURE.findall(page.read_text(encoding="utf-8")):
-        if name == folder.name:
+    study = read_json(folder / STUDY)
+    write_json(kept / f"{folder.name}.json", study | {"summary": without_paths(study["summary"])})
+    for _, kind, names, _ in BLOCK.findall(page.read_text(encoding="utf-8")):
+        name, *sections = names.split()
+        for section in sections if (kind, name) == ("figure", folder.name) else ():
             temporary = kept / f".{name}.{section}.partial"
             shutil.copyfile(folder / f"{section}.svg", temporary)
             replace_file(temporary, kept / f"{name}.{section}.svg")
 
 
 def filled(page: Path) -> str:
-    """Return the page's text with all tables written from the results beside the page.
+    """The page with all of its tables and figures written from the results beside it.
 
-    Raises ValueError with the page's name if the study or section of a table does not exist.
+    Raises ValueError, naming the page, for a block whose study, section or figure does not exist.
     """
+    kinds = {"claims": claims, "table": tables, "figure": figures}
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()
         try:
-            text = claims(page, names.split()) if kind == "claims" else table(page, *names.split())
+            text = kinds[kind](page, *names.split())
         except (KeyError, TypeError, OSError) as error:
             raise ValueError(f"{page}: {kind} {names}: {error!r}") from error
         return f"{begin}\n{text}\n{end}"
@@ -97,37 +107,61 @@ def filled(page: Path) -> str:
     return BLOCK.sub(block, page.read_text(encoding="utf-8"))
 
 
-def claims(page: Path, names: list[str]) -> str:
-    """Return a table with a row for each claim and each study's verdict and interval, and the commands."""
+def claims(page: Path, *names: str) -> str:
+    """A row for each claim and collection, with the verdict and interval, and how the studies were run.
+
+    Claims that no study could measure come last, once.
+    """
     studies = [_study(page, name) for name in names]
-    labels = [study["collection"] or study["title"] for study in studies]
-    rows: dict[tuple[str, int], dict[str, str]] = {}
-    for label, study in zip(labels, studies, strict=True):
-        seen: dict[str, int] = {}
+    claimed: dict[str, list[dict[str, str]]] = {}
+    for study in studies:
         for row in (row for section in study["sections"].values() for row in section["rows"]):
             if "verdict" in row:
-                claim = row["claim"]
-                seen[claim] = seen.get(claim, 0) + 1  # a claim may be tested on several models
-                blank = {"claim": claim, "measured": row["quantity"], "paper": row["printed"] or "–"}
-                cells = rows.setdefault((claim, seen[claim]), blank | dict.fromkeys(labels, "–"))
-                cells[label] = ", ".join(
-                    part for part in (row["verdict"].partition(":")[0], row["measured"]) if part != "–"
+                cells = {"claim": row["claim"], "measured": row["quantity"]}
+                cells |= {
+                    "collection": study["collection"] or "–",
+                    "verdict": row["verdict"].partition(":")[0],
+                }
+                claimed.setdefault(row["claim"], []).append(
+                    cells | {"ours": row["measured"], "the paper": row["printed"] or "–"}
                 )
-    return markdown_rows(list(rows.values())) + "".join(map(_source, studies))
+    measured: Rows = []
+    open_ones: Rows = []
+    for rows in claimed.values():
+        decided = [row for row in rows if row["ours"] != "–"]
+        measured += [row | {"claim": ""} if n else row for n, row in enumerate(decided)]
+        open_ones += [] if decided else [rows[0] | {"collection": "–"}]
+    return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
 
 
-def table(page: Path, name: str, section: str) -> str:
-    """Return one section of a study, with the study's command."""
+def tables(page: Path, name: str, *sections: str) -> str:
+    """The rows of sections of a study, with how it was run."""
     study = _study(page, name)
-    return markdown_rows(study["sections"][section]["rows"]) + _source(study)
+    parts = [markdown_rows(study["sections"][section]["rows"]) for section in sections]
+    return "\n".join(parts) + _source(study)
+
+
+def figures(page: Path, name: str, *sections: str) -> str:
+    """The figures of sections of a study, each with its caption, and how it was run."""
+    study, parts = _study(page, name), []
+    for section in sections:
+        picture = results_of(page.resolve()) / f"{name}.{section}.svg"
+        picture.stat()
+        heading, text = (study["sections"][section][key] for key in ("heading", "text"))
+        caption = f"*{heading}.* {text}".rstrip()
+        parts.append(f"![{heading}]({picture.relative_to(page.resolve().parent)})\n\n{caption}\n")
+    return "\n".join(parts) + _source(study, summary=False)
 
 
 def _study(page: Path, name: str) -> dict[str, Any]:
-    return read_json(page.parent / "results" / f"{name}.json")
+    return read_json(results_of(page) / f"{name}.json")
 
 
-def _source(study: dict[str, Any]) -> str:
+def _source(study: dict[str, Any], summary: bool = True) -> str:
+    """How a study was run. summary: with its sample."""
+    sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # processor minutes stand beside it
+    minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (
-        f"\n{study['summary']} {study['minutes']:.0f} processor minutes ({study['processor']}):\n\n"
+        f"\n{sample}{minutes} processor minutes ({study['processor']}):\n\n"
         f"    .venv/bin/python {study['command']}\n"
     )

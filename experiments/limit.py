@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from studies.settings import Results, Tracker, at_least, different, launch
 
@@ -72,6 +72,8 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import compare
 import numpy as np
 from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
+from papers.weller2025.limit_claims import judged
+from studies.curves import Curves
 from studies.pages import Rows, Section, publish
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
@@ -80,6 +82,9 @@ from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate import on_split
 from paradigms.train.script import begin
 from theory import capacity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
 LAWS = (
@@ -94,8 +99,17 @@ def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
     parts = {"paradigms": compared, "free": free}
     rows = {name: measure(settings) if name in settings.parts else [] for name, measure in parts.items()}
-    sections = {
-        "paradigms": Section("LIMIT: every paradigm", COMPARED, rows["paradigms"]),
+    sections, measure = {}, f"R@{settings.relevant}"
+    if rows["paradigms"]:
+        values = {(row["system"], row["training"]): row[measure] for row in rows["paradigms"]}
+        sections["claims"] = judged(values, measure)
+    sections |= {
+        "paradigms": Section(
+            "LIMIT: every paradigm",
+            COMPARED,
+            rows["paradigms"],
+            compared_figure(rows["paradigms"], measure) if rows["paradigms"] else None,
+        ),
         "laws": Section("What is true of dimension", LAWS, laws(settings)),
         "free": Section(
             "Free vectors: the critical n",
@@ -163,6 +177,18 @@ def collection(settings: Settings) -> Collection:
         judged = {f"q{i}": {ids[document]: 1 for document in sets[i]} for i in order[start:end]}
         splits[name] = Split(queries, judged)
     return Collection(f"limit-{settings.documents}", Corpus(ids, texts), splits, Problems(), "")
+
+
+def compared_figure(rows: Rows, measure: str) -> "Figure":
+    """Draw the measure of every system, untrained and trained; BM25 is a horizontal line."""
+    bm25, *measured = rows
+    systems = list(dict.fromkeys(row["system"] for row in measured))
+    series = {
+        training: [row[measure] for row in measured if row["training"] == training]
+        for training in dict.fromkeys(row["training"] for row in measured)
+    }
+    level = {"bm25": [bm25[measure]] * len(systems)}
+    return Curves("system", systems, {measure: series}, dotted=level, joined=False).draw()
 
 
 def compared(settings: Settings) -> Rows:

@@ -43,7 +43,9 @@ class Curves:
     panels: Mapping[str, Mapping[str, Sequence[Point]]]
     scale: str = "log"  # scale of x if x is numbers; symlog: x includes 0
     dotted: Mapping[str, Sequence[Point]] | None = None  # more series, only in the last panel
+    printed: Mapping[str, Mapping[str, Sequence[float | None]]] | None = None  # measure -> a paper's series
     log_y: Sequence[str] = ()  # panels with a logarithmic measure
+    joined: bool = True  # whether lines join a series' points; without an order of x they say nothing
 
     @cached_property
     def intervals(self) -> dict[str, dict[str, list[Interval]]]:
@@ -66,7 +68,10 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Draw means with bands for intervals; a system has the same colour in all panels."""
+        """Draw means with their intervals; a system has the same colour in all panels.
+
+        A paper's printed values are dashed, with hollow marks.
+        """
         from matplotlib.figure import Figure
 
         words = isinstance(self.x[0], str)
@@ -80,13 +85,25 @@ class Curves:
             for system, intervals in series.items():
                 there = ~np.isnan([point.mean for point in intervals])
                 at, (means, low, high) = places[there], np.array(intervals)[there].T
-                (line,) = axes.plot(at, means, marker="o", markersize=4, color=colours[system])
-                axes.fill_between(at, low, high, color=colours[system], alpha=0.1, linewidth=0)
+                line_style = "-" if self.joined else ""
+                (line,) = axes.plot(
+                    at, means, marker="o", markersize=4, color=colours[system], linestyle=line_style
+                )
+                if self.joined:
+                    axes.fill_between(at, low, high, color=colours[system], alpha=0.1, linewidth=0)
+                else:
+                    axes.vlines(at, low, high, color=colours[system], linewidth=1)
                 labelled.setdefault(system, line)
             if not words:
                 near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
                 axes.set_xscale(self.scale, **near_0)
                 axes.set_xticks([], minor=True)
+            for n, (system, numbers) in enumerate((self.printed or {}).get(measure, {}).items()):
+                means = np.array(numbers, dtype=float)  # None becomes NaN, which is not drawn
+                style: dict[str, Any] = {"marker": "sD^v"[n % 4], "markersize": 5, "markerfacecolor": "none"}
+                style |= {"color": colours.get(system, "0.35"), "linestyle": "--" if self.joined else ""}
+                (line,) = axes.plot(places, means, **style)
+                labelled.setdefault(f"{system}, printed", line)
             axes.set_yscale("log" if measure in self.log_y else "linear")
             labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
             axes.set_xticks(places, labels, rotation=30 if len("".join(labels)) > 24 else 0)
@@ -96,7 +113,7 @@ class Curves:
             means = [interval_of(at).mean for at in points]
             (line,) = panels[-1].plot(places, means, ":", color=colours.get(system, "black"))
             labelled.setdefault(system, line)
-        figure.legend(
-            labelled.values(), labelled.keys(), loc="outside upper center", ncols=2, frameon=False, fontsize=9
-        )
+        columns = 2 if len(self.panels) > 1 or max(map(len, labelled)) < 36 else 1
+        where = {"loc": "outside upper center", "ncols": columns}
+        figure.legend(labelled.values(), labelled.keys(), frameon=False, fontsize=9, **where)
         return figure

@@ -202,11 +202,12 @@ def publish(
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
     """Collect the contents that a page quotes. minutes: CPU time of all calls that wrote to the folder."""
-    before, collection = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
+    before, name = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
+    names = [name] if name else getattr(settings, "collections", [])
     return {
         "title": title,
-        "summary": _without_paths(summary),
-        "collection": folder_name(collection) if collection else "",
+        "summary": without_paths(summary),
+        "collection": ", ".join(map(folder_name, names)),
         "command": _command(sys.argv),
         "processor": processor(),
         "minutes": round(before + sum(os.times()[:4]) / 60, 1),
@@ -228,11 +229,11 @@ def _command(argv: Sequence[str]) -> str:
         if skipped or word.partition("=")[0] in ("--output", "--tracker"):
             skipped = not skipped and "=" not in word
             continue
-        words.append(_without_paths(word))
+        words.append(without_paths(word))
     return shlex.join(words)
 
 
-def _without_paths(text: str) -> str:
+def without_paths(text: str) -> str:
     """Replace each existing local path in the text with path/to/NAME."""
     return PATH.sub(lambda of: f"path/to/{Path(of[0]).name}" if Path(of[0]).exists() else of[0], text)
 

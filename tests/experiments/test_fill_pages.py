@@ -15,7 +15,10 @@ def study(folder: Path, collection: str, verdict: str) -> str:
     rows = [row | {"verdict": verdict} for row in claims * 2]  # of two models
     folder.mkdir()
     (folder / "curve.svg").write_text("<svg/>")
-    sections = {"claims": {"rows": rows}, "sizes": {"rows": [{"k": 1, "share": 0.25}]}}
+    unmeasured = dict.fromkeys(("quantity", "printed", "measured"), "–")
+    rows += [{"claim": "z", "verdict": "not decided here: c"} | unmeasured]
+    sections = {"claims": {"rows": rows[::-1]}, "sizes": {"rows": [{"k": 1, "share": 0.25}]}}
+    sections["curve"] = {"heading": "Curve", "text": "As k grows.", "rows": []}
     facts = {"title": "T", "summary": "S.", "collection": collection, "command": "experiments/x.py"}
     facts |= {"processor": "P", "minutes": 2.0, "sections": sections}
     (folder / STUDY).write_text(json.dumps(facts))
@@ -26,7 +29,7 @@ def test_a_page_takes_results(tmp_path: Path):
     page = tmp_path / "page" / "README.md"
     page.parent.mkdir()
     page.write_text(
-        "# A\n\n<!-- claims: x-a x-b -->\nold\n<!-- end -->\n![c](results/x-a.curve.svg)\n\n"
+        "# A\n\n<!-- claims: x-a x-b -->\nold\n<!-- end -->\n<!-- figure: x-a curve -->\n<!-- end -->\n"
         "<!-- table: x-a sizes -->\n<!-- end -->\nkept\n"
     )
     folders = [
@@ -35,15 +38,22 @@ def test_a_page_takes_results(tmp_path: Path):
     ]
     run("fill_pages", page=page, take=json.dumps(folders))
     text = page.read_text()
-    row = "| x is y (§1) | x − y | – | reproduced, +0.1 [+0.0, +0.2] | contradicted, +0.1 [+0.0, +0.2] |\n"
-    assert text.count(row) == 2
+    row = "| {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – |\n"
+    first, *more = [(c, v) for c, v in (("a", "reproduced"), ("b", "contradicted")) for _ in range(2)]
+    rows = [row.format("x is y (§1)", *first), *(row.format("", *cells) for cells in more)]
+    unmeasured = "| z | – | – | not decided here | – | – |\n"
+    assert "".join([*rows, unmeasured]) in text, "claims without a measurement come last"
+    assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 processor minutes (P):" in text
     assert "old" not in text
     source = "S. 2 processor minutes (P):\n\n    .venv/bin/python experiments/x.py\n\n"
     assert text.endswith(f"| 1 | 0.25 |\n\n{source}<!-- end -->\nkept\n")
     assert (page.parent / "results/x-a.curve.svg").read_text() == "<svg/>"
     assert not (page.parent / "results/x-b.curve.svg").exists()
     assert fill_pages.filled(page) == text
-    page.write_text(text.replace("x-a sizes", "x-a nothing"))
+    (page.parent / "results/x-a.curve.svg").unlink()
+    with pytest.raises(SystemExit, match=r"README.md: figure x-a curve: FileNotFoundError"):
+        run("fill_pages", page=page)
+    page.write_text(text.replace("figure: x-a curve", "table: x-a sizes").replace("x-a sizes", "x-a nothing"))
     with pytest.raises(SystemExit, match=r"README.md: table x-a nothing: KeyError\('nothing'\)"):
         run("fill_pages", page=page)
     with pytest.raises(SystemExit, match=r"x-c.study.json is missing"):

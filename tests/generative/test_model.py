@@ -418,6 +418,11 @@ def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path
         generative(seq2seq["t5"], named([[6], [*fits, 7]]), pawa_rank=2)
 
 
+def test_pawa_may_be_as_wide_as_any_backbone() -> None:
+    """Experiments give DSI-PAWA its encoder's width, which is 384 or more."""
+    assert GenerativeSettings("x", pawa_rank=1024).pawa_rank == 1024
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -186,8 +186,10 @@ def describe(results: CapacityResults) -> dict[str, Section]:
         heading = f"{name.capitalize()} by passage length (Table A.1)"
         series = {system: [values[n] for n in lengths] for system, values in results.values[stage].items()}
         expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
-        dotted, panel = expected if stage == "retrieve" else None, {f"{name}: {measure}": series}
-        figure = Curves("tokens of a passage at most", lengths, panel, dotted=dotted).draw()
+        dotted, label = expected if stage == "retrieve" else None, f"{name}: {measure}"
+        theirs = {s: [paper[s].get(n) for n in lengths] for s in series if s in paper}
+        how: dict[str, Any] = {"dotted": dotted, "printed": {label: theirs}}
+        figure = Curves("tokens of a passage at most", lengths, {label: series}, **how).draw()
         sections[f"table_{stage}"] = Section(heading, text, rows, figure)
     if FIRST in results.values:
         drawn = {

@@ -99,6 +99,14 @@ def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
     ours = {name: stages[name] for name in results.ours.values()}
     not_reranked = {name: [results.values("retrieve", name, RR)] * len(results.depths) for name in ours}
     rerank = Curves("first documents that cross-attention reranks", results.depths, {RR: stages})
+    first = {"here": [results.values("retrieve", name, RR) for name in results.ours.values()]}
+    theirs = [
+        {f"MS MARCO, {part}": [TABLE_1[name][n] for name in results.ours]}
+        for n, part in enumerate(("passages", "documents"))
+    ]
+    table_1 = Curves(
+        "first stage", [*results.ours], {RR: first}, printed={RR: theirs[0] | theirs[1]}, joined=False
+    )
     shown_of = Curves(
         rerank.name, results.depths, {f"{RR} (dotted: not reranked)": ours}, dotted=not_reranked
     )
@@ -115,6 +123,7 @@ def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
             f"Whole corpus, m = {vectors}. The dev queries choose λ and the round of training. Holes@10: "
             "share of the first 10 that nobody judged. The paper's MRR@10 on MS MARCO: passages/documents.",
             retrieve_rows(results),
+            table_1.draw(),
         ),
         "rerank": Section(
             "Cross-attention over the first documents of each stage (Table 1, Figure 6)",

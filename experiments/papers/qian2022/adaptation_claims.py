@@ -23,6 +23,7 @@ PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 SAID = PRINTED["adaptation"]  # name -> place, claim
 CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
+OTHER = "scifact"  # whose printed values are drawn beside a collection that is not in the paper
 POINT = 0.01  # printed differences of nDCG@10 below this are not claims
 CAREFUL = f"p ≤ {LEVEL:g}"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
@@ -276,7 +277,14 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
 
 def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
     series = {task.label: [task.of(strategy) for strategy in strategies] for task in tasks}
-    return Curves("strategy", strategies, {"nDCG@10": series})
+    printed = {}
+    for task in tasks:
+        table, paper = TABLES.get(task.own, {}), task.paper or OTHER
+        numbers = dict(zip(table.get("strategies", ()), table.get(paper, ()), strict=False))
+        if any(name in numbers for name in strategies):
+            shares = [numbers[name] / 100 if name in numbers else None for name in strategies]
+            printed[f"{paper}, trained with {task.own}"] = shares
+    return Curves("strategy", strategies, {"nDCG@10": series}, printed={"nDCG@10": printed})
 
 
 def _shots(task: Task) -> Rows:

@@ -16,6 +16,7 @@ from paradigms.evaluate.gate import FLAT, Gate
 
 PRINTED = printed("qian2022")
 PAPER, SAID = "Qian et al. 2022", PRINTED["pruning"]  # name -> place, claim
+RR_PRINTED = {(q, d): value for q, d, value in PRINTED["RR@10"]}  # (β^q, β^d) -> MS MARCO's
 MARGIN = 0.02  # smaller differences of a measure count as "similarly", "accurate", "comparably"
 Pair = tuple[float, float]  # β^q, β^d
 Side = tuple[str, list[Pair]]  # a method, and the pairs to average over
@@ -168,7 +169,9 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
             }
             for stage, text in STAGES.items()
         }
-        figure = Curves(symbol, [pair[side] for pair in line], panels)
+        theirs = [RR_PRINTED.get(pair) for pair in line]
+        printed = {next(iter(panels)): {"MS MARCO": theirs}}
+        figure = Curves(symbol, [pair[side] for pair in line], panels, printed=printed)
         control = "Without salience the first tokens are kept: the control."
         return figure.section(f"RR@10 against the share of {kept} (Figure 6)", control)
 

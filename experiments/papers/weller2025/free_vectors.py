@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from studies.curves import Curves
-from studies.pages import Rows
+from studies.pages import Rows, printed
 
 from paradigms.align import Alignment, AllPairs, DocumentToQuery, QueryToDocument, TopK, one
 from paradigms.core import Tokens, rel
@@ -33,6 +33,7 @@ RATE, FINAL_RATE = 0.05, 1e-4  # Adam's first and last learning rate
 GROWTH = 1.15  # growth factor of n from one optimisation to the next
 LOOK = 50  # steps between checks whether all sets are answered
 DEVICE = chosen_device()
+PRINTED = printed("weller2025")
 
 
 def free(settings: Any) -> Rows:
@@ -141,12 +142,15 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """Plot the critical n by dimension; a dotted line shows the n that random projections guarantee."""
+    """Plot the critical n by dimension, beside the paper's fit (one vector; its own optimiser).
+
+    A dotted line shows the n that random projections guarantee.
+    """
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
     random, panel = [random_size(h, settings) for h in settings.dimensions], "critical n"
-    dotted = {"random projection": random}
-    return Curves(
-        "dimension h of a vector", settings.dimensions, {panel: series}, "log", dotted, [panel]
-    ).draw()
+    fit = [float(np.polyval(PRINTED["critical n"], h)) for h in settings.dimensions]
+    theirs = {panel: {"one vector, M = 1": [n if n > settings.relevant else None for n in fit]}}
+    more: dict[str, Any] = {"dotted": {"random projection": random}, "log_y": [panel], "printed": theirs}
+    return Curves("dimension h of a vector", settings.dimensions, {panel: series}, **more).draw()
