@@ -17,7 +17,7 @@ __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` on first use, so that modules without torch import quickly."""
+    """Import names in `__all__` on first use, so that submodules that do not need torch import quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paradigms import registry

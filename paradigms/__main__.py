@@ -1,4 +1,4 @@
-"""Entry point of `python -m paradigms`; see `paradigms.cli.arguments`."""
+"""Entry point for `python -m paradigms`; see `paradigms.cli.arguments`."""
 
 import os
 import sys

@@ -34,10 +34,10 @@ ALIGNMENTS: dict[str, type["Alignment"]] = {}
 
 @dataclass_transform(frozen_default=True)
 class Alignment:
-    """A of the formula. Each subclass becomes a frozen dataclass of its knobs and an entry of `ALIGNMENTS`.
+    """A in the formula. Each subclass becomes a frozen dataclass of its knobs and is added to `ALIGNMENTS`.
 
     reads: the members of `READABLE` that A may read; a test perturbs all other inputs and checks that A does
-    not change. Raises ValueError if `reads` names anything else, or if a knob has the wrong type or lies
+    not change. Raises ValueError if `reads` contains any other name, or if a knob has the wrong type or lies
     outside its `Range`.
     """
 
@@ -63,7 +63,7 @@ class Alignment:
     def kept(self, lengths: Lengths) -> Lengths | None:
         """Return how many tokens are aligned per query token, by document length; None if A is not a top-k.
 
-        The aligned tokens are the most similar tokens of the document. If A reads ids, only document tokens
+        The aligned tokens are the most similar tokens in the document. If A reads ids, only document tokens
         with the query token's id are considered.
         """
         return None
@@ -81,8 +81,8 @@ class Alignment:
 def as_alignment(align: Alignment | str) -> Alignment:
     """Parse a string such as "TopK(k=2)" as an alignment; "EqualIds" is short for "EqualIds()".
 
-    An alignment is returned unchanged. Raises ValueError if the string cannot be parsed, or if the alignment
-    or one of its knobs does not exist.
+    An `Alignment` is returned unchanged. Raises ValueError if the string cannot be parsed, or if the
+    alignment or a knob is unknown.
     """
     if isinstance(align, Alignment):
         return align
@@ -118,7 +118,7 @@ class AllPairs(Alignment, reads=()):
 class QueryToDocument(Alignment, reads={"similarity"}):
     """A_ij = 1 iff i = argmax_i' S_i'j: each query token takes its best document token (MaxSim).
 
-    ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) of Wu et al. 2024, Eq. 6.
+    ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) in Wu et al. 2024, Eq. 6.
     """
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
@@ -129,14 +129,14 @@ class QueryToDocument(Alignment, reads={"similarity"}):
 
 
 class DocumentToQuery(Alignment, reads={"similarity"}):
-    """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) of Wu et al. 2024, Table 5, for reranking."""
+    """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) in Wu et al. 2024, Table 5, for reranking."""
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _argmax(S, valid, axis=-1)
 
 
 class EqualIds(Alignment, reads={"similarity", "ids"}):
-    """A_ij = 1 iff i = argmax_i' S_i'j over id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
+    """A_ij = 1 iff i = argmax_i' S_i'j over i' with id(i') = id(j): exact match (COIL, Gao et al. 2021)."""
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         d, q = ids_of(documents, queries)
@@ -147,9 +147,9 @@ class EqualIds(Alignment, reads={"similarity", "ids"}):
 
 
 class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
-    """`EqualIds` where S_ij > 0: a match never lowers a document's score, as in the COIL authors' code.
+    """`EqualIds` restricted to S_ij > 0: no match lowers a document's score, as in the COIL authors' code.
 
-    Tokens of pooled vectors have negative ids; they match even if S_ij is negative.
+    Tokens cut from pooled vectors have negative ids and match even if S_ij is negative.
     """
 
     positive = True
@@ -166,8 +166,8 @@ class PoolTopK(Alignment, reads={"similarity", "pool"}):
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among token j's k largest over the whole pool.
 
     This is XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2). The pool is the n candidates passed in.
-    All ties at the k-th place are retrieved. k: a whole number, or a share of the pool's real tokens if below
-    1; at least one token is retrieved (`pool_count`).
+    Ties for the k-th place are all retrieved. k: a whole number, or a share of the pool's real tokens if
+    below 1; at least one token is retrieved (`pool_count`).
     """
 
     k: Annotated[int | float, Range(0, 1 << 40, above=True)]
@@ -182,7 +182,7 @@ class PoolTopK(Alignment, reads={"similarity", "pool"}):
 
 
 class TopK(Alignment, reads={"similarity"}):
-    """A_ij = 1 iff S_ij is among the k largest of column j in its document (Qian et al. 2022, §3.1)."""
+    """A_ij = 1 iff S_ij is among the k largest entries of column j in a document (Qian et al. 2022, §3.1)."""
 
     k: Annotated[int, Range(1, 1 << 40)]
 
@@ -207,7 +207,7 @@ class TopP(Alignment, reads={"similarity", "lengths"}):
 
 
 class Entropic(Alignment, reads={"similarity"}):
-    """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: a differentiable top-k (ibid., Eq. 9)."""
+    """A_·j = argmax_λ S_·jᵀλ + ε H(λ), 1ᵀλ = k, λ ∈ [0, 1]: soft top-k (Qian et al. 2022, Eq. 9)."""
 
     k: Annotated[int | float, Range(0, 1 << 40, above=True)]
     eps: Annotated[int | float, Range(SMALLEST_EPS, 1e6)]
@@ -221,9 +221,9 @@ class Entropic(Alignment, reads={"similarity"}):
 class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
-    This A belongs to MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024): `muvera.FixedEncoding`
-    computes the same rel as one inner product. fill: if the document has no token in bucket(j), the tokens at
-    the least Hamming distance share the weight 1.
+    This is the A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024); `muvera.FixedEncoding`
+    computes the same rel as one inner product. fill: whether, if the document has no token in bucket(j), the
+    tokens at the smallest Hamming distance share the weight 1 instead.
     """
 
     planes: Annotated[int, Range(0, MOST_PLANES)]
@@ -250,13 +250,13 @@ def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
 
 
 def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
-    """Return how many tokens `PoolTopK` retrieves from m real tokens: k, or max(⌊k·m⌋, 1) if k < 1."""
+    """Return how many of m real tokens `PoolTopK` retrieves per query token: k, or max(⌊k·m⌋, 1) if k < 1."""
     share = (k * tokens.double() + 1e-9).floor().long()  # as in `TopP.kept`
     return share.clamp(min=1) if k < 1 else torch.full_like(tokens, int(k))
 
 
 def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
-    """Compute XTR's Â: which document tokens are among query token j's k most similar in the whole pool."""
+    """Compute XTR's Â: mask the document tokens among each query token's k most similar in the whole pool."""
     if k <= 0:
         raise ValueError(f"token retrieval needs k above 0, got {k}")
     counts = pool_count(k, valid.sum((1, 2))).clamp(max=S.shape[1] * S.shape[2])
@@ -293,7 +293,7 @@ def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n
 
 
 def query_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = N, the number of real query tokens. This changes the scale of a loss but no rankings."""
+    """Z = N, the number of real query tokens. It changes the scale of a loss, but not rankings."""
     return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 

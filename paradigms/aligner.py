@@ -1,10 +1,11 @@
 """rel(d, q) = 1/Z · Σᵢⱼ Sᵢⱼ Ãᵢⱼ u_dᵢ u_qⱼ, Z = Σ A: sparse alignment with unary salience.
 
 Qian et al. 2022 (arXiv:2211.01267), Eq. 1 to 4: ALIGNER. Ã is the pairwise alignment (top-k, top-p or
-entropic); it reads S. u is the salience of each token; it reads the token's vector and, through the gate's
-budget, the scores of the text's other tokens. The paper trains with top-1 and α^q = .5, α^d = .4, ε = .002.
-If all saliences of a text are 0, or if only tokens with salience 0 align, Z is 0 and rel is defined as 0.
-`Paradigm.with_alignment` sets another alignment at test time; `store.pruning` prunes by salience.
+entropic), which depends on S. u is the salience of each token, which depends on the token's vector and,
+through the gate's budget, the scores of the text's other tokens. The paper trains with top-1 and α^q = .5,
+α^d = .4, ε = .002. If all saliences of a text are 0, or if only tokens with salience 0 align, Z is 0 and rel
+is defined as 0. `Paradigm.with_alignment` sets another alignment at test time; `store.pruning` prunes by
+salience.
 """
 
 from dataclasses import dataclass

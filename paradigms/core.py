@@ -27,10 +27,11 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Tokens:
-    """D or Q of the formula, for many texts at once: padded token vectors and a mask.
+    """D or Q in the formula, for many texts at once: padded token vectors and a mask.
 
-    Queries have x = b and n = 1. Documents have x = 1 when they do not depend on the query (in-batch
-    training, anything indexable) and x = b when each query brings its own candidates.
+    The first two axes are x and n. Queries have x = b and n = 1. Documents have x = 1 if they do not depend
+    on the query (in-batch training, and all indexable documents) and x = b if each query has its own
+    candidates.
     """
 
     vectors: Float[Tensor, "x n l h"]
@@ -48,7 +49,7 @@ class Tokens:
         return self.map(lambda t: t.to(device))
 
     def __getitem__(self, texts: slice) -> "Tokens":
-        """Select queries by `texts`, a slice of the first axis."""
+        """Select queries with a slice of the first axis."""
         return self.map(lambda t: t[texts])
 
 
@@ -61,7 +62,7 @@ Normalise: TypeAlias = Callable[[TokenPairs, Tokens, Tokens], Float[Tensor, "b n
 
 @dataclass(frozen=True)
 class Interaction:
-    """S, A and Z of the formula for given pairs, for any paradigm.
+    """S, A and Z for given pairs of queries and documents, for any paradigm.
 
     For a decoder, rel also includes `rest`, which depends only on the identifier's prefix.
     """

@@ -5,10 +5,10 @@ documents contain t, n_d(t) and n_q(t) are counts, and |d| is d's number of term
 computed by Lucene: Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
 weights come from bm25s.
 
-Words are lower-cased runs of letters with their marks, digits and underscores, without Lucene's 33 English
-stop words and without stemming. Scripts without spaces are split into all pairs of neighbouring characters,
-as in Lucene's CJKAnalyzer. Alternatively, terms are the pieces of a tokenizer, as in Luan et al. (TACL 2021,
-§4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
+Words are lower-cased runs of letters (with combining marks), digits and underscores. Lucene's 33 English stop
+words are removed, and words are not stemmed. Text in scripts without spaces is split into all pairs of
+neighbouring characters, as in Lucene's CJKAnalyzer. Alternatively, terms are a tokenizer's pieces, as in Luan
+et al. (TACL 2021, §4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def _bm25s() -> ModuleType:
 
 
 class BM25:
-    """Search a corpus by words. vocabulary: term -> column of `matrix`."""
+    """BM25 search over a corpus. vocabulary: term → column of `matrix`."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class BM25:
         tokenizer: str | Path | None = None,
         progress: bool = False,
     ) -> None:
-        """Index a corpus, or document id → text. Terms are runs of 1 to `ngrams` words or pieces.
+        """Index a corpus or a map from ids to texts. Terms are runs of 1 to `ngrams` words or pieces.
 
         tokenizer: hub name or folder of a tokenizer whose pieces are the terms; None = words. stopwords:
-        removed before runs are formed, by default `STOPWORDS` for words and none for pieces. Raises
+        words to remove before runs are formed, by default `STOPWORDS` for words and none for pieces. Raises
         ValueError if no text contains a term.
         """
         bm25s = _bm25s()
@@ -164,7 +164,10 @@ class BM25:
         return reranked
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Align each query term with its first equal term in the document; S is w(d, t). document: an id."""
+        """Align each query term with its first occurrence in the document; S is w(d, t).
+
+        document: the document's id. others: ignored, because scores do not depend on other documents.
+        """
         row, scores = self.corpus.position(document), self._index.scores
         terms, weights = self.terms(self.corpus[row]), {}
         for term in set(terms).intersection(self.terms(query)):
@@ -173,7 +176,7 @@ class BM25:
         return [self._explanation(query, terms, weights)]
 
     def explain_text(self, query: str, text: str) -> Explanation:
-        """Explain a text outside the corpus, with the corpus's idf and mean length."""
+        """Explain the score of a text outside the corpus, using the corpus's idf and mean length."""
         terms = self.terms(text)
         return self._explanation(query, terms, self._weights(terms))
 
@@ -206,7 +209,7 @@ class BM25:
         return np.diff(self._index.scores["indptr"])
 
     def save(self, folder: str | Path) -> None:
-        """Write the index and its tokenizer as .npy and .json files; only an older index is replaced."""
+        """Write the index and its tokenizer as .npy and .json files. Only an older index is overwritten."""
         written = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
         with atomic_folder(folder, written) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
@@ -220,7 +223,8 @@ class BM25:
     def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
         """Open an index of `texts` written by `save`.
 
-        Raises FileNotFoundError if `folder` holds no index, and ValueError if it indexes other documents.
+        Raises FileNotFoundError if `folder` contains no index, and ValueError if the index is of other
+        documents.
         """
         bm25s, corpus, bm25 = _bm25s(), Corpus.of(texts), cls.__new__(cls)
         settle(folder)

@@ -1,8 +1,8 @@
 """s(q, d) = wᵀ BERT([CLS] q [SEP] d [SEP])₀: full attention between query and document, for reranking.
 
 Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score is not a
-rel: D depends on q, A and Z are undefined, and nothing can be indexed. This upper baseline runs the encoder
-once per pair. `SequenceClassifier` wraps published rerankers of transformers.
+rel: D depends on q, A and Z are undefined, and nothing can be indexed. As an upper baseline, it runs the
+encoder once per pair. `SequenceClassifier` wraps published rerankers of transformers.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ QUERY = 64  # tokens reserved for the query when documents are cut into passages
 
 
 class CrossAttention(Trainable):
-    """s(q, d) of text pairs: an encoder over both texts, joined, and a linear head on the pooled state."""
+    """Reranker of text pairs: an encoder over both texts, joined, and a linear head on the pooled state."""
 
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads segment ids
@@ -75,7 +75,7 @@ class CrossAttention(Trainable):
 
     @property
     def _room(self) -> dict[Side, int]:
-        """Token limit per side without special tokens, the same as for texts encoded alone."""
+        """Token limit per side, excluding special tokens, as for texts that are encoded alone."""
         settings, special = self.encoder.settings, self.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
@@ -129,7 +129,7 @@ class CrossAttention(Trainable):
         return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
-        """Tokenise and cut texts before joining, so that neither side takes up the other's tokens."""
+        """Tokenise and cut texts before joining, so that neither side uses up the other's token limit."""
         room = self._room[side]
         texts = beginnings(self.tokenizer, texts, room)
         cut = {"truncation": True, "max_length": room}
@@ -163,7 +163,7 @@ class CrossAttention(Trainable):
 class SequenceClassifier(CrossAttention):
     """A published reranker such as cross-encoder/ms-marco-MiniLM-L6-v2, by folder or hub name.
 
-    Scores are logits. Raises ValueError if the model has several outputs or its head is not saved.
+    Scores are logits. Raises ValueError if the model has several outputs or if the checkpoint lacks its head.
     """
 
     def __init__(self, name: str | Path) -> None:
@@ -192,7 +192,7 @@ class SequenceClassifier(CrossAttention):
         return at_least_float32(self.model(**pairs.inputs()).logits[:, 0])
 
     def _joined(self, queries: Sequence[str], documents: Sequence[str]) -> list[Encoding]:
-        """Join and cut the pairs as the tokenizer does, from the end of the longer text."""
+        """Join each pair and cut it as the tokenizer does, removing tokens at the end of the longer text."""
         # The document keeps more tokens than any query, so that it stays the longer text.
         more = TOKENS_OF_ONE * max(map(len, queries), default=0)
         documents = beginnings(self.tokenizer, documents, max(self.length, more))
@@ -228,7 +228,7 @@ def cross_attention(
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
-    """Build a reranker over `backbone`. Texts are cut as in paradigms with the same lengths.
+    """Build a reranker over `backbone`. Texts are truncated as in paradigms with these lengths.
 
     pooling: "mean" suits encoders without [CLS], such as T5's.
     """

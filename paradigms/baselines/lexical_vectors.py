@@ -1,7 +1,7 @@
 """Sparse document and query vectors whose inner products are BM25, TF-IDF or Boolean scores.
 
 Luan et al., TACL 2021, §2.1.3. With term counts n and BM25's idf: boolean 1[n > 0]; tfidf n · idf; bm25 as in
-`BM25`. Where the idf is placed does not affect scores, but it changes all norms and margins.
+`BM25`. Where the idf is placed does not affect scores, but it changes norms and margins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0
 class Counts:
     """Term counts of documents [n, v] and queries [m, v].
 
-    `saturated` [n, v] holds BM25 without idf, and `idf` [v] the idf.
+    `saturated` [n, v]: BM25 weights without idf. `idf` [v]: the idf of each term.
     """
 
     corpus: Corpus
@@ -47,9 +47,9 @@ class Counts:
 
 
 def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: int) -> Counts:
-    """Count the terms of the corpus and of `queries` random texts that share a term with it.
+    """Count the terms in the corpus and in `queries` random texts that share a term with the corpus.
 
-    Raises ValueError if no text shares a term.
+    Raises ValueError if no text shares a term with the corpus.
     """
     bm25 = BM25(corpus)
     answerable = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
@@ -68,7 +68,7 @@ def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int, seed: in
 
 
 def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
-    """Count the vocabulary's terms in each text: [texts, vocabulary]."""
+    """Count how often each vocabulary term occurs in each text: [texts, vocabulary]."""
     terms = [[bm25.vocabulary[t] for t in bm25.terms(text) if t in bm25.vocabulary] for text in texts]
     rows = np.repeat(np.arange(len(terms)), [len(row) for row in terms])
     columns = np.fromiter((column for row in terms for column in row), np.int64, len(rows))
@@ -79,7 +79,7 @@ def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
 def weigh(
     counts: Counts, weighting: Weighting = "bm25", placement: Placement = "query"
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """Weight (documents [n, v], queries [m, v]) so that their inner products are the scores.
+    """Return vectors (documents [n, v], queries [m, v]) whose inner products are the scores.
 
     placement: the side that gets the idf. It does not affect "boolean", which has no idf.
     """

@@ -186,7 +186,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command. On wrong input, print one line and exit with code 1."""
+    """Run one command. On invalid input, print one line and exit with code 1."""
     whole = parser()
     settings, rest = whole.parse_known_args(arguments)
     # argparse leaves texts that follow an option unparsed.
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(settings: argparse.Namespace) -> None:
-    """Import the command and run it. Raises SystemExit with a one-line message if the input is wrong."""
+    """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
     try:
         choose_device(settings.device)
         if getattr(settings, "precision", "auto") != "auto":

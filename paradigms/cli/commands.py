@@ -95,7 +95,7 @@ def run_search(settings: argparse.Namespace) -> None:
 
 
 def retriever_in(settings: argparse.Namespace) -> Retriever | None:
-    """Open the folder to search if it holds a generative model; otherwise, return None."""
+    """Open the folder to search if it contains a generative model; otherwise, return None."""
     if not (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         return None
     if settings.hybrid or settings.among:
@@ -150,7 +150,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """Search with all systems, write their runs, and show results side by side or a table of measures."""
+    """Search with all systems, write their runs, and print a table of measures or results side by side."""
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
@@ -234,7 +234,7 @@ def run_export(settings: argparse.Namespace) -> None:
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
-    """Print the table of all systems, tested against BM25, and write it to the folder `output`."""
+    """Print a table of all systems, tested against BM25; write it to the folder `output` if one is given."""
     judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
     measures = collection.measures or MEASURES
     values = {name: on_split(run, judged, measures) for name, run in runs.items()}
@@ -246,7 +246,7 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
 
 
 def check_same(systems: list[Opened]) -> None:
-    """Raise ValueError unless all folders hold the same documents and have different names."""
+    """Raise ValueError unless all folders contain the same documents and have different names."""
     first, *others = systems
     for other in others:
         same_source = other.made.source == first.made.source and not first.made.passages
@@ -276,7 +276,7 @@ def identical(
 
 
 def report_source(settings: argparse.Namespace, words: int, problems: Problems) -> None:
-    """Print what was wrong with the data and, without --words, how text files were cut."""
+    """Print the problems found in the data and, without --words, how text files were split."""
     for line in problems.lines():
         show.tell(line, "yellow")
     if words and not settings.words:

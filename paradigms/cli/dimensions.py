@@ -1,7 +1,7 @@
-"""`python -m paradigms dimensions`: how many dimensions keep BM25's best document among the first ten?
+"""`python -m paradigms dimensions`: how many dimensions keep BM25's best document in the top ten?
 
-This file and oracle.py are the only ones in `paradigms` that import `theory`; each is imported only for its
-command. experiments/random_projections.py writes a longer report.
+This file and oracle.py are the only ones in `paradigms` that import `theory`; each is imported only when its
+command runs. experiments/random_projections.py writes a longer report.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the dimensions needed per map, document length and place of the idf, and compare a model."""
+    """Print the dimensions that maps need, by document length and idf placement, and compare a model."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
     real = bool(queries)
@@ -67,7 +67,7 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
 
 
 def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
-    """Return (lines about linear maps, the problem, exact thresholds [m, samples] over all documents).
+    """Return (report lines on linear maps, the problem, exact thresholds [m, samples] for all documents).
 
     real: whether the user gave the queries; otherwise, they come from `title_queries`. Raises ValueError if
     no query has `RANK` documents that BM25 ranks below the best one.
@@ -131,7 +131,10 @@ def shown(k: Dimension, most: int = 0) -> str:
 def compare_model(
     settings: argparse.Namespace, corpus: Corpus, queries: list[str], problem: Problem, thresholds: Array
 ) -> str:
-    """Report how often a model keeps BM25's best document, and the dimensions a map needs to match it."""
+    """Report how often a model keeps BM25's best document among the first `RANK`.
+
+    Also reports how many dimensions an untrained linear map needs to keep it as often.
+    """
     import torch
 
     from paradigms.cli.indexed import Checkpoint

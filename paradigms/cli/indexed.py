@@ -1,6 +1,6 @@
 """A searchable folder: documents, their index, and the name of the model that built it.
 
-corpus.jsonl holds the documents in BEIR's form, and index/ is a `Store`. search.json (`Made`) is written
+corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Made`) is written
 last. .begun marks a folder whose build or update was interrupted and can be resumed.
 """
 
@@ -36,7 +36,7 @@ FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The arguments of `load`: names, or absolute paths of folders."""
+    """Arguments of `load`: model names, or absolute paths of folders."""
 
     model: str = OFFLINE
     document_model: str = ""  # "" = the same
@@ -52,9 +52,9 @@ class Checkpoint:
         )
 
     def open(self, *, pickled: bool, for_search: bool = True) -> Any:
-        """Load the model on the `chosen_device`, only to encode unless `for_search` is False.
+        """Load the model onto the `chosen_device`.
 
-        Raises the same errors as `load`.
+        for_search: whether the model will only encode texts. Raises the same errors as `load`.
         """
         documents, layout = self.document_model or None, self.model_layout or None
         model = load(self.model, documents=documents, layout=layout, pickled=pickled, for_search=for_search)
@@ -110,8 +110,8 @@ class Opened:
 def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
     """Index a source, update a finished index (`update`), or resume an interrupted build.
 
-    settings: arguments of the command `index`. Raises FileExistsError if the folder holds anything else, and
-    ValueError if the source has no documents.
+    settings: arguments of the command `index`. Raises FileExistsError if the folder contains anything else,
+    and ValueError if the source has no documents.
     """
     source, checkpoint = settings.source, Checkpoint.of(settings)
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
@@ -204,9 +204,9 @@ def open_folder(
 ) -> Opened:
     """Open a folder made by `make`.
 
-    paradigm: the folder's model, if already loaded. best: if the index holds passages, how many scores are
-    summed per document. Raises FileNotFoundError if the folder does not exist, and ValueError if it is
-    incomplete or changed.
+    paradigm: the folder's model, if already loaded. best: number of passage scores summed per document, if
+    the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if it
+    is incomplete or changed.
     """
     folder = Path(folder)
     file = folder / MARKER
@@ -232,7 +232,7 @@ def open_folder(
 
 
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
-    """Open folders with different documents, made with one model, as one folder (see `open_folder`).
+    """Open folders of different documents, built with one model, as if they were one folder (`open_folder`).
 
     Raises ValueError if two folders share a document or differ in passage length.
     """

@@ -1,7 +1,7 @@
 """`python -m paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
 
-The command asks, for each judged query, whether any query vectors could rank the relevant documents above all
-others, and whether the model's vectors do. Document vectors are used as the index stores them
+For each judged query, the command determines whether any query vectors could rank the relevant documents
+above all others, and whether the model's vectors do. Document vectors are used as stored in the index
 (`theory.answerable`).
 """
 
@@ -30,7 +30,7 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum 
 
 
 class Stored(NamedTuple):
-    """All tokens of an index in float64, sorted by document. ids, salience: None if the index lacks them.
+    """All tokens in an index, in float64, sorted by document. ids, salience: None if the index lacks them.
 
     axes [h, k]: all vectors, including query vectors, are projected onto these axes; None: no projection.
     """
@@ -45,7 +45,10 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """One query's question to the tokens; kinds and asked are as in `theory.answerable.sum_of_maxima`."""
+    """One query and the tokens it is scored against.
+
+    kinds, asked: as in `theory.answerable.sum_of_maxima`.
+    """
 
     tokens: np.ndarray
     owners: np.ndarray
@@ -55,7 +58,7 @@ class Question:
     salience: tuple[np.ndarray, np.ndarray] | None = None  # of the tokens and of the query tokens
 
     def scores(self, query: np.ndarray, salience: np.ndarray | None = None) -> np.ndarray:
-        """Return all documents' rel, up to a factor per query.
+        """Return all documents' rel, up to a positive factor per query.
 
         salience: the query tokens' salience, by default from the model.
         """
@@ -100,7 +103,7 @@ class Question:
 
 
 class Outcome(NamedTuple):
-    """The answer for one query, whether the model's vectors answer it, and the model's R-precision."""
+    """One query's result: the `Answer`, whether the model's vectors succeed, and their R-precision."""
 
     answer: Answer
     reached: bool
@@ -109,7 +112,7 @@ class Outcome(NamedTuple):
 
 
 def run_oracle(settings: argparse.Namespace) -> None:
-    """Print the shares of queries that some vectors answer, that none answer, and that the model answers."""
+    """Print for how many queries some vectors, and the model's, rank the relevant documents first."""
     if not settings.split:
         raise ValueError("oracle needs judged queries: give --split, such as test")
     opened = open_folder(settings.folder, pickled=settings.pickled)
@@ -144,7 +147,7 @@ def check(model: Paradigm, longest: int) -> None:
 
 
 def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
-    """Return the tokens of all documents that have tokens. axes: as in `Stored`."""
+    """Return the tokens of all documents with at least one token. axes: as in `Stored`."""
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
     lengths = np.diff(store.offsets)[rows]
     vectors = np.empty((lengths.sum(), store.dim if axes is None else axes.shape[1]))
@@ -202,7 +205,7 @@ def outcomes(
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
     """Build the n-th query's question.
 
-    Exact matches depend only on the tokens with the query's ids. A document without such a token gets a zero
+    Exact matches depend only on the tokens with the query's ids. A document without such tokens gets a zero
     vector instead. If A drops non-positive similarities, every document also gets a zero vector.
     """
     mask = queries.mask[n, 0]
@@ -240,7 +243,7 @@ def separates(scores: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def summary(made: Sequence[Outcome], name: str) -> list[str]:
-    """Return lines that report which queries can be answered, and which of them the model answers."""
+    """Report for how many queries some vectors, and the model's, rank the relevant documents first."""
 
     def share(values: Sequence[bool]) -> str:
         return "{:.0%} [{:.0%}, {:.0%}]".format(*proportion(values))
@@ -265,7 +268,7 @@ def summary(made: Sequence[Outcome], name: str) -> list[str]:
 
 
 def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
-    """Return the share of True with Wilson's 95% interval; a bootstrap interval of 0 or 1 has no width."""
+    """Return the share of True with Wilson's 95% interval; a bootstrap interval at 0 or 1 has no width."""
     low, high = binomtest(sum(values), len(values)).proportion_ci(method="wilson")
     return sum(values) / len(values), low, high
 
@@ -282,7 +285,7 @@ def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
 
 
 def verification(made: Sequence[Outcome]) -> str:
-    """Report how many answers of a sample hold in rational arithmetic, and the largest residual."""
+    """Report how many of the sampled answers hold in rational arithmetic, and the largest residual."""
     held = {
         value: [one.verified for one in made if one.answer.answerable is value] for value in (True, False)
     }

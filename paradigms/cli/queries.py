@@ -16,7 +16,7 @@ from paradigms.io.terminal import Terminal
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
     """Read id -> text from the setting query, queries or split; return {} if all three are empty.
 
-    source: the collection that has the split. Raises ValueError if several of these settings are set.
+    source: the collection that contains the split. Raises ValueError if more than one of the settings is set.
     """
     places = [name for name in ("query", "queries", "split") if getattr(settings, name)]
     if len(places) > 1:
@@ -44,8 +44,8 @@ def refuse_blank(queries: Mapping[str, str]) -> None:
 def from_file(file: str) -> dict[str, str]:
     """Read JSON lines {"_id", "text"}, lines "id<tab>text", or lines of text, whose ids are line numbers.
 
-    The first line decides the form. Raises ValueError, naming the line, if a line has another form, repeats
-    an id or has a blank text.
+    The first line determines the format. Raises ValueError, naming the line, if a line has a different
+    format, a repeated id or a blank text.
     """
     queries: dict[str, str] = {}
     form = ""

@@ -1,4 +1,4 @@
-"""The commands' output: results as a table, JSON lines or TREC run; aligned tokens in colours."""
+"""The commands' output: results as a table, JSON lines or a TREC run; aligned tokens in colours."""
 
 import json
 from collections import Counter
@@ -28,9 +28,9 @@ def tell(line: str, style: str = "") -> None:
 
 
 def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: str) -> None:
-    """Print each query's documents, best first, with their texts if there is a corpus.
+    """Print each query's documents, best first, with their texts if `corpus` is given.
 
-    A document without tokens has the score −inf, which JSON shows as null.
+    form: "table", "jsonl" or "trec". A document without tokens has the score −inf, which JSON shows as null.
     """
     console = Terminal(highlight=False)
     for query, text in queries.items():
@@ -49,7 +49,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
 
 
 def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
-    """Print the first documents of all systems side by side; shared documents are bold and counted."""
+    """Print the top documents of all systems side by side; shared documents are bold and counted."""
     console = Terminal(highlight=False)
     for query, text in queries.items():
         table = Table(title=Text(text), title_justify="left")

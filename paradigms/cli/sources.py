@@ -11,7 +11,7 @@ NAMES = ("hf:", "irds:")  # prefixes of collections that are not folders
 
 
 def documents(source: str, problems: Problems, words: int) -> Iterator[Document]:
-    """Yield (id, title, text) from text files, a file of JSON lines, or a collection by name or folder.
+    """Yield (id, title, text) from text files, a JSON-lines file, or a collection by name or folder.
 
     words: maximum words per passage of a text file. The source must exist (`check_source`).
     """
@@ -32,7 +32,7 @@ def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corp
 
 
 def _readable(rows: Iterable[Document]) -> Iterator[Document]:
-    """Replace lone surrogates and strip white space, as reading corpus.jsonl does."""
+    """Replace lone surrogates and strip white space, as when reading corpus.jsonl."""
     return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
@@ -69,7 +69,7 @@ def words_of(source: str, asked: int | None, fit: int = WORDS, passages: bool = 
 
 
 def _rows(source: str) -> Path | None:
-    """Return the source's file of JSON lines: the source itself, or corpus.jsonl in its folder."""
+    """Return the source's JSON-lines file: the source itself, or corpus.jsonl in its folder."""
     path = Path(source)
     files = (path, *(path / name for name in (CORPUS, f"{CORPUS}.gz")))
     return next((file for file in files if file.is_file() and file.name.endswith(JSON_LINES)), None)

@@ -37,7 +37,7 @@ def is_beir(folder: Path) -> bool:
 
 
 def read_folder(path: str | Path) -> Collection:
-    """Read a folder in BEIR layout; qrels/ may hold any splits, and the collection has the folder's name.
+    """Read a folder in BEIR layout; qrels/ may contain any splits; the collection takes the folder's name.
 
     Raises FileNotFoundError if a file is missing, and ValueError, with file and line, if a line is invalid.
     """
@@ -60,8 +60,8 @@ def read_folder(path: str | Path) -> Collection:
 def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), atomically.
 
-    A title that does not begin the text is written as `metadata.title`. Raises ValueError for what this
-    layout cannot hold: answers, or an id that names different queries in two splits.
+    A title that does not begin the text is written as `metadata.title`. Raises ValueError if the collection
+    has answers, or if two splits use an id for different queries: this layout cannot represent either.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")

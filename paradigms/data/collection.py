@@ -31,7 +31,7 @@ Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
 
 
 class Joined(Sequence[str]):
-    """Concatenated sequences, without copies."""
+    """Concatenated sequences, without copying."""
 
     def __init__(self, parts: Sequence[Sequence[str]]) -> None:
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
@@ -211,14 +211,14 @@ def ranked(query: str, scores: Mapping[str, float], count: int | None = None) ->
 
 
 def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
-    """Raise KeyError if a query of the run has no text."""
+    """Raise KeyError if a query in the run has no text."""
     unknown = next((query for query in run if query not in queries), None)
     if unknown is not None:
         raise KeyError(f"the run has the query {unknown!r}, which has no text")
 
 
 def check_answered(run: Run, queries: Names[str], where: object) -> None:
-    """Raise ValueError, beginning with `where`, if the run lacks any of the queries.
+    """Raise ValueError if the run lacks any of the queries. where: beginning of the message.
 
     A query without retrieved documents must be in the run, too, with an empty ranking.
     """
@@ -230,7 +230,7 @@ def check_answered(run: Run, queries: Names[str], where: object) -> None:
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
-    """Divide a split into (the rest, round(share · queries) queries drawn by a hash of their ids)."""
+    """Hold out round(share · queries) queries, drawn by a hash of their ids. Returns (the rest, held out)."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
@@ -260,7 +260,7 @@ def body(title: str, text: str) -> str:
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """Return the title of a BEIR row; a title in `metadata.title` does not begin the text."""
+    """Return the title of a BEIR row; if it is in `metadata.title`, the text does not begin with it."""
     metadata = row.get("metadata")
     title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
     return title.strip() if isinstance(title, str) else ""

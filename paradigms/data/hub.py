@@ -16,7 +16,7 @@ REPORTED = {"miracl": layouts.MIRACL, "lotte": layouts.LOTTE, "dpr-w100": open_q
 
 
 class Rows(Sequence[str]):
-    """The titles or texts (`part`) of a `datasets.Dataset`, which stays memory-mapped on disk."""
+    """The titles or texts (`part`) in a `datasets.Dataset`, which stays memory-mapped on disk."""
 
     def __init__(self, dataset: Any, positions: np.ndarray, part: Callable[[dict], str]):
         self._dataset, self._positions, self._part = dataset, positions, part
@@ -36,7 +36,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Read a hub dataset, or a local folder that `datasets` reads, in a BEIR hub layout.
 
     Configurations "corpus" and "queries" hold the documents and queries. Judgements (query-id, corpus-id,
-    score) are in the configuration "qrels" or "default" of the same dataset (as in mteb/*), or in the dataset
+    score) are in this dataset's configuration "qrels" or "default" (as in mteb/*), or in the dataset
     <path>-qrels (as in BeIR/*); without a score, the grade is 1. With a prefix such as "de", the
     configurations are "de-corpus" or "corpus-de" and so on. If no configuration has the prefix, the prefix
     names a split of each configuration, such as NanoSciFact in NanoBEIR-en, and this split is read as test.
@@ -75,8 +75,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
 def read_irds(identifier: str) -> Collection:
     """Read an `ir_datasets` identifier, such as "beir/scifact/test", or all splits of "beir/scifact".
 
-    Answers of queries (dpr-w100) and the measures of known papers are kept. Documents are held in memory.
-    Raises ImportError, with the install command, if the library is missing.
+    The queries' answers (dpr-w100) and the measures reported in the papers of known collections are kept.
+    Documents are kept in memory. Raises ImportError, with the install command, if the library is missing.
     """
     try:
         ir_datasets = importlib.import_module("ir_datasets")
@@ -133,7 +133,10 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
-    """Find the configuration of a collection's part. wanted: if set, raise ValueError if it is missing."""
+    """Find the configuration for a part of a collection, or return None.
+
+    wanted: the dataset's name; if given, raise ValueError if the configuration is missing.
+    """
     names = [part, "default"] if part == "qrels" else [part]
     if prefix is not None:
         names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]

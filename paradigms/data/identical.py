@@ -1,6 +1,6 @@
 """Queries that are documents: on ArguAna and Quora, a query's own document would rank first.
 
-As in BEIR's figures (`ignore_identical_ids`), a document with the query's id is left out of the results.
+As in BEIR's evaluation (`ignore_identical_ids`), a document with the query's id is left out of the results.
 """
 
 from collections.abc import Set
@@ -33,7 +33,7 @@ def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozens
 
 
 def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
-    """For the queries `ids`, drop the document with the query's id; keep the first k documents, or all.
+    """Drop the document with the query's id for the queries `ids`; keep the first k documents, or all.
 
     >>> without_own({"a": {"a": 2.0, "b": 1.0}}, {"a"})
     {'a': {'b': 1.0}}

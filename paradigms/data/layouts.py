@@ -22,13 +22,13 @@ def is_miracl(folder: Path) -> bool:
 
 
 def read_miracl(folder: Path) -> Collection:
-    """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
+    """Read a MIRACL language: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
 
     Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
     and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published separately. The
-    passages may lie in the folder, in miracl-corpus-v1.0-<language> next to it, or in a folder of that name
-    inside a miracl-corpus folder next to the parent. Raises FileNotFoundError, with the places searched, if
-    files are missing, and ValueError if a line is invalid.
+    passages may be in the folder, in miracl-corpus-v1.0-<language> next to it, or in a folder of that name
+    inside a miracl-corpus folder next to the parent. Raises FileNotFoundError, listing the folders searched,
+    if files are missing, and ValueError if a line is invalid.
     """
     folder = folder.resolve()
     stems = {
@@ -55,7 +55,7 @@ def read_miracl(folder: Path) -> Collection:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Return the files of passages, ordered by number."""
+    """Return the passage files, sorted by number."""
     corpus = folder.name.replace("miracl-", "miracl-corpus-", 1)
     places = [folder, folder.parent / corpus, folder.parent.parent / "miracl-corpus" / corpus]
     for place in places:
@@ -67,7 +67,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """List a folder's files, .gz before plain: if two have the same stem, callers use the last."""
+    """List a folder's files, .gz before plain: if two have the same stem, callers use the plain file."""
     return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
 
 
@@ -76,7 +76,7 @@ def is_lotte(folder: Path) -> bool:
 
 
 def read_lotte(folder: Path) -> Collection:
-    """Read a folder <domain>/<dev or test> of LoTTE, with the splits search and forum.
+    """Read a LoTTE folder <domain>/<dev or test>, with the splits search and forum.
 
     Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL
     2022. Files are collection.tsv (id, passage) and, for each split, questions.<split>.tsv (id, question) and
@@ -125,8 +125,8 @@ def read_msmarco(folder: Path) -> Collection:
     ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) uses it for NQ320K and a subset of MS
     MARCO's documents, as processed by Sun et al. (arXiv:2304.04171).
 
-    queries.all.tsv replaces all other files of queries. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
-    (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); anything may
+    queries.all.tsv replaces all other query files. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
+    (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); other words may
     follow the split, as in queries.dev.small.tsv. If there is no split `test`, the split `dev`, which papers
     report, becomes `test`. Raises ValueError if a line is invalid or if a split has no judged query with a
     text, and FileNotFoundError if a file is missing.
@@ -172,7 +172,7 @@ def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
 
 
 def _rows(path: Path, least: int, most: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Yield (file and line, columns) of each line."""
+    """Yield (file and line, columns) for each line, split into `least` to `most` columns (0: no limit)."""
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         yield where, columns(line, where, least, most)

@@ -26,7 +26,7 @@ IDS = ("_id", "id", "docid", "doc_id")  # JSON keys of an id
 class Lines(Sequence[str]):
     """One `column` (`TITLE` or `TEXT`) of the documents in plain files, read on demand.
 
-    offsets: the first byte of each document's line, counted through all files in order.
+    offsets: position of the first byte of each document's line, counted across all files in order.
     """
 
     def __init__(self, paths: Sequence[Path], offsets: np.ndarray, parse: Parse, column: int):
@@ -52,10 +52,10 @@ class Lines(Sequence[str]):
 
 
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
-    """Stream the documents of files, and return a function that reads them on demand once the stream ends.
+    """Stream the documents in files, and return a function that reads them on demand once the stream ends.
 
-    The function is None if a file is a .gz. parse: raises ValueError if a line is invalid. Raises
-    FileNotFoundError if a file is missing.
+    The function is None if any file is a .gz. parse: converts a line to a document, and raises ValueError if
+    the line is invalid. Raises FileNotFoundError if a file is missing.
     """
     offsets = array("q")
 
@@ -85,7 +85,7 @@ def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:
-    """Parse a line as a JSON object. Raises ValueError, beginning with `where`, if this fails."""
+    """Parse a line as a JSON object. Raises ValueError, prefixed with `where`, if it is not one."""
     row = parse_json(line, where)
     if not isinstance(row, dict):
         raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
@@ -95,7 +95,7 @@ def json_object(line: bytes | str, where: str) -> dict[str, Any]:
 def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:
     """Return the id of a JSON row: a string or integer under a key of `IDS`, or else `number`.
 
-    Raises ValueError if there is none.
+    Raises ValueError if neither exists.
     """
     id = next((row[key] for key in IDS if row.get(key) is not None), number)
     if not isinstance(id, str | int) or isinstance(id, bool) or id == "":

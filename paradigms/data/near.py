@@ -13,7 +13,7 @@ def words(text: str) -> list[str]:
 
 
 def phrase(text: str) -> str:
-    """Return the words with spaces around them, so that a substring is a sequence of whole words."""
+    """Return the words with spaces around them, so that substrings consist of whole words."""
     return f" {' '.join(words(text))} "
 
 

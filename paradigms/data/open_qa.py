@@ -32,12 +32,13 @@ def is_open_qa(folder: Path) -> bool:
 
 
 def read_open_qa(folder: Path) -> Collection:
-    """Read psgs_w100.tsv or passages.tsv (id, text, title) and files of questions, plain or .gz.
+    """Read psgs_w100.tsv or passages.tsv (id, text, title) and question files, plain or .gz.
 
     Question files are in the folder, in its train/, dev/ or test/, or in dataset/train/ and so on. They are
     <split>.csv, .qa.csv or .tsv with a question and a Python list of answers per line, .json with a list of
-    {"question", "answers"}, or .jsonl. EntityQuestions' files P17.test.json and so on together form the split
-    test, grouped by relation. Raises ValueError, with file and line, if a question or passage is invalid.
+    objects {"question", "answers"}, or .jsonl. EntityQuestions' files (P17.test.json and so on) together form
+    the split test, grouped by relation. Raises ValueError, with file and line, if a question or passage is
+    invalid.
     """
     folder = folder.resolve()
     documents, stored = read_documents(
@@ -134,7 +135,7 @@ def _columns(line: str, where: str) -> dict[str, Any]:
 
 
 def _row(line: str, where: str, columns: int, form: str) -> list[str]:
-    """Split a line at tabs, with quotes as in CSV."""
+    """Split a line at tabs, with quotes as in CSV. Raises ValueError unless it has `columns` cells."""
     try:
         row = next(csv.reader([line], delimiter="\t"))
     except csv.Error as error:

@@ -143,7 +143,7 @@ def build(sources: Mapping[str, Path]) -> list[Docstring]:
 
 
 def docstrings(module: str, file: Path) -> Iterator[Docstring]:
-    """Yield a source file's public docstrings that can be `divided`; generated files yield none."""
+    """Yield a source file's public docstrings that `divided` accepts; generated files yield none."""
     source = file.read_bytes()
     if GENERATED.search(source[:2000]):
         return
@@ -162,7 +162,7 @@ def docstrings(module: str, file: Path) -> Iterator[Docstring]:
 
 
 def divided(docstring: str) -> tuple[str, str] | None:
-    """Divide a docstring into (summary, rest), or return None if a part is unsuitable, too short or long."""
+    """Divide a docstring into (summary, rest), or return None if a part is unsuitable in form or length."""
     text = "\n".join(line.rstrip() for line in inspect.cleandoc(docstring).splitlines())
     summary, _, rest = text.partition("\n\n")
     summary, rest = " ".join(summary.split()), rest.strip()
@@ -172,7 +172,11 @@ def divided(docstring: str) -> tuple[str, str] | None:
 
 
 def parameters(text: str) -> list[str]:
-    """First sentence about each parameter that the document's beginning describes, if its length fits."""
+    """Return the first sentences of the parameter descriptions in a text.
+
+    Only descriptions in the first PARAMETER_WORDS words count, and only sentences with a number of words in
+    PARAMETER_QUERY_WORDS.
+    """
     sentences = []
     for match in PARAMETER.finditer(text):
         if len(near.words(text[: match.start()])) > PARAMETER_WORDS:
@@ -185,7 +189,7 @@ def parameters(text: str) -> list[str]:
 
 
 def title(item: Docstring) -> str:
-    """Return the id in words: name, "in", module; or "" if this would contain the query (the summary)."""
+    """Return the id in words: name, "in", module; or "" if they would contain the query (the summary)."""
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
     words = " in ".join(parts)
@@ -207,7 +211,7 @@ def distinct(items: Iterable[Docstring]) -> list[Docstring]:
 
 
 def split_of(group: str) -> str:
-    """Return the split of a group of modules, from SHARES and a hash of the group's name."""
+    """Return the split of a group of modules, determined by SHARES and a hash of the group's name."""
     point = uniform(group)
     for name, share in SHARES.items():
         if point < share:
@@ -325,6 +329,6 @@ def uniform(text: str) -> float:
 
 
 def _key(versions: Mapping[str, str]) -> str:
-    """Return a short name for the cache: a hash of the versions and of the code that builds it."""
+    """Return a short name for the cached collection: a hash of the versions and of the code building it."""
     code = Path(__file__).read_bytes() + Path(near.__file__).read_bytes()
     return hashlib.sha256(code + json.dumps(versions, sort_keys=True).encode()).hexdigest()[:12]

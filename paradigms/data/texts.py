@@ -31,7 +31,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
     A passage's id is "path:line", with the line where the passage begins and white space escaped as in URLs
     (%20); the second passage of a line is "path:line.2". The title is the path. Hidden files are left out.
-    Files that are empty or not UTF-8 text, and links that lead out of the folder, are left out and counted.
+    Files that are empty or not UTF-8 text, and links that point outside the folder, are left out and counted.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -108,7 +108,7 @@ def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
 
 
 def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, words) of each run without white space, or of its words if there are too many."""
+    """Yield (start, end, words) of each run without white space; runs of more than `words` are split."""
     for run in RUN.finditer(text):
         first, end = run.span()
         places = [word.start() for word in WORD.finditer(text, first, end)]

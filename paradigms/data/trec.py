@@ -19,7 +19,7 @@ INFINITY = 0x7F800000  # the bits of ∞ in float32
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a run. Raises ValueError, with file and line, for a bad format, a NaN or a repeated document."""
+    """Read a run. Raises ValueError, with file and line, for an invalid line, NaN or a repeated document."""
     run: Run = {}
     for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
         try:
@@ -68,7 +68,7 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def read_judgements(path: str | Path) -> Judgements:
-    """Read judgements. Raises ValueError, with file and line, for a bad format or a repeated document."""
+    """Read judgements. Raises ValueError, with file and line, for an invalid line or a repeated document."""
     judgements: Judgements = {}
     for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
         if document in judgements.setdefault(query, {}):

@@ -104,7 +104,7 @@ def learned_share(train: Split, test: Split) -> float:
 def _add_parameters(
     collection: Collection, queries: dict[str, str], judged: dict[str, dict[str, int]]
 ) -> None:
-    """Add a query for each parameter description of all documents, replacing those of test documents."""
+    """Replace the parameter queries by one query for each parameter description in any document."""
     for query in [query for query in queries if query.startswith("p:")]:
         del queries[query], judged[query]
     holders: dict[str, dict[str, str]] = {}  # words -> document -> its sentence

@@ -35,10 +35,11 @@ _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 
 
 class Packaged(NamedTuple):
-    """A checkpoint that a Python package holds.
+    """A checkpoint included in a Python package.
 
-    module: its folder `model` holds the checkpoint. distribution: the package. original, sha256: the
-    checkpoint's name on the hub, and the SHA-256 of its model.safetensors; "" if unknown.
+    module: the module whose folder `model` contains the checkpoint. distribution: the package's name.
+    original: the checkpoint's name on the hub. sha256: the SHA-256 of its model.safetensors. Both are "" if
+    unknown.
     """
 
     module: str
@@ -62,8 +63,9 @@ PACKAGED = {
 def packaged(name: str | Path) -> str | Path:
     """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
 
-    Without its package, the original is downloaded from the hub. Raises ModuleNotFoundError if there is
-    neither, and ValueError if the weights have another SHA-256 than the original's.
+    If the checkpoint's package is not installed, the original is downloaded from the hub. Raises
+    ModuleNotFoundError if neither is available, and ValueError if the SHA-256 of the weights differs from the
+    original's.
     """
     if name not in PACKAGED:
         return name
@@ -105,13 +107,13 @@ def _original(name: str, known: Packaged) -> Path:
 
 @lru_cache(maxsize=4)
 def _sha256(file: Path, size: int, changed: int) -> str:
-    """The SHA-256 of a file of this size and time of change; about .07 s for the default encoder."""
+    """Return a file's SHA-256, cached by size and time of change; takes .07 s for the default encoder."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
-    """Call transformers' `kind.from_pretrained` for a folder or hub name, without running its code.
+    """Call transformers' `kind.from_pretrained` for a folder or hub name, without running custom code.
 
     Every checkpoint is loaded through this function. Raises FileNotFoundError if the checkpoint does not
     exist, and ValueError, with the checkpoint's name, if it cannot be read or requires custom code.
@@ -154,7 +156,7 @@ def check_on_hub(name: str) -> None:
 
 @contextmanager
 def for_search() -> Iterator[None]:
-    """Context in which models are loaded only to encode texts: plain BERTs do not import transformers."""
+    """Context in which models are loaded only to encode texts; plain BERTs are read without transformers."""
     token = _for_search.set(True)
     try:
         yield
@@ -183,7 +185,7 @@ def check_backbone(name: str | Path) -> None:
 def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
-    optional: prefix of the weights that may be missing. Raises ValueError if other weights are missing, if
+    optional: name prefix of weights that may be missing. Raises ValueError if other weights are missing, if
     weights are pickled, or if the config refers to code or specifies larger sizes than the weights have. Also
     raises ValueError for peft adapters, because saving would write only the adapter.
     """
@@ -283,9 +285,9 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
-    A text is cut before a space between two letters or digits. A tokenizer that splits texts at spaces first
-    gives the same tokens before the cut, regardless of the text after it. A text without
-    such a space is not cut. No text is cut if the tokenizer works differently.
+    A text is cut before a space between two letters or digits. If the tokenizer first splits texts at spaces,
+    the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
+    other tokenizers, no text is cut.
     """
     cut, wanted = list(texts), CHARACTERS * length
     long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
@@ -334,7 +336,7 @@ def _spell_in_bytes(tokenizer: Any) -> None:
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
-    """Load the weights outside the backbone from a file. Raises ValueError if names or shapes differ."""
+    """Load the weights outside the backbone from a file. Raises ValueError unless they match `expected`."""
     with naming(file):
         check_header(file)
         saved = load_file(file)

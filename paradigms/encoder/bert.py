@@ -95,8 +95,8 @@ class Layer(NamedTuple):
 class Forward:
     """The forward pass in one precision: "no" (the weights' dtype) or "bf16".
 
-    weights: tensors by the names in `weight_names`. With float64 weights, everything is computed in float64,
-    regardless of the precision.
+    weights: tensors keyed by the names from `weight_names`. With float64 weights, everything is computed in
+    float64, regardless of the precision.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any, precision: str) -> None:
@@ -204,7 +204,7 @@ class Forward8(Forward):
         return x
 
     def _attended(self, qkv: Float[Tensor, "3 x m l h"], keep: Any) -> Float[Tensor, "n w"]:
-        """Compute softmax(q kᵀ/√h) v of all heads."""
+        """Compute softmax(q kᵀ/√h) v for all heads."""
         count, heads, length, width = qkv.shape[1:]
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool().view(count, heads, 1, length)
@@ -240,7 +240,7 @@ def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 
 
 def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tensor, "x l w"]:
-    """Compute a backbone's first output, its last hidden states, in the surrounding precision."""
+    """Compute a backbone's first output, its last hidden states, in the current `product_precision`."""
     precision = product_precision(inputs["input_ids"].device)
     computed = None if precision == "fp16" else fast_forward(backbone, precision)
     if computed is not None:
@@ -250,7 +250,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
 
 
 class Kept:
-    """A backbone's cached `Forward` passes by precision, with the modules and weights that they copy."""
+    """A backbone's `Forward` passes, cached by precision, with the modules and weights copied by them."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.passes: dict[str, Forward | None] = {}

@@ -35,8 +35,8 @@ class SplitBackbone:
     """A backbone as upper(lower(text)), with `trained` upper layers; the lower layers are frozen.
 
     Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen;
-    these include T5's shared position bias. Raises ValueError if the backbone has fewer layers, or if the cut
-    changes its output.
+    these include T5's shared position bias. Raises ValueError if `trained` is not between 1 and the number of
+    layers, or if the cut changes the backbone's output.
     """
 
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:
@@ -233,7 +233,7 @@ class LowerStates:
 
 
 def scaled(states: Float[Tensor, "*x w"]) -> Float[Tensor, "*x w"]:
-    """Multiply states by SCALE and convert them to float16 for storage: numbers above .004 keep 11 bits."""
+    """Multiply states by SCALE and convert them to float16: numbers above .004 keep 11 significant bits."""
     return (states.float() * SCALE).half()
 
 

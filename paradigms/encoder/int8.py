@@ -31,7 +31,7 @@ class Quantised(NamedTuple):
 
 
 def quantised(weight: Float[Tensor, "v w"]) -> Quantised:
-    """Round a weight to 8 bits, with a scale for each output."""
+    """Round a weight to 8 bits, with one scale per output channel."""
     scales = weight.detach().float().abs().amax(1).div(LARGEST).clamp_min(LEAST)
     values = (weight.detach() / scales[:, None] + 0.5).floor_().to(torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(values, None) if exact() else values
@@ -75,7 +75,7 @@ def exact() -> bool:
 
 
 def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `product` by its definition: round both factors, and multiply them in the same dtype."""
+    """Compute `product` by its definition: round both factors to 8 bits, rescale them and multiply."""
     rounded: list[Tensor] = []
     for factor in (x, weight):
         scales = (factor.abs().amax(-1, keepdim=True) / LARGEST).clamp_min(LEAST)
