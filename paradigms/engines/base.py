@@ -27,8 +27,9 @@ Vectors = Float[np.ndarray, "_ h"]
 class Engine(ABC):
     """A store that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ; each document has one or more vectors [dim].
 
-    single: whether each document and query has exactly one vector. place: name of the engine in errors, such
-    as a folder. Subclasses define `_add` and `_top`, which receive arguments that are already checked.
+    single: whether each document and query has exactly one vector. place: name of the engine in error
+    messages, such as a folder. Subclasses define `_add` and `_top`, which receive arguments that are already
+    checked.
     """
 
     dim: int
@@ -91,7 +92,7 @@ def hand_over(
     rows: Sequence[int] | None = None,
     progress: bool = False,
 ) -> int:
-    """Write the stored vectors of documents to an engine; return how many documents have vectors.
+    """Write the stored vectors of documents to an engine; return the number of documents with vectors.
 
     rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
     cannot score the model's vectors (`check_maxima`).

@@ -18,13 +18,13 @@ class LanceEngine(Engine):
     """Documents in a LanceDB table.
 
     place: a folder, or an address such as s3://bucket/path. single: whether each document has one vector.
-    nprobes: number of the index's lists to read per search. storage_options: LanceDB's options for an object
-    store, such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar
-    variables from the environment.
+    nprobes: number of index lists to read per search. storage_options: LanceDB's options for an object store,
+    such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar variables from
+    the environment.
 
     Search is exact until `approximate` makes an index. LanceDB can index several vectors per document only by
-    cosine, so such vectors must have length 1. Raises ValueError if the place has a table with other columns
-    or an index with another metric.
+    cosine, so such vectors must have length 1. Raises ValueError if `place` contains a table with different
+    columns, or an index with a different metric.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Indexer(pt.Indexer):
     """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts in corpus.jsonl.
 
     kind: a key of `INDEXES`. k: number of documents per query. settings: arguments of `Store.build`. Raises
-    FileExistsError if the folder has a corpus.jsonl but neither a finished nor an interrupted index.
+    FileExistsError if the folder contains a corpus.jsonl but neither a finished nor an interrupted index.
     """
 
     def __init__(

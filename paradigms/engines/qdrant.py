@@ -21,7 +21,7 @@ class QdrantEngine(Engine):
 
     single: whether each document has one vector. exact: whether to score every document instead of searching
     Qdrant's HNSW graph. client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. Raises
-    ValueError if the collection has other vectors or another metric, or if path= is given; for a folder, use
+    ValueError if the collection's vectors or metric do not match, or if path= is given; for a folder, use
     `QdrantEdgeEngine`.
     """
 
@@ -69,8 +69,8 @@ class QdrantEdgeEngine(Engine):
     """Documents in a folder that only one process can open, searched by Qdrant's embedded engine.
 
     single: whether each document has one vector. exact: whether to score every document instead of searching
-    the HNSW graph that `approximate` makes. Raises ValueError if the folder has other vectors, another metric
-    or unrelated files, and BlockingIOError if the folder is already open.
+    the HNSW graph that `approximate` makes. Raises ValueError if the folder's vectors or metric do not match
+    or if it contains unrelated files, and BlockingIOError if the folder is already open.
     """
 
     def __init__(self, path: str | Path, dim: int, *, single: bool = False, exact: bool = False) -> None:
@@ -159,7 +159,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError, describing both, if a collection's vectors differ from the expected vectors."""
+    """Raise ValueError if a collection's vector parameters differ from the expected ones, describing both."""
     if _vectors(stored) != _vectors(expected):
         raise ValueError(
             f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"

@@ -31,7 +31,7 @@ READ = 1 << 16  # padded tokens read at once
 
 
 class Opened(NamedTuple):
-    """The vectors of a store's documents. queries: makes those of queries [b, 1, j, h], float32 [b, w]."""
+    """The document vectors of a store. queries: converts queries [b, 1, j, h] to vectors [b, w], float32."""
 
     queries: Callable[[Tokens], Tensor]
     nearest: Nearest
@@ -41,8 +41,8 @@ class Opened(NamedTuple):
 class Encodings(FixedEncoding):
     """A FAISS file with one vector per document.
 
-    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens. This keeps the
-    order by MaxSim and separates vectors that have much in common.
+    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens. This preserves
+    the order by MaxSim and separates vectors that share a large common part.
     """
 
     factory: str = ""
@@ -77,7 +77,7 @@ class Encodings(FixedEncoding):
 
 @dataclass(frozen=True)
 class NearDocuments:
-    """Score the documents whose vectors have the largest inner products with the query's in full.
+    """Score in full the documents whose vectors have the largest inner products with the query's vector.
 
     probes: number of FAISS's inverted lists to read per query. candidates: number of documents to score,
     raised to k if smaller; 0 means the larger of 64 and 4k.

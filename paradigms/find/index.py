@@ -96,7 +96,7 @@ class Index:
     def rerank_tokens(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[Ranked]:
-        """Rescore each query's candidates with each recipe, best first. The recipes share one S if possible.
+        """Rescore each query's candidates with each recipe, best first. If possible, S is computed only once.
 
         queries: [b, 1, j, h]. For an imputing recipe, a query's candidates form its pool. Raises KeyError,
         naming the document, if one is unknown.
@@ -118,9 +118,9 @@ class Index:
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
         """Return each query's k best documents, and whether these are proved to be the k best.
 
-        The proof refers to the scores in the store that `Store.certify` compared this store with. A score
-        errs by at most Σⱼ ‖qⱼ‖ / Z times the document's distance. Raises ValueError if the store has no
-        errors, or if the recipe's rel is not a sum of maxima whose Z depends on the query alone.
+        The proof refers to the scores in the store that `Store.certify` compared this store with. The error
+        of a score is at most Σⱼ ‖qⱼ‖ / Z times the document's stored distance. Raises ValueError if the store
+        has no errors, or if the recipe's rel is not a sum of maxima whose Z depends on the query alone.
         """
         store = self.store
         fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")

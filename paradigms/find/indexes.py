@@ -65,7 +65,7 @@ class Stores:
             store.check(paradigm)
 
     def owner(self, id: str) -> int:
-        """Return the position of the store that holds a document. Raises KeyError if no store holds it."""
+        """Return the position of the store that contains a document. Raises KeyError if there is none."""
         if id not in self._owners:
             raise KeyError(f"document {id!r} is in none of the indexes {self} of {len(self)} documents")
         return self._owners[id]
@@ -122,10 +122,10 @@ class Indexes:
         *,
         advance: Advance = lambda n: None,
     ) -> Ranked:
-        """Return the k best documents for each query; arguments as in `Index.search_tokens`.
+        """Return the k best documents for each query; see `Index.search_tokens` for the arguments.
 
-        For imputation, compressed indexes retrieve the k' best tokens of their probed lists, however large k'
-        is, so mⱼ is not estimated. Raises ValueError if `recipe` imputes and the indexes differ in kind.
+        For imputation, compressed indexes retrieve the k' best tokens from their probed lists, however large
+        k' is, so mⱼ is not estimated. Raises ValueError if `recipe` imputes and the indexes differ in kind.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -150,7 +150,7 @@ class Indexes:
     def rerank_tokens(
         self, recipes: Sequence[Recipe], queries: Tokens, candidates: Sequence[Sequence[str]]
     ) -> list[Ranked]:
-        """Rescore each query's candidates with each recipe; arguments as in `Index.rerank_tokens`."""
+        """Rescore each query's candidates with each recipe; see `Index.rerank_tokens` for the arguments."""
         if any(recipe.reads_pool for recipe in recipes):
             return [
                 [self._pooled(r, queries[n : n + 1], ids) for n, ids in enumerate(candidates)]
@@ -163,7 +163,7 @@ class Indexes:
         return [_best_of(runs, None) for runs in zip(*ranked, strict=True)]
 
     def _pooled(self, recipe: Recipe, query: Tokens, ids: Sequence[str]) -> dict[str, float]:
-        """Rescore one query's candidates, which are the pool that the recipe reads."""
+        """Rescore one query's candidates, which form the pool for the recipe."""
         query = self.indexes[0].checked(recipe, query)
         if not ids:
             return {}
@@ -216,7 +216,7 @@ def _scanned(
     k: int,
     advance: Advance,
 ) -> Ranked:
-    """Score by Eq. 4 over exact indexes, with the compiled kernels."""
+    """Score the documents of exact indexes by Eq. 4, using the compiled kernels."""
     ranked, rows = [], [np.flatnonzero(store.living) for store in stores]
     total = sum(store.living_tokens for store in stores)
     for some in (some for queries in parts for some in slices(queries)):
@@ -259,7 +259,7 @@ def _near(
 
 
 def _best_of(runs: Sequence[Ranked], k: int | None) -> Ranked:
-    """Merge the runs of several indexes, and keep the k best documents for each query, or all."""
+    """Merge the runs of several indexes, and keep the k best documents per query. k: None keeps all."""
     return [best_first(reduce(operator.or_, rows), k) for rows in zip(*runs, strict=True)]
 
 

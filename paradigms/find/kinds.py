@@ -86,8 +86,8 @@ def lemur(
 ) -> Kind:
     """float16 vectors, and one fitted vector per document that predicts MaxSim and selects those to score.
 
-    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory, probes: FAISS's index of the fitted
-    vectors, and the lists read per query. candidates: as in `fixed`.
+    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of the fitted vectors.
+    probes: number of lists to read per query. candidates: as in `fixed`.
     """
     derived = Predictors(width, epochs, seed, factory)
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)
@@ -104,7 +104,7 @@ INDEXES: dict[str, Callable[..., Kind]] = {
 
 
 def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:
-    """Open the index in a folder, whatever its kind; arguments and errors as in `store.open_store`."""
+    """Open the index in a folder, whatever its kind; see `store.open_store` for arguments and errors."""
     return Index(open_store(folder, INDEXES, verify=verify))
 
 

@@ -17,9 +17,9 @@ token j probes the lists of its most similar centroids, down to the similarity l
    gather: with mⱼ = lⱼ, the `candidates` documents with the largest f are scored by `core.rel` from all their
    tokens x̂.
 
-Both miss tokens outside the probed lists. Added documents are not in a list at first: a search compares the
-centroids of all their tokens with the probed lists. Beyond `UNLISTED` such tokens, an addition rewrites the
-lists.
+Both modes miss tokens outside the probed lists. Documents that are added later are not in any list at first:
+a search compares the centroids of all their tokens with the probed lists. Beyond `UNLISTED` such tokens, an
+addition rewrites the lists.
 """
 
 import threading
@@ -64,7 +64,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Lists:
-    """Files with the lists, one after another: the documents that contain each centroid's tokens."""
+    """Files with the concatenated lists; a centroid's list names the documents that contain its tokens."""
 
     def check(self, dim: int) -> None: ...
 
@@ -112,8 +112,11 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 
 @dataclass(frozen=True)
 class Probing:
-    """Search a few lists. probes: number of lists to read per query token. candidates: number of documents
-    that gather scores in full; 0 means the larger of 512 and 8k."""
+    """Search a few lists.
+
+    probes: number of lists to read per query token. candidates: number of documents to score in full
+    (gather); 0 means the larger of 512 and 8k.
+    """
 
     probes: int = 8
     candidates: int = 0
@@ -152,7 +155,7 @@ class Probing:
         return _each(parts, advance, search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return similarities and rows of each query token's k most similar tokens in its probed lists.
+        """Return the similarities and rows of each query token's k most similar tokens in its probed lists.
 
         vectors: query tokens [t, h].
         """
@@ -172,7 +175,7 @@ class Probing:
         return values, tokens
 
     def _near(self, store: Store, packed: PackedQueries, k: int, wanted: int) -> "Near":
-        """Find the `wanted` documents with the largest bounds, weighted by the query's salience if any."""
+        """Find the `wanted` documents with the largest bounds, weighted by the query's salience, if any."""
         from paradigms.find import loops
 
         query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
@@ -227,7 +230,7 @@ class Near(NamedTuple):
 
 
 def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> np.ndarray:
-    """Compute N · f for each document with m = missing, weighted by the query's salience if any."""
+    """Compute N · f for each document with m = missing, weighted by the query's salience if it has one."""
     from paradigms.scoring import kernels
 
     best = np.empty((len(near.rows), packed.query.near.shape[1]), np.float32)

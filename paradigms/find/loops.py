@@ -56,7 +56,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
 @no_type_check
 @cached_njit(nogil=True)
 def place(histogram, wanted):
-    """Return the highest bin that contains, with all bins above, at least `wanted`; 0 if there is none."""
+    """Return the highest bin such that the counts from this bin upwards sum to at least `wanted`, or 0."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
     while bin > 0 and counted < wanted:
         bin -= 1
@@ -91,7 +91,7 @@ def blurred(histogram, wanted, spread):
 @no_type_check
 @cached_njit(nogil=True)
 def probed(similarities, least):
-    """Return query tokens j and lists c of the pairs with similarities[c, j] ≥ least[j].
+    """Return the query tokens j and lists c of all pairs with similarities[c, j] ≥ least[j].
 
     The pairs are sorted by token, then by descending similarity.
     """
@@ -114,9 +114,10 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 
     c runs over the lists that contain d and that token j probes.
 
-    tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: the entries of each pair's list.
-    state: [documents, 2], initially 0; state[d, 0] is set to the bound. documents: output, the documents with
-    a bound. Returns the number of these documents.
+    tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: range of each pair's list in
+    `entries`. alive: False for deleted documents, which get no bound. state: [documents, 2], initially 0;
+    state[d, 0] is set to the bound. documents: output, the documents with a bound. Returns the number of
+    these documents.
     """
     met = 0
     for n in range(tokens.shape[0]):
@@ -142,7 +143,8 @@ def bound_unlisted(
 ):
     """Extend `bound` to the documents `first` to `stop`, whose tokens are not in the lists yet.
 
-    chosen[c]: whether any query token probes list c.
+    chosen[c]: whether any query token probes list c. met: number of documents in `documents` so far. Returns
+    the new number.
     """
     best = np.empty(least.shape[0], np.float32)
     for d in range(first, stop):
@@ -189,7 +191,10 @@ def largest(documents, state, count):
 @no_type_check
 @cached_njit(nogil=True)
 def cut(entries, begins, ends, document, out):
-    """Set out[n] to the first of the ascending entries begins[n] to ends[n] with a value ≥ `document`."""
+    """Set out[n] to the first position from begins[n] to ends[n] whose entry is ≥ `document`, or to ends[n].
+
+    Entries are in ascending order between begins[n] and ends[n].
+    """
     for n in range(begins.shape[0]):
         low, high = begins[n], ends[n]
         while low < high:
@@ -204,7 +209,7 @@ def cut(entries, begins, ends, document, out):
 @no_type_check
 @cached_njit(nogil=True)
 def sizes(centroids, lists):
-    """Count the tokens of each list. Numbers beyond the last list, in a damaged file, count as the last."""
+    """Count the tokens in each list. Centroids out of range, from a damaged file, count for the last list."""
     counts = np.zeros(lists, np.int64)
     for c in centroids:
         counts[min(np.int64(c), lists - 1)] += 1
@@ -216,8 +221,8 @@ def sizes(centroids, lists):
 def sort(centroids, offsets, lists, low, begins, entries):
     """Fill `entries` with the documents of the tokens of each list, for the lists `low`, low + 1, …
 
-    lists: total number of lists. begins: where each of these lists begins and the last one ends, counted from
-    the first entry of list 0; entries[0] is the entry begins[0].
+    lists: total number of lists. begins: the position, among the entries of all lists, at which each of these
+    lists begins, and the end of the last of them. entries[0] is at position begins[0].
     """
     free = begins[:-1] - begins[0]
     for d in range(offsets.shape[0] - 1):

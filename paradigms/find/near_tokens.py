@@ -3,7 +3,7 @@
 FAISS retrieves k' tokens (`Recipe.search_tokens`) for each query token. gather scores the documents that
 contain one of these tokens by `core.rel` (Khattab & Zaharia 2020, §3.6). impute scores documents from the
 retrieved similarities by `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Both are exact if the index is "Flat"
-and k' is the number of all tokens. Inverted lists and flat indexes give the same results for the same seed.
+and k' is the total number of tokens. Inverted lists and flat indexes give the same results for the same seed.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,10 @@ class NearTokens:
         return search(store, recipe, parts, k, advance, self.token_search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return similarities and rows of the k tokens that FAISS finds for each query token [t, h]."""
+        """Return the similarities and rows of the k tokens that FAISS finds for each query token.
+
+        vectors: query tokens [t, h].
+        """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         queries = np.ascontiguousarray(vectors.float().cpu().numpy())

@@ -104,9 +104,9 @@ class Nearest:
     def __call__(
         self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return inner products and numbers of the `wanted` nearest vectors for each query.
+        """Return the inner products and positions of the `wanted` nearest vectors for each query.
 
-        dead: which vectors to skip. probes: number of inverted lists to read, if the index has any.
+        dead: mask of vectors to skip. probes: number of inverted lists to read, if the index has any.
         """
         if not wanted or not len(queries):
             return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)

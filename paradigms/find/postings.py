@@ -1,9 +1,10 @@
 """Inverted lists of documents in blocks, and their search, compiled by numba.
 
-A block is `BLOCK` consecutive documents. For each term in a block, a cell stores the largest weight and where
-the postings begin. A search skips blocks whose largest weights cannot reach the k-th score: block-max pruning
-(Mallia et al. 2024, arXiv:2405.01117), which is exact here. A frequent term is stored as a dense array of its
-weights in all documents, including zeros, because an array is faster to read than postings.
+A block is `BLOCK` consecutive documents. For each term in a block, a cell stores the largest weight and the
+start of the term's postings. A search skips blocks whose largest weights cannot reach the k-th score:
+block-max pruning (Mallia et al. 2024, arXiv:2405.01117), which is exact here. A frequent term is stored as a
+dense array of its weights in all documents, including zeros, because an array is faster to read than
+postings.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -40,9 +41,9 @@ def inverted(
 ) -> Postings:
     """Make the postings of all documents that are not deleted.
 
-    ids, codes: [t], one per token. table: the weight of each code, ascending. offsets: [n + 1], where each
-    document's tokens begin. living: [n], whether each document is not deleted. If an id occurs several times
-    in a document, the largest code counts. Codes with weight 0 are left out.
+    ids, codes: [t], one per token. table: the weight of each code, ascending. offsets: [n + 1], the start of
+    each document's tokens. living: [n], False for deleted documents. If an id occurs several times in a
+    document, the largest code is used. Codes with weight 0 are left out.
     """
     starts, by_term, weights = _by_term(ids, codes, offsets, living)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
@@ -62,7 +63,7 @@ def inverted(
 def _by_term(
     ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort postings by term, then document; return where each term begins [v + 1], documents and codes."""
+    """Sort postings by term, then document; return the start of each term [v + 1], documents and codes."""
     starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
     counting = codes * np.repeat(living, np.diff(offsets))
     matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
@@ -103,8 +104,8 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 def best(postings, table, terms, weights, k, rows, scores):
     """Find the k best documents; write their rows and scores, and return how many were written.
 
-    terms [m], weights [m] > 0: the query. Documents that entered the k best only temporarily are written,
-    too. Documents without a query term are left out. Bounds and scores are summed over terms in the same
+    terms [m], weights [m] > 0: the query. Documents that were among the k best only temporarily are also
+    written. Documents without a query term are left out. Bounds and scores are summed over terms in the same
     order, so rounding cannot put a score above its bound. The block with the largest bound is searched first,
     then the other blocks in memory order.
     """

@@ -20,10 +20,11 @@ FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the l
 
 @dataclass(frozen=True)
 class Predictors:
-    """A FAISS file of the weights w_d of every document, and the features ψ that fit them (`lemur`).
+    """A FAISS file with every document's weights w_d, which are fitted to the features ψ (`lemur`).
 
-    The first build fits ψ; documents that are added later get weights for the same ψ. width: of ψ, with its
-    constant. epochs: of fitting ψ; 0 leaves a random layer. factory, seed: see `nearest.Factory`.
+    The first build trains ψ; weights of documents that are added later are fitted to the same ψ. width:
+    number of features, including the constant. epochs: epochs of training ψ; 0 keeps a random layer. factory,
+    seed: see `nearest.Factory`.
     """
 
     width: int = 1024
@@ -53,7 +54,7 @@ class Predictors:
         Factory(self.factory, self.seed).write(writer, len(store.living), encode, anew)
 
     def _fit(self, writer: Writer, store: Store) -> None:
-        """Write ψ, and the tokens that weights are fitted on."""
+        """Train and write ψ; also write the tokens for fitting documents' weights."""
         random, stored = np.random.default_rng(self.seed), store.columns["vectors"]
         chosen = random.choice(len(stored), min(TOKENS, len(stored)), replace=False)
         order = np.argsort(chosen)
@@ -81,7 +82,10 @@ class Predictors:
 
 
 class _Fitted:
-    """The features and the tokens in files. Raises ValueError, naming the file, if one is damaged."""
+    """The features ψ and the tokens for fitting weights, read from files.
+
+    Raises ValueError, naming the file, if one is damaged.
+    """
 
     def __init__(self, files: Files | Writer, dim: int) -> None:
         self.layer = files.array(FEATURES, ("float32", (dim + 3,)))

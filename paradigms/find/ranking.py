@@ -55,7 +55,7 @@ def imputed(
 def retrieved_each(
     store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
-    """Yield each query with the similarities and rows that `retrieve` returns for its tokens, unpadded."""
+    """Yield each query, without padding, and the similarities and rows that `retrieve` returns for it."""
     most = RETRIEVED // min(k, store.living_tokens)
     for queries in parts:
         step = max(1, most // max(1, queries.mask.shape[-1]))
@@ -77,8 +77,8 @@ def scores(
 ) -> Float[Tensor, "s n"]:
     """Score documents for one query with each recipe, as `stored.score` does.
 
-    rows: the documents' rows. packed: the query, if already packed for the kernels. Kernels compute S once
-    for all recipes. Other recipes share one read of the tokens.
+    rows: the documents' rows. packed: the query, if already packed for the kernels. The kernels compute S
+    once for all recipes that they support; for the other recipes, the tokens are read once.
     """
     values = torch.empty((len(recipes), len(rows)), device=query.mask.device)
     if not len(rows):
@@ -114,7 +114,7 @@ def _scanned(store: Store) -> Scanned | None:
 
 
 def keys(store: Store, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Tensor, "b n"]:
-    """Return the keys of the documents at `rows`; a larger key is better."""
+    """Return sort keys for the documents at `rows`, with a larger key for a better document."""
     bits = (scores.float() + 0.0).view(torch.int32).long()  # adding 0 turns −0 into 0
     rank = torch.from_numpy(store.whole.once(_order)[1][rows]).to(scores.device)
     return (bits.where(bits >= 0, bits ^ 0x7FFFFFFF) << 32) | (0xFFFFFFFF - rank)

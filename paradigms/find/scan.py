@@ -1,7 +1,7 @@
 """top-k_d rel(d, q) over a whole corpus, exactly: a search reads every document or every token.
 
-gather equals `core.rel`, and impute equals `impute.imputed_rel`. Both use the stored vectors and bounded
-memory.
+With gather, scores equal `core.rel`; with impute, `impute.imputed_rel`. Both are computed from the stored
+vectors in bounded memory.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Exact:
         return search(store, recipe, parts, k, advance)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return similarities and rows of each query token's k most similar stored tokens, unordered.
+        """Return the similarities and rows of each query token's k most similar stored tokens, unordered.
 
         vectors: query tokens [t, h].
         """
@@ -61,7 +61,7 @@ class Exact:
 
 
 def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
-    """Score all documents by `core.rel`. Memory holds one block's scores for one part of the queries."""
+    """Score all documents by `core.rel`, keeping one block's scores for one batch of queries in memory."""
     device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(some) for queries in parts for some in slices(queries)] if read else []
@@ -105,7 +105,7 @@ def _in_place(store: Store) -> list[np.ndarray]:
 
 
 def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Compute S.topk(k) along rows, unordered: the k largest lie in the k groups with the largest maxima."""
+    """Compute S.topk(k) along rows, unordered, by searching only the k groups with the largest maxima."""
     groups = S.shape[1] // GROUP
     if groups <= k:
         return S.topk(k, sorted=False)

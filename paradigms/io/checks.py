@@ -19,9 +19,9 @@ HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
 
 class Range(NamedTuple):
-    """Bounds of a number, used as `Annotated[int, Range(1, 64)]`. None is always valid.
+    """Bounds on a number, used as `Annotated[int, Range(1, 64)]`. None is always valid.
 
-    A file may contain any number, so an upper bound limits time and memory. It exceeds what models need.
+    Files may contain arbitrary numbers, so upper bounds limit time and memory. They exceed what models need.
     """
 
     least: float | int
@@ -142,7 +142,7 @@ def check_several(values: object, what: str) -> None:
 def check_text(text: object, what: str) -> None:
     """Check that a text is a string without lone surrogates.
 
-    what: the text's name in errors. Raises TypeError or ValueError.
+    what: name of the text in error messages. Raises TypeError or ValueError.
     """
     if not isinstance(text, str):
         raise TypeError(f"{what} is {text!r:.80}: a string is needed")
@@ -174,9 +174,9 @@ def json_or_empty(file: Path) -> dict[str, Any]:
 def check_files(folder: Path) -> None:
     """Check a checkpoint's files before reading them. Raises ValueError if one is unsafe to read.
 
-    Unsafe are pipes, sockets and devices, because a reader would wait forever; weights with too many tensors
-    (`check_header`); weight indexes that name a file outside their folder; and configurations with more than
-    `LABELS` classes, because transformers makes a list of them.
+    The following files are unsafe: pipes, sockets and devices, because a reader would wait forever; weights
+    with too many tensors (`check_header`); weight indexes that name a file outside their folder; and
+    configurations with more than `LABELS` classes, because transformers makes a list of all classes.
     """
     for file in sorted(folder.rglob("*")):
         try:

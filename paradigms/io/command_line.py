@@ -31,7 +31,7 @@ DEEPEST = 50  # levels of lists and mappings in a setting
 
 
 class Parser(ArgumentParser):
-    """A parser that prints errors without the usage, because thirty options would hide the message."""
+    """A parser that prints errors without the usage text, whose many options would hide the message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)

@@ -1,4 +1,7 @@
-"""The device for all models: --device, or the GPU if there is one. accelerate reads the same variable."""
+"""The device for all models: --device, or the GPU if there is one.
+
+The choice is stored in an environment variable that accelerate also reads.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def choose_device(name: str) -> None:
 
 
 def chosen_device() -> torch.device:
-    """Return the device set by `choose_device`, or by default the GPU if there is one, else the CPU."""
+    """Return the device set by `choose_device`. The default is the GPU if there is one, else the CPU."""
     import torch
 
     return torch.device(os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu"))

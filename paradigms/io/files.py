@@ -38,7 +38,7 @@ Contents: TypeAlias = Callable[[Path], Collection[str] | None]
 def contents(*patterns: str, marks: Collection[str] = ()) -> Contents:
     """Make `Contents` with fixed patterns.
 
-    marks: file names that identify this kind of folder; at least one of the files must exist.
+    marks: file names that identify this kind of folder; at least one of them must exist.
     """
     return lambda folder: patterns if not marks or any((folder / mark).is_file() for mark in marks) else None
 
@@ -76,7 +76,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def replace_file(fresh: Path, target: Path) -> None:
-    """Replace `target` by the complete file `fresh`, and flush the file and its name to disk."""
+    """Replace `target` with the complete file `fresh`, and flush the file and its name to disk."""
     flush(fresh)
     os.replace(fresh, target)
     flush(target.parent)
@@ -236,10 +236,10 @@ def naming_full(target: Path) -> Iterator[None]:
 
 
 def check_replaceable(folder: Path, written: Contents) -> None:
-    """Check that a folder is missing, is empty, or contains only what this program wrote.
+    """Check that a folder does not exist, is empty, or contains only what this program wrote.
 
-    written: entries that may be replaced. Raises FileExistsError, naming the entry, if there is another one,
-    or if `folder` is a file.
+    written: entries that may be replaced. Raises FileExistsError, naming the entry, if the folder contains
+    any other entry, or if `folder` is a file.
     """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")

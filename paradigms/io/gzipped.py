@@ -46,7 +46,7 @@ def decoded(line: bytes, where: str) -> str:
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line) for each line of a UTF-8 text file that is not blank.
 
-    Raises ValueError, naming the file and line, if a line is not UTF-8. Errors are otherwise as in
+    Raises ValueError, naming the file and line, if a line is not UTF-8. Otherwise raises the same errors as
     `byte_lines`.
     """
     for number, _, line in byte_lines(path):

@@ -92,7 +92,7 @@ def fuse(
 
 
 def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence[float]:
-    """Return the weights of `count` runs, which are 1 by default; errors as in `fuse`."""
+    """Return the weights of `count` runs, all 1 by default. Raises ValueError, as in `fuse`, if invalid."""
     if method not in METHODS:
         raise ValueError(f"fusion must be one of {', '.join(METHODS)}, got {method!r}")
     weights = tuple(weights) or (1.0,) * count
@@ -102,7 +102,7 @@ def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """Raise ValueError if only some of the runs have a query or document."""
+    """Raise ValueError unless all runs contain the same queries and documents."""
     for query, documents in union(*runs).items():
         for run in runs:
             lacking = documents.keys() - run.get(query, {}).keys()

@@ -56,8 +56,9 @@ class Indexed:
 
         texts: a corpus, or document id → text. folder: where to store the index; None keeps it in memory.
         kind: a kind such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: precision for
-        encoding documents and queries. dim: how many first coordinates of each vector to store and to search
-        with (`Paradigm.truncated`); None: all. settings: arguments of `Store.build`, such as progress.
+        encoding documents and queries. dim: number of leading coordinates of each vector to store and to
+        search with (`Paradigm.truncated`); None means all. settings: arguments of `Store.build`, such as
+        progress.
         """
         model = model if dim is None else model.truncated(dim)
         corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
@@ -70,7 +71,7 @@ class Indexed:
         """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
 
         The model is truncated if the index was built with fewer dimensions. Raises ValueError if an index was
-        made by another model or if two indexes hold the same document.
+        made by another model or if two indexes contain the same document.
         """
         index = open_indexes(folder)
         first = index.indexes[0].store if isinstance(index, Indexes) else index.store
@@ -136,7 +137,10 @@ class Indexed:
         return [self.model.explain(query, text, pool)]
 
     def part(self, n: int, count: int) -> Indexed | None:
-        """Return the n-th of `count` parts of the documents; None if parts cannot be searched separately."""
+        """Return a retriever over the n-th of `count` parts of the documents.
+
+        Returns None if parts of the documents cannot be searched separately.
+        """
         if self.model.recipe.search != "gather":
             return None
         if isinstance(self.index, Indexes):

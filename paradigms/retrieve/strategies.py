@@ -1,4 +1,4 @@
-"""The choices of few-shot alignment adaptation.
+"""Candidate alignments for few-shot adaptation.
 
 Qian et al. 2022 (ALIGNER), §3.1 and §4.1: a trained model is adapted to a task by choosing how many document
 tokens each query token aligns with: k tokens, or a share p of the document's length.

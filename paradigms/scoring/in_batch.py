@@ -122,7 +122,7 @@ def _are_weights(*sides: Tokens) -> bool:
 
 
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Compute Σ_t w_t(d) · w_t(q), taking the largest weight of tokens repeated in d and the sum in q.
+    """Compute Σ_t w_t(d) · w_t(q); for a repeated t, w_t(d) is its largest weight in d, w_t(q) its sum in q.
 
     The result equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
     """
@@ -150,8 +150,8 @@ def _chunked_pairs(
 ) -> AlignedPairs | None:
     """Find the pairs of a hard alignment; S is formed chunk by chunk.
 
-    Returns None if A is soft or has many pairs. known: the alignment if it is a maximum, else None. If
-    `known` is None, also returns None when gradients are disabled.
+    known: the alignment if it is a maximum, else None. Returns None if A is soft or has many pairs, and also
+    if `known` is None and gradients are disabled.
     """
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     if known is None and (not trains or _soft(documents, queries, align)):

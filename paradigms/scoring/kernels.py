@@ -216,7 +216,7 @@ def select(values, k):
 @no_type_check
 @helper
 def _normalised(total, weight, aligned, queries, documents, normaliser):
-    """Compute Σ S ⊙ A / Z. aligned: how many query tokens have A > 0. normaliser: index in `NORMALISERS`."""
+    """Compute Σ S ⊙ A / Z. aligned: number of query tokens with A > 0. normaliser: index in `NORMALISERS`."""
     z = 1.0
     if normaliser == 1:
         z = max(1, queries)
@@ -248,7 +248,7 @@ def _finish(best, kept, query, length, normaliser, out):
 @no_type_check
 @helper
 def _finish_several(best, kept, most, query, length, normaliser, out):
-    """Compute out[b] = rel from best[lane, :most]. In `_finish`, this loop would slow down other calls."""
+    """Compute out[b] = rel from best[lane, :most], as in `_finish`, which would be slower with this loop."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -374,7 +374,7 @@ def _dot(x, y):
 @no_type_check
 @cached_njit(nogil=True)
 def equal(tokens, query, documents, width, matches, normaliser, out):
-    """Compute `maxima` over document tokens with the query token's id; read no other vectors."""
+    """Compute `maxima` over document tokens with the query token's id, without reading other vectors."""
     lanes = query.edges[-1] * GRAIN
     row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
@@ -417,11 +417,12 @@ def largest_of(lanes: int, k: int) -> Largest:
 @no_type_check
 @cached_njit(nogil=True)
 def retrieve(tokens, query, documents, width, met, best, tops):
-    """Update each query token's k largest similarities; keep maxima of documents that may contain them.
+    """Update each query token's k largest similarities, and collect the documents that may contribute.
 
     tops: one `Largest` for all calls of a thread. Values above the k-th largest are buffered. Once the buffer
-    holds k values, the smaller half of all values is dropped; this is much faster than a heap. best[m, j]:
-    maximum of document met[m]. Returns the number of documents in `met`.
+    holds k values, the smaller half of all values is dropped; this is much faster than a heap. met: output,
+    the documents that may contain one of the k most similar tokens of a query token. best[m, j]: output,
+    maximum of document met[m] for query token j. Returns the number of documents in `met`.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
@@ -483,7 +484,8 @@ def products(vectors, query, out):
 def probe(tokens, query, documents, width, chosen, best):
     """Compute best[n, j], the largest similarity of query token j in chosen lists of document n.
 
-    chosen[c]: whether the tokens of centroid c count. best[n, j] is −∞ if no token of document n counts.
+    chosen[c]: whether list c, which contains the tokens of centroid c, is chosen. best[n, j] is −∞ if no
+    token of document n is in a chosen list.
     """
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)

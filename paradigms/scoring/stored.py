@@ -37,7 +37,7 @@ PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the c
 
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Compute rel(d, q) for documents [1, n, i, h]: `core.rel`, or `impute.imputed_rel` with this pool."""
+    """Compute `core.rel`, or `impute.imputed_rel` with these documents [1, n, i, h] as the pool."""
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     one = _one_vector(documents) and _one_vector(queries)
@@ -242,11 +242,11 @@ class Retrieved(NamedTuple):
 def filled(
     recipe: Recipe, spans: np.ndarray, pools: Sequence[Retrieved], corpus: int
 ) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
-    """Compute f_XTR'(q, d) of each pool's retrieved documents, a mask of these documents, and mⱼ.
+    """Compute f_XTR'(q, d) for each pool's retrieved documents, a mask of these documents, and mⱼ.
 
-    The mask tells whether d has one of the k' tokens that are most similar to a token of q, over all pools.
-    mⱼ also uses all pools. spans: where each query begins among the tokens j. corpus: number of tokens in all
-    pools.
+    The mask tells whether d contains one of the k' tokens in all pools that are most similar to a token of q.
+    mⱼ is also computed from all pools. spans: start of each query among the tokens j. corpus: number of
+    tokens in all pools.
     """
     k = min(recipe.search_tokens, sum(pool.k for pool in pools))
     largest = np.concatenate([pool.largest for pool in pools], axis=1)

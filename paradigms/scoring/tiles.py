@@ -76,7 +76,10 @@ class QueryTiles(NamedTuple):
 
 
 def pack(queries: np.ndarray) -> QueryTiles:
-    """Pack query tokens [j, h], zero-padded to whole grains, in tiles of two grains (last: one to three)."""
+    """Pack query tokens [j, h], zero-padded to whole grains, in tiles of two grains.
+
+    The last tile has one to three grains.
+    """
     count, width = queries.shape
     grains = max(1, -(-count // GRAIN))
     full = np.zeros((grains * GRAIN, width), np.float32)
@@ -150,9 +153,9 @@ _one, _two, _three = map(_dot_tile, (1, 2, 3))
 @no_type_check
 @njit(nogil=True)
 def dots(rows, queries, out, width, count, grains, ahead):
-    """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for the first rows.
+    """Compute out[r, j] = Σ_h rows[r, h] · queries[h, j] for `count` rows r.
 
-    The number of rows is `count` rounded up to a multiple of the tile's height (ROWS).
+    `count` is rounded up to a multiple of the tile's height (ROWS).
     """
     if grains == 2:
         _two(rows, queries, out, width, count, ahead)
@@ -240,7 +243,7 @@ raise_shifted = _shift(True)  # out[j] = max(out[j], near[j] + scale · (product
 @no_type_check
 @intrinsic
 def widen(typing, source, target, count):
-    """Set target[i] = float32(source[i]) for `count` float16, a multiple of VECTOR."""
+    """Set target[i] = float32(source[i]) for `count` float16 numbers. count: a multiple of VECTOR."""
 
     def generate(context, builder, signature, arguments):
         source, target, count = arguments
@@ -317,7 +320,7 @@ def _nothing(count: int):
 
 
 def _widened(builder, bits):
-    """Convert the bits of VECTOR finite float16 to float32."""
+    """Convert the bits of VECTOR finite float16 numbers to float32."""
     floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
     if HOST.halves:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)

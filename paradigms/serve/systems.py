@@ -28,7 +28,7 @@ REMEMBERED = 32  # entries in each cache; the caches make a change of A fast
 
 @dataclass(frozen=True)
 class View:
-    """A choice of A, Z and salience for a system's vectors; None and True keep the system's settings."""
+    """A, Z and salience to apply to a system's vectors; the defaults keep the system's own settings."""
 
     align: Alignment | None = None
     normalise: str | None = None
@@ -59,7 +59,7 @@ class ServedSystem:
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
-        """Return name, kind and size and, if there is a `model`, A, Z and the alignments that it allows."""
+        """Return name, kind and size and, if the system has a `model`, its A, Z and allowed alignments."""
         described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:

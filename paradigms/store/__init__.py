@@ -1,8 +1,8 @@
 """Stores of a corpus's tokens under one paradigm, in memory or in a folder.
 
-`store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, with all their
-tokens or, after `pruning`, fewer. `columns` manages files that change in atomic commits. `kind` defines the
-parts of a store; `codecs` and `residuals` convert tokens to columns. `paradigms.find` searches stores.
+`store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, whose tokens can
+be reduced (`pruning`). `columns` manages files that change in atomic commits. `kind` defines the parts of a
+store; `codecs` and `residuals` convert tokens to columns. `paradigms.find` searches stores.
 """
 
 from paradigms.store.kind import Codec, Derived, Kind, Quantiser

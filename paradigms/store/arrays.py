@@ -1,11 +1,11 @@
-"""D and Q from arrays that others made, and stored tokens as arrays: numpy's and Arrow's.
+"""Conversion of numpy and Arrow arrays of token vectors to D and Q, and of stored tokens to arrays.
 
     store = Store.build_from(exact(), parts(ids, vectors), "folder", paradigm="mine", dim=128)
     Index(store).search_tokens(Recipe("mine", QueryToDocument(), "one"), as_tokens(queries, "query"), 10)
     pyarrow.parquet.write_table(to_arrow(store), "vectors.parquet")
 
-Vectors of n texts are n arrays [l, h], one array [n, h] (a vector per text) or [n, l, h]; in Arrow, lists of
-lists of numbers, or lists of numbers (a vector per text), such as a column of `datasets`
+The vectors of n texts are given as n arrays [l, h], one array [n, h] (a vector per text) or one array [n, l,
+h]. An Arrow array contains lists of vectors, or a vector per text, such as a column of `datasets`
 (`dataset.data["x"]`).
 """
 
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 def as_tokens(vectors: Any, side: Side = "document", *, ids: Any = None, salience: Any = None) -> Tokens:
     """Pad the vectors of n texts: D [1, n, l, h] or Q [n, 1, l, h], in float32 or float64.
 
-    vectors: see above; with ids, also numbers, one per token (weights of terms, h = 1). ids, salience: an
-    integer, or a number ≥ 0, for each token of each text. Raises ValueError, naming the argument, if
-    arrays have other axes, different h or missing values, or if their lengths differ.
+    vectors: see the module's description; if ids are given, each token may also be a single number (term
+    weight, h = 1). ids: an integer per token. salience: a number ≥ 0 per token. Raises ValueError, naming the
+    argument, if an array has unsupported axes, vectors of different h or missing values, or if ids or
+    salience do not match the number of tokens.
     """
     rows, lengths = _rows("vectors", vectors, 1 if ids is None else 2)
     more = {}
@@ -61,9 +62,9 @@ def as_tokens(vectors: Any, side: Side = "document", *, ids: Any = None, salienc
 def parts(
     ids: Sequence[str] | pyarrow.Array, vectors: Any, *, token_ids: Any = None, salience: Any = None
 ) -> Iterator[tuple[list[str], Tokens]]:
-    """Yield documents as `Store.build_from` and `add_from` take them; only one part at a time is padded.
+    """Yield batches of documents for `Store.build_from` and `Store.add_from`, padding one batch at a time.
 
-    vectors, token_ids, salience: see `as_tokens`. Raises ValueError if there are not as many vectors as ids.
+    vectors, token_ids, salience: see `as_tokens`. Raises ValueError if their lengths differ from that of ids.
     """
     for name, values in (("vectors", vectors), ("token_ids", token_ids), ("salience", salience)):
         if values is not None and len(values) != len(ids):
@@ -77,15 +78,16 @@ def parts(
 
 
 def to_numpy(tokens: Tokens) -> list[np.ndarray]:
-    """The vectors [l, h] of each text, without padding."""
+    """Return each text's vectors [l, h], without padding."""
     vectors, mask = tokens.vectors.flatten(0, 1).cpu(), tokens.mask.flatten(0, 1).cpu()
     return [rows[real].numpy() for rows, real in zip(vectors, mask, strict=True)]
 
 
 def to_arrow(store: Store) -> pyarrow.Table:
-    """A table of the documents that are not deleted: id, vectors, and if they are stored ids and salience.
+    """Return a table of the documents that are not deleted: id, vectors, and, if stored, ids and salience.
 
-    vectors: a list of lists of h numbers, float16. `datasets.Dataset(to_arrow(store))` is a dataset of them.
+    Each entry of the column `vectors` is a list of float16 vectors of h numbers.
+    `datasets.Dataset(to_arrow(store))` makes a dataset of the table.
     """
     import pyarrow as pa
 
@@ -104,8 +106,10 @@ def to_arrow(store: Store) -> pyarrow.Table:
 
 
 def _rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """All numbers of n texts, [tokens, h], and each text's tokens, [n]. least: 1 if a text may be a vector,
-    2 if its numbers are tokens with h = 1."""
+    """Return the values of all texts, [tokens, h], and the number of tokens per text, [n].
+
+    least: how to read a text that is an array of numbers: 1 as a single vector, 2 as tokens with h = 1.
+    """
     if hasattr(values, "null_count"):
         return _arrow_rows(name, values, least)
     texts = [np.asarray(text) for text in values]
@@ -122,7 +126,7 @@ def _rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _arrow_rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """`_rows` of an Arrow array; nothing is copied but what has several chunks."""
+    """Do the work of `_rows` for an Arrow array, which is copied only if it has several chunks."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -43,7 +43,7 @@ Advance = Callable[[float], object]  # callback: the number of documents or quer
 
 
 def store_files(folder: Path) -> Collection[str] | None:
-    """Return a store's `io.files.Contents`: its manifest's files, and leftovers of interrupted changes.
+    """Return a store's `io.files.Contents`: the files in its manifest, and leftovers of interrupted changes.
 
     A folder with a damaged manifest counts as a store only if it contains the file of document lengths.
     """
@@ -59,7 +59,7 @@ def store_files(folder: Path) -> Collection[str] | None:
 
 
 def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the manifest of an empty store. Raises ValueError if the kind of store rejects an entry."""
+    """Return the manifest of an empty store. Raises ValueError if the kind of store rejects an entry."""
     made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
     kind.check(made)
     return made
@@ -78,7 +78,7 @@ def build_memory(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> ColumnMemory:
-    """Build a store's columns in memory; arguments as in `build_folder`."""
+    """Build a store's columns in memory. Takes the same arguments as `build_folder`, except `folder`."""
     if launch is not None and launch.num_processes > 1:
         raise ValueError("only one process can build a store in memory: give a folder that all processes see")
     files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
@@ -119,14 +119,15 @@ def build_folder(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> None:
-    """Fill a hidden folder with all processes of the launch, then move it to `folder`.
+    """Fill a hidden folder, using all processes of the launch, then move it to `folder`.
 
-    derive: function that writes the kind's derived files. count: number of documents, if known. source: what
-    tokens depend on besides the manifest's entries and the shards' sources.
+    derive: function that writes the kind's derived files. count: number of documents, if known. source:
+    anything else that determines the tokens, besides the manifest's entries and the shards' sources.
 
-    If the count is known and exceeds HELD shards, process 0 encodes `sample`, documents drawn at random, and
-    trains the quantiser on it. Otherwise the quantiser is trained on the first HELD shards, or all, which are
-    stored as float16 until then. All other shards are quantised when they are encoded.
+    If more than HELD shards are expected (`count`), process 0 encodes `sample`, a random sample of documents,
+    and trains the quantiser on it. Otherwise the quantiser is trained on the first HELD shards, or on all
+    shards if there are fewer; these are stored as float16 until then. All other shards are quantised as they
+    are encoded.
     """
     made = entries(kind, reduction, manifest)
     launch = launch or Alone()
@@ -179,8 +180,8 @@ def sampled(
 ) -> tuple[list[np.ndarray], int]:
     """Encode documents until they have enough tokens to train the quantiser.
 
-    place: name of the store in errors. Returns their vectors, and an estimate of all `count` documents'
-    number of tokens.
+    place: name of the store in error messages. Returns the vectors of these documents, and the estimated
+    number of tokens in all `count` documents.
     """
     parts: list[np.ndarray] = []
     documents = tokens = 0
@@ -197,7 +198,7 @@ def sampled(
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
     """Encode a shard as the rows to append to each file, in document order.
 
-    place: name of the store in errors.
+    place: name of the store in error messages.
     """
     pieces: dict[str, list[np.ndarray]] = {}
     lengths = np.zeros(len(shard.ids), np.int32)
@@ -222,7 +223,7 @@ def lines(ids: Iterable[str]) -> bytes:
 
 
 def key_of(id: str) -> np.ndarray:
-    """Make the entry of an id in KEYS, an array [1] of dtype `KEY`."""
+    """Return the entry for an id in the file KEYS, an array [1] of dtype `KEY`."""
     line = lines([id])
     hash = hashlib.blake2b(line, digest_size=8).digest()
     return np.frombuffer(hash + len(line).to_bytes(4, "little"), KEY)
@@ -231,8 +232,8 @@ def key_of(id: str) -> np.ndarray:
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
     """Extract the manifest's fields from the documents' tokens, without padding, converted to DTYPES.
 
-    ids: the documents' ids. place: name of the store in errors. Raises ValueError, naming the document, if a
-    value does not fit its dtype.
+    ids: the documents' ids. place: name of the store in error messages. Raises ValueError, naming the
+    document, if a value does not fit its dtype.
     """
     rows = {}
     for name in manifest["fields"]:

@@ -82,7 +82,7 @@ class Building:
         self._codec = self._quantiser.open(self.table, self._dim) if self._quantiser and ready else None
 
     def train(self, parts: Iterable[np.ndarray], held: int, tokens: int) -> None:
-        """Train the quantiser in process 0; arguments as in `Quantiser.train`."""
+        """Train the quantiser, in process 0. Takes the arguments of `Quantiser.train`."""
         assert self._quantiser is not None
         assert self._writer is not None
         trained(self._quantiser, self._writer, parts, held, tokens, self._dim)
@@ -90,7 +90,7 @@ class Building:
     def train_on_stored(self, launch: Launch, documents: int, count: int | None) -> None:
         """Train the quantiser on the stored shards.
 
-        documents: number of documents in these shards. count: number of all documents, if known.
+        documents: number of documents in these shards. count: total number of documents, if known.
         """
         launch.wait_for_everyone()
         if self._writer is not None:
@@ -137,7 +137,7 @@ class Building:
             file.unlink()
 
     def clear(self, writer: FolderWriter) -> None:
-        """Remove everything but the columns."""
+        """Remove everything except the columns from the build's folder."""
         writer.remove(SOURCES)
         remove_folder(self._folder, BUILT)
 
@@ -189,19 +189,19 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
 def trained(
     quantiser: Quantiser, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int
 ) -> Codec:
-    """Train a quantiser, commit its files and open the codec; arguments as in `Quantiser.train`."""
+    """Train a quantiser, commit its files and open the codec. Takes the arguments of `Quantiser.train`."""
     quantiser.train(writer, parts, held, tokens, dim)
     writer.commit(**{TRAINED: tokens})
     return quantiser.open(writer, dim)
 
 
 def estimated(tokens: int, documents: int, count: int | None) -> int:
-    """Estimate the number of tokens in `count` documents, given that `documents` of them have `tokens`."""
+    """Estimate the number of tokens in `count` documents, if `documents` of them have `tokens` tokens."""
     return UNKNOWN if count is None else tokens * count // max(1, documents)
 
 
 def in_codes(codec: Codec | None, columns: Rows) -> Rows:
-    """Replace a shard's vectors by codes. codec: None keeps the vectors."""
+    """Replace a shard's vectors with codes. codec: None keeps the vectors."""
     if codec is None or VECTORS not in columns:
         return columns
     coded = codec.encode({"vectors": columns[VECTORS]})
@@ -210,7 +210,7 @@ def in_codes(codec: Codec | None, columns: Rows) -> Rows:
 
 
 def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Return the manifest's counts after `columns` have been appended."""
+    """Return the numbers of documents and tokens to record in the manifest after appending `columns`."""
     lengths = columns[LENGTHS]
     return {
         "documents": manifest["documents"] + len(lengths),
@@ -219,7 +219,7 @@ def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dic
 
 
 def interrupted(folder: Path, what: str) -> ValueError:
-    """Make the error for a folder that contains an interrupted build of other documents or settings."""
+    """Return the error for a folder with an interrupted build that used other documents or settings."""
     return ValueError(
         f"{folder} holds an interrupted build of other {what}: end that one, or remove the folder"
     )

@@ -15,10 +15,10 @@ _known: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], str]] = WeakKe
 def weights_checksum(paradigm: Paradigm) -> str:
     """Return the SHA-256 of all encoder weights as hexadecimal digits; it does not depend on the alignment.
 
-    Adapters are hashed after merging them into the weights, as `save_pretrained` does. A model with adapters
-    and its merged copy can therefore share an index, on processors that round products alike. The hash is
-    cached until a weight is replaced or changed in place. Changes through `.data` are not noticed. Steps of a
-    fused optimizer are only noticed in `train`.
+    Adapters are merged into the weights before hashing, as in `save_pretrained`. A model with adapters and
+    its merged copy can therefore share an index, provided that the processors round products identically. The
+    hash is cached until a weight is replaced or changed in place. Changes through `.data` are not detected,
+    and steps of a fused optimizer are detected only in `train`.
     """
     state_dict = paradigm.encoder.state_dict()
     weights = list(state_dict.values())

@@ -33,7 +33,7 @@ class Float16:
     def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned | None:
         """Return the kernels' input, without copying vectors.
 
-        Returns None if rows are not whole VECTORs or if every document has a single token.
+        Returns None if h is not a multiple of VECTOR or if every document has a single token.
         """
         vectors = np.asarray(columns["vectors"])
         if vectors.shape[1] % VECTOR or len(vectors) == len(offsets) - 1:
@@ -85,7 +85,7 @@ class Weights:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """The weight of each code, float32, ascending."""
+        """The weight that each code represents, float32, in ascending order."""
         codes = np.arange(1 << self.bits, dtype=np.uint16)
         if self.bits == 8:
             codes = np.where(codes > 0, codes + LOW << DROPPED, 0).astype(np.uint16)

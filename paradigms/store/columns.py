@@ -5,7 +5,7 @@ A column is a file of rows of one numpy dtype, or of a subarray dtype if a row c
 In a folder, columns are append-only, and `manifest.json` records each file's committed length in bytes and
 crc32. A commit writes beyond these lengths, flushes the files and then replaces the manifest atomically. An
 interrupted writer may leave bytes beyond the recorded lengths, or files that the manifest does not name; the
-next writer removes them. A file that is rewritten gets a name with the new generation.
+next writer removes them. A rewritten file gets a new name, which contains the new generation's number.
 """
 
 import mmap
@@ -49,7 +49,7 @@ class Files(Protocol):
         """
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """Make the error that names a damaged file."""
+        """Return a ValueError that names a damaged file and the problem."""
 
     def writing(self) -> "AbstractContextManager[Writer]":
         """Lock the files against other writers, and yield a writer that starts from the newest commit."""
@@ -57,7 +57,7 @@ class Files(Protocol):
 
 @runtime_checkable
 class Writer(Protocol):
-    """Changes to `Files`, which readers see after the next `commit`. `array` includes uncommitted rows."""
+    """Changes to `Files`. Readers see them after the next `commit`; `array` includes uncommitted rows."""
 
     @property
     def files(self) -> Files:
@@ -79,7 +79,7 @@ class Writer(Protocol):
 
 
 class _FolderFiles:
-    """Files of a folder, by name. entries: each file's name in the folder and committed bytes."""
+    """The files in a folder, by column name. entries: each column's file name and number of bytes."""
 
     def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
         self.folder, self.entries = folder, entries
@@ -98,7 +98,7 @@ class _FolderFiles:
         return np.memmap(self.folder / entry["file"], column, "r", shape=(count,))
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """Make the error that names a damaged file."""
+        """Return a ValueError that names a damaged file and the problem."""
         file = self.entries[name]["file"] if name in self.entries else name
         return ValueError(f"{self.folder / file} is damaged ({problem}): build the index again")
 
@@ -157,7 +157,7 @@ class ColumnFolder(_FolderFiles):
         return ()
 
     def begin(self, entries: Mapping[str, Any]) -> None:
-        """Remove all files in the folder, and write an initial manifest with these entries."""
+        """Remove all files from the folder, and write an initial manifest with these entries."""
         for file in self.folder.iterdir():
             if not file.is_dir():
                 file.unlink()
@@ -168,7 +168,7 @@ class ColumnFolder(_FolderFiles):
     def writing(self, begin: Callable[[], None] | None = None) -> "Iterator[FolderWriter]":
         """Lock the folder against other writers, and yield a writer that starts from the newest commit.
 
-        begin: function that prepares the folder, which is then created if it is missing. Raises
+        begin: function that prepares the folder; if given, a missing folder is created. Raises
         BlockingIOError if another process is writing to the folder.
         """
         with locked(self.folder, make=begin is not None):
@@ -298,7 +298,7 @@ def _checksum(file: Path, size: int) -> int:
 
 
 class ColumnMemory:
-    """Columns in memory: `Files`, and the `Writer` of a copy that shares unchanged columns."""
+    """Columns in memory: `Files` and `Writer` at once. `writing` yields a copy that shares its columns."""
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
         self.manifest, self._columns = dict(manifest), dict(columns or {})
@@ -309,7 +309,7 @@ class ColumnMemory:
 
     @property
     def files(self) -> "ColumnMemory":
-        """This object itself, which readers open after the last commit."""
+        """This object itself, which readers open once the last commit is made."""
         return self
 
     @property
@@ -323,7 +323,7 @@ class ColumnMemory:
         return np.frombuffer(data, column) if len(data) else np.zeros(0, column)
 
     def damaged(self, name: str, problem: object) -> ValueError:
-        """Make the error that names a damaged column."""
+        """Return a ValueError that names a damaged column and the problem."""
         return ValueError(f"{name} of {self} is damaged ({problem}): build the index again")
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Kinds of store, composed of small frozen objects: a codec, files derived from the rows, and a finder.
 
-Each kind is made by a function with typed keywords (`find.kinds`), just as a paradigm is composed of an
-encoder, A and Z. The fields of all parts are the kind's settings, which the manifest records:
+A function with typed keywords (`find.kinds`) makes each kind, just as a paradigm is composed of an encoder, A
+and Z. The fields of all parts are the kind's settings, which the manifest records:
 
     Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
 """
@@ -61,7 +61,8 @@ class Quantiser(Protocol):
     def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
         """Train the codec and write its files.
 
-        parts: vectors [t, dim], `held` in total. tokens: number of tokens that the index will have.
+        parts: arrays of vectors [t, dim]; `held` is their total number of vectors. tokens: number of tokens
+        that the index will contain.
         """
 
     def open(self, files: Files | Writer, dim: int) -> Codec:
@@ -70,7 +71,7 @@ class Quantiser(Protocol):
 
 @runtime_checkable
 class Derived(Protocol):
-    """Files for finders that are derived from all rows."""
+    """Files that are derived from all rows of a store, for use by finders."""
 
     def check(self, dim: int) -> None:
         """Raise ValueError, before anything is encoded, if no build with these settings can succeed."""
@@ -149,7 +150,7 @@ Kinds = Mapping[str, Callable[..., Kind]]
 
 
 def kind_of(manifest: Mapping[str, Any], kinds: Kinds, files: Files) -> Kind:
-    """Make the kind that a manifest describes. Raises ValueError, naming the file, if it is not valid."""
+    """Make the kind that a manifest describes. Raises ValueError, naming the manifest, if it is not valid."""
     name = manifest.get("kind")
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(

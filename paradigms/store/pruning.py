@@ -3,9 +3,9 @@
 Pruning by salience applies to documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's
 tokens is stored, and a share β^q of each query's tokens is used in searches. Both shares may be smaller than
 the α that trained the gate. A pruned text is a `Tokens` with fewer unmasked tokens, so rel, A and Z are
-computed from the kept tokens alone: top-p counts these, and Z = Σ A sums over these. Saliences are still
-computed from the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et al.
-2024, arXiv:2409.14683). To refine results with all vectors, rerank with an index of all tokens.
+computed from the kept tokens alone: top-p counts the kept tokens, and Z = Σ A sums over them. Saliences are
+still computed from the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et
+al. 2024, arXiv:2409.14683). To refine results with all vectors, rerank with an index of all tokens.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from paradigms.relax import token_budget
 def most_salient(tokens: Tokens, ratio: float) -> Tokens:
     """Keep the ⌈ratio · length⌉ tokens of each text that have the largest salience.
 
-    The earlier of two tied tokens is kept, so texts without salience are truncated: the baseline for every
-    salience. The kept tokens are moved together, in the order of the text, and the padding shrinks. Raises
-    ValueError if ratio is outside (0, 1].
+    Ties are resolved in favour of the earlier token, so texts without salience are truncated, which is the
+    baseline for comparing saliences. The kept tokens are moved together, in text order, and the padding
+    shrinks. Raises ValueError if ratio is outside (0, 1].
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
@@ -80,7 +80,8 @@ def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
 
     pooling: "ward" makes ⌈length / pool⌉ clusters by Ward's hierarchical clustering of unit vectors, whose
     squared distances are 2 − 2 cosine, and orders the clusters by their first tokens. "sequential" groups
-    every run of `pool` tokens. Means are not normalised, as published. Ids have no mean and are left out.
+    every run of `pool` tokens. As in the publication, means are not normalised. Ids have no mean and are left
+    out.
     """
     if pool == 1:
         return tokens
@@ -118,8 +119,8 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
 def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
     """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h].
 
-    The larger one is the Hausdorff distance between D and D′. Both are 0 for documents without tokens. For
-    every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
+    The larger distance is the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
+    For every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
     """
     D, E = whole.vectors[0].double(), other.vectors[0].double()  # squares lose fewer digits in float64
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")

@@ -48,7 +48,7 @@ CODED = 1 << 15  # tokens encoded at once
 
 
 def centroids_for(tokens: int) -> int:
-    """Return the power of two nearest to 4√tokens, at most 65,536: lists grow in number and in length."""
+    """Return the power of two nearest to 4√tokens, up to 65,536; both number and length of lists grow."""
     return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
 
 
@@ -103,7 +103,7 @@ class Residuals:
 
 
 class Centroids:
-    """Centroids c [K, h], grouped in cells; cell n contains the centroids cells[n] to cells[n + 1]."""
+    """Centroids c [K, h], grouped in cells; cell n contains the centroids cells[n] to cells[n + 1] − 1."""
 
     def __init__(self, centroids: Float[Tensor, "K h"], cells: np.ndarray) -> None:
         self.centroids, self.cells = centroids, cells
@@ -147,8 +147,9 @@ class Centroids:
 class Codec:
     """A trained codec.
 
-    centroids: int8 [K, h], with h = `padded_width`, in multiples of units [K]. spread: σ [h]. cells: int64
-    [C + 1]; cell n contains the centroids cells[n] to cells[n + 1].
+    centroids: int8 [K, h], with h = `padded_width`, to be multiplied by units [K]. spread: σ [h]. cells:
+    int64
+    [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1.
     """
 
     def __init__(
@@ -289,7 +290,7 @@ class Codec:
 
     @property
     def levels(self) -> np.ndarray:
-        """The scale s that each byte stands for, float32 [256]."""
+        """The scale s that each byte represents, float32 [256]."""
         return LEVELS * self.step
 
     @property

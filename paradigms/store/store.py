@@ -286,7 +286,7 @@ class Store:
         return self if self._whole is None else self._whole
 
     def once(self, make: Callable[["Store"], Made]) -> Made:
-        """Return make(self), which is computed only once for this store."""
+        """Return make(self), computed only once for this store."""
         if make not in self._made:
             self._made[make] = make(self)
         made: Made = self._made[make]
@@ -297,7 +297,7 @@ class Store:
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:
-        """Read the stored tokens [1, n, i, h] of documents, by row, as float32."""
+        """Read the stored tokens [1, n, i, h] of the documents at `rows`, as float32."""
         at = np.asarray(rows, dtype=np.int64)
         lengths = self.offsets[at + 1] - self.offsets[at]
         longest = max(1, int(lengths.max(initial=0)))
@@ -371,8 +371,8 @@ class Store:
     def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yield rows in blocks of at most `tokens` padded tokens.
 
-        rows: the rows, whose order is kept; None means all documents with tokens, sorted by length among LIKE
-        neighbours.
+        rows: rows to yield in the given order; None means all documents with tokens, sorted by length within
+        each group of LIKE consecutive documents.
         """
         if rows is None:
             living = self.with_tokens()
@@ -403,7 +403,7 @@ class Store:
         return part
 
     def check(self, paradigm: Paradigm) -> None:
-        """Raise ValueError if the paradigm cannot score these tokens or did not make them."""
+        """Raise ValueError if the paradigm cannot score these tokens or its weights did not make them."""
         name, maker = paradigm.recipe.name, self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
@@ -424,7 +424,7 @@ class Store:
             )
 
     def fits(self, paradigm: Paradigm) -> bool:
-        """Whether weights of the paradigm made these vectors, or the first coordinates of them."""
+        """Whether the paradigm's weights made these vectors, possibly truncated to fewer dimensions."""
         there = self.dim <= paradigm.encoder.dim
         return there and self.manifest.get("weights") == weights_checksum(paradigm)
 
@@ -545,8 +545,9 @@ class Store:
     def certify(self, whole: "Store") -> "Store":
         """Store the distances of each document's tokens from its tokens in `whole`: `errors` [documents, 2].
 
-        The columns are `pruning.directed_distances` plus the rounding of sums, and bound the error of a sum
-        of maxima. `add` and `compact` remove the errors. Raises KeyError if `whole` lacks a document.
+        The two columns are `pruning.directed_distances` plus an allowance for rounding, and bound the error
+        of a sum of maxima. `add` and `compact` remove the errors. Raises KeyError if `whole` lacks a
+        document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
@@ -562,7 +563,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
-        """Yield the store at the newest commit, which another process may have made, and its only writer."""
+        """Yield the store at the newest commit, possibly made by another process, and its only writer."""
         with self.files.writing() as writer:
             yield self.opened(writer.files, self.kind), writer
 

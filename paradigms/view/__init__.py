@@ -43,7 +43,7 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
-    """Convert an explanation to the input of cards.js, with flat lists of links and numbers of 4 digits.
+    """Convert an explanation to the input of cards.js, with flat lists of links and 4-digit numbers.
 
     where: start of the message of the ValueError that is raised if a number is not finite.
     """
