@@ -76,7 +76,7 @@ def tables(page: str) -> dict[str, list[Table]]:
         if line.startswith("#"):
             heading = line.lstrip("# ")
         if row := line.startswith("|"):
-            cells = [plain(cell) for cell in re.split(r"(?<!\\)\|", line.strip("| \n"))]
+            cells = [plain(cell) for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
             if not inside:
                 found.setdefault(heading, []).append([])
             if not all(set(cell) <= set("-: ") for cell in cells) or not any(cells):
@@ -87,7 +87,7 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 def findings(page: str) -> list[str]:
     """Return the points of README's findings, without links."""
-    part = page.partition("## Findings")[2].partition("\n## ")[0]
+    part = re.split(r"\n## |<!--", page.partition("## Findings")[2])[0]
     points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
     return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
 

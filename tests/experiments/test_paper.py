@@ -15,11 +15,14 @@ def test_tables_and_findings_of_a_page():
   two ([page](y.md#z)).
 - Three ([page](y.md)).
 
+<!-- figure: x y -->
+
 ## B
 
 | a | b |
 |---|---:|
 | `x` | 1\\|2 |
+|  | 3 |
 
 text
 
@@ -28,7 +31,7 @@ text
 | |
 """
     assert build_paper.findings(page) == ["One better than two.", "Three."]
-    assert build_paper.tables(page) == {"B": [[["a", "b"], ["x", "1|2"]], [["c"], [""]]]}
+    assert build_paper.tables(page) == {"B": [[["a", "b"], ["x", "1|2"], ["", "3"]], [["c"], [""]]]}
 
 
 @needs.typst
