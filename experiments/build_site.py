@@ -39,6 +39,9 @@ CONFIG = ROOT / "experiments" / "site" / "mkdocs.yml"
 LINK = re.compile(r"\]\(([^)#\s:]+)[)#\s]")
 UNDER = ("QueryToDocument()", "DocumentToQuery()", "TopK(k=2)", "TopP(p=0.05)", "Entropic(k=8, eps=0.02)")
 UNDER += ("EqualIds()", "PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
+WIDE = """.md-grid { max-width: 96rem }
+.md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: .4em .7em }
+"""  # tables of claims have six columns
 FUNCTIONS = ("paradigms.html", "theory.html")
 QUERY = "who walked on the moon first?"
 DOCUMENT = "In July 1969 Neil Armstrong was the first person to walk on the moon. Buzz Aldrin followed him."
@@ -86,6 +89,7 @@ def collect(folder: Path) -> None:
             if file.is_file() and not copy.exists():
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
+    write_text(folder / "wide.css", WIDE)
     write_text(folder / "live" / "README.md", LIVE)
     colbert = PARADIGMS["colbert"]("offline")
     under = {align: colbert.with_alignment(align) for align in UNDER}
