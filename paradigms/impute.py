@@ -87,7 +87,7 @@ IMPUTATIONS: dict[str, Callable[[Retrieved, int], Missing]] = {
 
 
 def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") -> Float[Tensor, "b n"]:
-    """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best of the pool, else mⱼ), Eq. 4.
+    """f_XTR'(q, d) = 1/N Σⱼ (maxᵢ dᵢᵀqⱼ if a token of d is among j's k best in the pool, else mⱼ), Eq. 4.
 
     With "none", Z is the number of query tokens that retrieved a token of d. S and valid [b, n, i, j] span
     the whole corpus. This is the readable reference for the index search.

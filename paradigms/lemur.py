@@ -1,14 +1,14 @@
 """w_dᵀ Σⱼ ψ(qⱼ) ≈ Σⱼ maxᵢ dᵢᵀqⱼ: one fitted vector of a document predicts its MaxSim score.
 
 Jääsaari, Hyvönen & Roos 2026 (arXiv:2601.21853): LEMUR. MaxSim is a sum over query tokens x of functions
-g_d(x) = maxᵢ dᵢᵀx of one token. A layer of features, which all documents share,
+g_d(x) = maxᵢ dᵢᵀx of one token. These functions are predicted by a layer of features shared by all documents,
 
     ψ(x) = (1, GELU(LayerNorm(Wx + b))) ∈ R^w,
 
-and a vector w_d for each document predict them. Tokens x of the corpus stand for query tokens. Two steps:
+and a vector w_d for each document. Tokens x of the corpus stand in for query tokens. There are two steps:
 
 1. Features. W, b and LayerNorm's scale and shift minimise, by Adam, over `TOKENS` sampled tokens X and
-   `TARGETS` sampled documents T, with a vector v_d for each of these, which is then dropped,
+   `TARGETS` sampled documents T, with a temporary vector v_d for each of these documents,
 
        Σ_{x ∈ X} Σ_{d ∈ T} (v_dᵀ GELU(LayerNorm(Wx + b)) − (g_d(x) − μ)/σ)²,
 
@@ -17,10 +17,10 @@ and a vector w_d for each document predict them. Tokens x of the corpus stand fo
 
        w_d = argmin_w Σ_{x ∈ X'} (wᵀψ(x) − g_d(x))² + λ ‖w‖²,
 
-   with λ a `RIDGE` of the mean of ‖ψ_k‖² over features k, and no penalty on the constant.
+   where λ is `RIDGE` times the mean of ‖ψ_k‖² over features k, and the constant has no penalty.
 
-The authors' code has no constant, standardises g_d(x) in the second step too, which changes no ranking of one
-index, and takes λ = 0. With the constant, w_dᵀ Σⱼ ψ(qⱼ) predicts the score itself.
+The authors' code has no constant, uses λ = 0, and also standardises g_d(x) in the second step, which does not
+change rankings within one index. With the constant, w_dᵀ Σⱼ ψ(qⱼ) predicts the score itself.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Features:
 
 
 def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
-    """Compute g_d(x) = maxᵢ dᵢᵀx of documents [1, n, i, h]; 0 of a document without tokens.
+    """Compute g_d(x) = maxᵢ dᵢᵀx for documents [1, n, i, h]; 0 for a document without tokens.
 
     With salience, the similarity of the most similar token is multiplied by that token's salience.
     """
@@ -88,16 +88,16 @@ def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n
 def fit_features(
     targets: Float[Tensor, "t n"], vectors: Float[Tensor, "t h"], width: int, epochs: int, seed: int
 ) -> Features:
-    """Minimise step 1 over g_d(x) of n documents and t tokens.
+    """Minimise step 1 over g_d(x) for n documents and t tokens.
 
-    epochs: passes over the tokens; with 0 the features are those of a random layer. seed: of the layer and of
-    the order of tokens.
+    epochs: number of passes over the tokens; with 0, the features are those of a random layer. seed: seed for
+    the layer's initial weights and for the order of tokens.
     """
     random = torch.Generator().manual_seed(seed)
     dim, hidden = vectors.shape[1], width - 1
 
     def uniform(rows: int, columns: int) -> Tensor:
-        """The initial weights of a linear layer in torch."""
+        """Draw the initial weights of a linear layer, as torch does."""
         return (torch.rand(rows, columns, generator=random).to(vectors) * 2 - 1) * columns**-0.5
 
     first, last = uniform(hidden, dim), uniform(targets.shape[1], hidden)
@@ -121,14 +121,14 @@ def fit_features(
 
 @dataclass(frozen=True)
 class Regression:
-    """Step 2 on `vectors` [t, h]: the weights of any documents. solved: maps g_d(x) to w_d, [w, t]."""
+    """Step 2 on token `vectors` [t, h]: computes w_d of any document. solved [w, t]: maps g_d(x) to w_d."""
 
     vectors: Tensor
     solved: Tensor
 
     @classmethod
     def of(cls, features: Features, vectors: Float[Tensor, "t h"]) -> "Regression":
-        """Solve the normal equations in float64."""
+        """Solve the normal equations of step 2 in float64."""
         design = features(vectors).double()
         square = design.T @ design
         penalty = torch.full_like(square[0], RIDGE * float(square.diagonal().mean()))
@@ -137,5 +137,5 @@ class Regression:
         return cls(vectors, torch.cholesky_solve(design.T, factor).to(vectors))
 
     def weights(self, documents: Tokens) -> Float[Tensor, "n w"]:
-        """Fit w_d of documents [1, n, i, h]."""
+        """Fit w_d for documents [1, n, i, h]."""
         return (self.solved @ best(documents, self.vectors)).T

@@ -143,8 +143,8 @@ class Paradigm(Trainable):
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
         """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
 
-        This serves ALIGNER's alignments at test time and MVDR (q←d). If A is of another class, search does
-        not impute.
+        This is used for ALIGNER's alignments at test time and for MVDR (q←d). If the new A belongs to another
+        class than the old one, search does not impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -152,10 +152,11 @@ class Paradigm(Trainable):
         return type(self)(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
 
     def truncated(self, dim: int | None) -> "Paradigm":
-        """Return a model of the same weights whose vectors are the first `dim` coordinates, renormalised.
+        """Return a model with the same weights whose vectors are the first `dim` coordinates, renormalised.
 
         None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for it. Raises
-        ValueError if the vectors have fewer, or a pooled vector beside the tokens (COIL).
+        ValueError if the vectors have fewer coordinates, or if there is a pooled vector besides the tokens
+        (COIL).
         """
         return type(self)(self.recipe, self.encoder.truncated(dim))
 
@@ -242,7 +243,7 @@ class Paradigm(Trainable):
     def explain_tokens(
         self, query: Input, document: Input, queries: Tokens, documents: Tokens, pool: Tokens | None = None
     ) -> Explanation:
-        """Do the same as `explain` for encoded tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
+        """Explain one pair's score, like `explain`, given its tokens Q [1, 1, j, h] and D [1, 1, i, h]."""
         joined = documents if pool is None else join_documents([documents, pool])
         with torch.inference_mode():
             interaction = self.interact(joined, queries)

@@ -66,13 +66,13 @@ def load(
 ) -> Paradigm | Generative | CrossAttention:
     """Open a model by its folder or Hugging Face hub name; "offline" is the encoder of the "offline" extra.
 
-    The folder holds the files of `save_pretrained`, or a checkpoint of another library (`saving.FORMATS`).
+    The folder contains the files of `save_pretrained`, or a checkpoint of another library (`saving.FORMATS`).
     documents: folder or name of the document encoder, if `name` encodes only queries (DPR). layout: format of
     another library's checkpoint, if its files do not identify it. pickled: read the weights, and nothing
     else, from pickled files. plugin: files that register parts of the model (`io.plugins`). for_search: the
     model will only encode texts, so a plain BERT opens without transformers. revision: branch, tag or commit
-    of `name` on the hub. Raises FileNotFoundError if the
-    folder does not exist, and ValueError if it cannot be read or if the model needs other arguments.
+    of `name` on the hub. Raises FileNotFoundError if the folder does not exist, and ValueError if it cannot
+    be read or if the model requires other arguments.
     """
     if for_search:
         with backbone.for_search():
@@ -94,7 +94,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Check that a model encodes documents. Raises ValueError, which mentions `name`, if not."""
+    """Check that a model encodes documents. Otherwise, raises ValueError with `name` in the message."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "

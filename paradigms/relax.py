@@ -62,7 +62,8 @@ def hard_topk(
 ) -> Float[Tensor, "*batch m"]:
     """λ* = argmax sᵀλ, 1ᵀλ = k, λ ∈ [0, 1]^m: `entropic_topk` as ε → 0, without a gradient.
 
-    λ is 1 above the k-th largest score and 0 below it; ties share the rest. Qian et al. 2022, Figure 6.
+    λ is 1 above the k-th largest score and 0 below it; ties share the rest of the budget. Qian et al. 2022,
+    Figure 6.
     """
     mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
     s = _wide(scores.detach(), mask)
@@ -109,7 +110,10 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
 
 
 def _iterate(s: Tensor, k: Tensor, mask: Tensor, iterations: int) -> Tensor:
-    """a ← ε ln k − ε LSE((s + b)/ε), b ← min(−s − a, 0); λ = exp((s + a + b)/ε). All are divided by ε."""
+    """a ← ε ln k − ε LSE((s + b)/ε), b ← min(−s − a, 0); λ = exp((s + a + b)/ε).
+
+    The code stores s, a and b divided by ε.
+    """
     s = s.masked_fill(~mask, torch.finfo(s.dtype).min)
     b = torch.zeros_like(s)
     for _ in range(iterations):

@@ -1,7 +1,7 @@
-"""D and Q by a model of sentence-transformers, which that library runs (`saving.library.wrap`).
+"""D and Q from a sentence-transformers model, which that library runs (`saving.library.wrap`).
 
-A `SentenceTransformer` has one vector per text, a `SparseEncoder` weights of terms, a `MultiVectorEncoder` a
-vector per token, or per patch of a picture.
+A `SentenceTransformer` yields one vector per text, a `SparseEncoder` term weights, and a `MultiVectorEncoder`
+one vector per token or, for images, per patch.
 """
 
 import base64
@@ -23,7 +23,7 @@ SIDE_LENGTH = 1024  # pixels of a picture's longer side in an explanation
 
 
 class LibraryEncoder(nn.Module):
-    """The D and Q of a model of the library: its vectors, names of tokens and pictures."""
+    """Encoder that runs a sentence-transformers model and names its tokens and image patches."""
 
     def __init__(self, model: Any, kind: str, similarity: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LibraryEncoder(nn.Module):
         )
 
     def encode(self, inputs: Sequence[Any], side: Side) -> Tokens:
-        """Encode x inputs as the library does: Tokens with axes [1, x, l, h]."""
+        """Encode x inputs with the library's methods: Tokens with axes [1, x, l, h]."""
         inputs = [self._text(one) if isinstance(one, str) else one for one in inputs]
         how: dict[str, Any] = {"batch_size": max(1, len(inputs)), "show_progress_bar": False}
         encode = self.model.encode_query if side == "query" else self.model.encode_document
@@ -79,7 +79,7 @@ class LibraryEncoder(nn.Module):
         raise ValueError("open the model with truncate_dim, then wrap it")
 
     def labels(self, one: Any, side: Side, ids: Tensor | None = None) -> list[str]:
-        """Names of an input's tokens: patches of a picture by row and column, other tokens by their ids."""
+        """Return names of an input's tokens: image patches by row and column, other tokens from their ids."""
         if self.kind == "SentenceTransformer":
             return ["[pooled]"]
         if ids is None:
@@ -95,7 +95,7 @@ class LibraryEncoder(nn.Module):
         return names
 
     def picture(self, one: Any, ids: Tensor | None) -> Picture | None:
-        """The picture of an input, and its patches among the tokens; None without picture or patches."""
+        """Return an input's picture and its patches' token positions; None without a picture or patches."""
         image = _image(one)
         if image is None or ids is None:
             return None
@@ -113,10 +113,10 @@ class LibraryEncoder(nn.Module):
         self.model.save_pretrained(str(folder), create_model_card=False)
 
     def _patches(self, image: Any, ids: list[int]) -> tuple[int, int, list[int]]:
-        """Columns and rows of an image's patches, and their places among the tokens, row by row.
+        """Return an image's columns and rows of patches, and the patches' token positions, row by row.
 
-        The patches are the tokens with the one id that occurs as often as the grid has cells. Without such an
-        id, or for a processor whose grid is unknown, there are none.
+        The patches are the tokens with the one id that occurs as often as the grid has cells. If there is no
+        such id, or if the processor's grid is unknown, the list of positions is empty.
         """
         if image is None:
             return 1, 0, []
@@ -133,12 +133,12 @@ class LibraryEncoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     def _text(self, text: str) -> Any:
-        """A text that stays one: the library would fetch a text that is the address of an image."""
+        """Mark a text as text; otherwise, the library would fetch a text that is an image's URL."""
         return text if list(self.model.modalities) == ["text"] else {"text": text}
 
 
 def _padded(rows: Sequence[dict[str, Tensor]], dim: int, device: torch.device) -> Tokens:
-    """Pad the tokens of each input that count, [1, x, l, h], with ids if the model has one per vector."""
+    """Pad each input's counted tokens to [1, x, l, h], with ids if the model has one per vector."""
     kept = [(row, row["attention_mask"].bool()) for row in rows]
     longest = max((int(mask.sum()) for _, mask in kept), default=1)
 
@@ -156,7 +156,7 @@ def _padded(rows: Sequence[dict[str, Tensor]], dim: int, device: torch.device) -
 
 
 def _image(one: Any) -> Any:
-    """The image of an input, as PIL's; None for other inputs."""
+    """Return the PIL image that an input is or contains, or None."""
     from PIL import Image
 
     image = one.get("image") if isinstance(one, dict) else one

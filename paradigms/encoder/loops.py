@@ -2,7 +2,7 @@
 
 The input `found` is a product before multiplication by the tokens' scales: `found[r] * scales[r] + bias` is
 the layer's output. The loops return rows as bytes with new scales, as in `int8`. A loop does all its work on
-a row while the row is in the cache; torch would pass over all rows in every operation. `no_type_check`
+a row while the row is in the cache; torch would pass over all rows once per operation. `no_type_check`
 disables the tests' run-time type checks.
 """
 
@@ -57,7 +57,7 @@ def _rounded(row, out, held):
 @no_type_check
 @loop
 def quantise(x, out, scales):
-    """Quantise the rows of x to bytes, with a scale for each row."""
+    """Quantise the rows of x to bytes, with one scale per row."""
     held = np.empty(1, np.int32)
     for r in range(x.shape[0]):
         scales[r] = _rounded(x[r], out[r], held)

@@ -12,7 +12,7 @@ CELLS = 8  # cells per vector in the grid of `LearnedPooling`
 def pool(
     hidden: Float[Tensor, "x l w"], attention: Int[Tensor, "x l"], pooling: str
 ) -> Float[Tensor, "x 1 w"]:
-    """Pool all tokens that are attended to into one vector. pooling: cls, last, max or mean."""
+    """Pool all attended tokens into one vector. pooling: cls, last, max or mean."""
     if pooling == "cls":
         return hidden[:, :1]
     if pooling == "last":

@@ -28,9 +28,9 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
     The pooling (if a side is pooled) is replaced, the prompts replace the markers, and the lengths are
-    limited to the training length. A T5 that does not publish a pooling uses the mean, like Sentence-T5 (Ni
-    et al. 2022, arXiv:2108.08877), because its texts have no [CLS]. fixed: names of settings that keep their
-    values. Raises ValueError if the folder names an unknown pooling.
+    limited to the encoder's training length. A T5 that does not publish a pooling uses the mean, like
+    Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS]. fixed: names of settings
+    that keep their values. Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
@@ -56,7 +56,7 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Read (kind, folder) of each module in modules.json. Raises ValueError if a path leaves the folder."""
+    """Read (kind, folder) of each module in modules.json. Raises ValueError if a path points outside."""
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
@@ -69,7 +69,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def pooling(folder: Path) -> str:
-    """Read the pooling mode from a module's configuration, in its older or newer form.
+    """Read the pooling mode from a module's configuration, in its older or newer format.
 
     Raises ValueError unless the module has exactly one mode, and the mode is known.
     """

@@ -17,7 +17,7 @@ SIDES: tuple[Side, Side] = ("query", "document")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSettings:
-    """Settings of D and Q. Lengths are in tokens and include special tokens and markers."""
+    """Settings for computing D and Q. Lengths are in tokens and include special tokens and markers."""
 
     encoder: str = "text"  # key of text.ENCODERS
     query_vectors: Vectors = "all"  # vectors of Q
@@ -84,7 +84,7 @@ class EncoderSettings:
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
     def weighs(self, side: Side) -> bool:
-        """Return whether the tokens of a side have salience."""
+        """Return whether the tokens on a side have salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)
 
 
@@ -109,5 +109,5 @@ class InputFormat(NamedTuple):
 
 
 def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of an encoder.json to settings; `vectors` was formerly called `first`."""
+    """Convert the values in an encoder.json to settings; `vectors` was formerly called `first`."""
     return {"vectors" if name == "first" else name: value for name, value in values.items()}

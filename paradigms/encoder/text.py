@@ -94,9 +94,9 @@ class TextEncoder(nn.Module):
         return self.settings.dim or self.backbone.config.hidden_size
 
     def truncated(self, dim: int | None) -> "TextEncoder":
-        """Return an encoder of the same weights that keeps the first `dim` coordinates of vectors; None: all.
+        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors.
 
-        Raises ValueError if the vectors have fewer.
+        None: keep all. Raises ValueError if the vectors have fewer coordinates.
         """
         if dim is not None and dim > self._whole:
             raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
@@ -167,7 +167,7 @@ class TextEncoder(nn.Module):
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         """Return readable names of a text's tokens.
 
-        ids: token ids of the encoded text. Encoders whose vectors are terms need them, because rounding
+        ids: token ids of the encoded text. Encoders whose vectors are terms require `ids`, because rounding
         decides which terms have a weight.
         """
         kind, m = self._vectors(side), self.settings.vectors
@@ -320,7 +320,8 @@ class TextEncoder(nn.Module):
     def save(self, folder: Path, *, merged: bool) -> None:
         """Write backbone/ in transformers' format, and every other weight to heads.safetensors.
 
-        merged: add the adapters to the backbone's weights; otherwise, write the weights from before training.
+        merged: add the adapters to the backbone's weights; otherwise, write the weights as they were before
+        training.
         """
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
@@ -365,7 +366,7 @@ class TextEncoder(nn.Module):
 def first_coordinates(tokens: Tokens, dim: int, normalize: bool) -> Tokens:
     """(x₁ … x_h′) of each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
 
-    Matryoshka training (arXiv:2205.13147) makes them vectors in their own right.
+    Matryoshka training (arXiv:2205.13147) makes these shorter vectors useful on their own.
     """
     vectors = tokens.vectors[..., :dim]
     return replace(tokens, vectors=nn.functional.normalize(vectors, dim=-1) if normalize else vectors)

@@ -18,7 +18,7 @@ from paradigms.encoder.text import TextEncoder
 class TwoTowers(nn.Module):
     """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
 
-    A saved pair has one folder per side. `settings` belongs to the document encoder; `described` returns both
+    A saved pair has one folder per side. `settings` are the document encoder's; `described` returns both
     encoders' settings. Raises ValueError if the encoders' vectors have different widths.
     """
 
@@ -34,7 +34,7 @@ class TwoTowers(nn.Module):
         return self.of("document").dim
 
     def truncated(self, dim: int | None) -> "TwoTowers":
-        """Return towers of the same weights that keep the first `dim` coordinates of vectors."""
+        """Return towers with the same weights that keep the first `dim` coordinates of vectors."""
         return TwoTowers(*(self.of(side).truncated(dim) for side in SIDES))
 
     @property

@@ -26,7 +26,7 @@ Rule = Callable[[Values], Chosen]  # the judged queries' values -> strategies
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The strategy that each fold chose, and its gain."""
+    """The strategy chosen on each fold, and the gain per query."""
 
     chosen: Int[np.ndarray, " folds"]  # strategy
     adapted: Float[np.ndarray, " folds"]  # mean measure of the chosen strategy outside the fold
@@ -51,8 +51,8 @@ def best(values: Values) -> Chosen:
 def best_if_significant(values: Values) -> Chosen:
     """Choose `best` if it beats the default significantly (`evidence`, p <= LEVEL), otherwise the default.
 
-    If no strategy is truly better, at most a share LEVEL of the folds leaves the default. A fold needs at
-    least five judged queries to leave it (2⁻⁵ ≤ .05).
+    If no strategy is truly better, at most a share LEVEL of the folds deviates from the default. A fold needs
+    at least five judged queries to deviate from it (2⁻⁵ ≤ .05).
     """
     choice = best(values)
     if 0.5 ** values.shape[-1] > LEVEL:
@@ -67,7 +67,7 @@ def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
     This is the paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq /
     ‖d_s‖ with d_sq = values[s, q] − values[0, q]. A query's sign is flipped for all strategies together, and
     p_s is the share of sign patterns whose largest t reaches t_s. For up to EXACT_SHOTS queries, p is exact;
-    beyond, p = (1 + patterns as extreme)/(1 + random patterns). The default itself has p = 1.
+    for more, p = (1 + patterns as extreme)/(1 + random patterns). The default itself has p = 1.
     """
     d = values - values[0]
     length = np.sqrt((d**2).sum(axis=-1, keepdims=True))  # sign flips do not change it

@@ -81,8 +81,8 @@ class Verdict:
 def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> list[Verdict]:
     """Judge a study's claims, with Holm's correction over all of them. Raises ValueError if a value is NaN.
 
-    clusters: each query's cluster; the queries of a cluster are drawn and tested together. A contrast with
-    fewer queries covers the first queries.
+    clusters: each query's cluster; the queries of a cluster are drawn and tested together. If a contrast has
+    fewer queries than `clusters`, its queries are the first ones.
     """
     adjusted = holm([_p(claim, _clusters(claim, clusters)) for claim in claims])
     return [_verdict(claim, p, _clusters(claim, clusters)) for claim, p in zip(claims, adjusted, strict=True)]
@@ -120,7 +120,7 @@ def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
 
 
 def _needed(claim: Claim, interval: Interval, upper: float) -> str:
-    """Estimate how many queries would decide a claim with this mean: widths shrink with √queries."""
+    """Estimate how many queries would decide a claim with this mean: interval widths shrink with √queries."""
     distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
     half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
     if not distance:

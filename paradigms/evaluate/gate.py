@@ -32,7 +32,7 @@ class Gate:
 
 
 def measure_gate(salience: Float[np.ndarray, " t"], offsets: Integer[np.ndarray, " n_and_one"]) -> Gate:
-    """Measure a gate. Document n has the tokens salience[offsets[n]:offsets[n + 1]].
+    """Compute a gate's statistics. Document n has the tokens salience[offsets[n]:offsets[n + 1]].
 
     >>> measure_gate(np.array([2.0, 0.0, 1.0, 1.0]), np.array([0, 2, 4]))
     Gate(mean=1.0, deviation=0.5, relative=0.5, sparsity=0.25)

@@ -25,11 +25,11 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class PerQuery:
-    """measure -> value of each query: `values[measure][x]` belongs to `queries[x]`.
+    """measure -> per-query values: `values[measure][x]` belongs to `queries[x]`.
 
     missing: number of queries missing from the run (they score 0). without_relevant: number of judged queries
     left out because they have no relevant document. groups: each query's group; means are then macro-averages
-    over groups. seeds: values of each training seed; `values` is the mean over seeds.
+    over groups. seeds: values per training seed; `values` is the mean over seeds.
     """
 
     queries: list[str]
@@ -134,7 +134,10 @@ def per_query(
 
 
 def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQuery:
-    """Measure a run on a split (`per_query`), macro-averaged over groups; with answers, all queries count."""
+    """Measure a run on a split (`per_query`), macro-averaged over any groups.
+
+    If the split has answers, all queries count.
+    """
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 
@@ -201,7 +204,7 @@ def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
 def _resampled_means(
     values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean over each resample; queries are drawn within their groups."""
+    """Return each row's mean in each resample; queries are drawn within their groups."""
     rows, queries = values.shape
     if not rows or not queries:
         raise ValueError(f"no values to resample: shape {values.shape}")
@@ -220,7 +223,7 @@ def _resampled_means(
 def _resampled_clusters(
     values: Float[np.ndarray, "rows queries"], resamples: int, clusters: Sequence[str]
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean over the queries of the clusters drawn by each resample."""
+    """Return each row's mean over the queries in each resample, which draws whole clusters of queries."""
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
     numbers = np.unique(clusters, return_inverse=True)[1]

@@ -46,7 +46,7 @@ class AlignmentExample:
 
 @dataclass
 class Picture:
-    """A figure under a heading, and its numbers as rows with equal keys; the first key names the row.
+    """A figure under a heading, with its numbers as rows with equal keys; the first key names the row.
 
     name: file name of the picture.
     """
@@ -219,7 +219,7 @@ def best_so_far(values: Sequence[float]) -> list[int]:
 
 
 def shortened(text: str, most: int) -> str:
-    """Shorten a text to one line of `most` characters, without lone surrogates, which matplotlib refuses."""
+    """Shorten a text to one line of `most` characters, without lone surrogates, which matplotlib rejects."""
     text = " ".join(text.encode("utf-8", errors="replace").decode().split())
     return text if len(text) <= most else text[: most - 1] + "…"
 

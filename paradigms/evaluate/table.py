@@ -64,7 +64,7 @@ class ResultTable:
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Rows (system, its differences from each earlier system with marks), from `pairs`."""
+        """Rows (system, its marked differences from all earlier systems), built from `pairs`."""
         rows: dict[str, list[str]] = {}
         for pair in self.pairs:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
@@ -79,7 +79,7 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """The lowest and highest limits of a measure's intervals, the scale on which intervals are drawn."""
+        """Lowest and highest limits of a measure's intervals: the scale for drawing them."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 

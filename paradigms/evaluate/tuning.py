@@ -22,10 +22,11 @@ RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2), from scale/64 to 64 ·
 
 
 def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
-    """Choose weights ≥ 0 with sum 1 that give `fuse` by sum the highest nDCG@10 on dev.
+    """Choose the weights ≥ 0, with sum 1, whose weighted sum of runs (`fuse`) has the highest dev nDCG@10.
 
-    All multiples of 1/10 are tried, or of a larger step if there are more than 300 choices. Among equally
-    good weights, the most even ones win. Raises ValueError if the dev split has no queries.
+    Candidate weights are the multiples of 1/10, or of a larger step if there would be more than 300
+    candidates. Among equally good weights, the most even ones win. Raises ValueError if the dev split has no
+    queries.
     """
     if not dev.queries:
         raise ValueError("weights are chosen on dev queries, but the dev split has none")

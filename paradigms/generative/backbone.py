@@ -14,7 +14,7 @@ UNUSED = "[unused0]"  # in BERT's vocabularies
 
 
 def load_base(name: str | Path) -> Any:
-    """Load T5 or BART with the decoder, or any encoder, by hub name or folder.
+    """Load T5 or BART with its decoder, or any encoder, by hub name or folder.
 
     "offline" is the packaged all-MiniLM-L6-v2. Raises ValueError if an encoder-decoder belongs to another
     family, scales its embeddings or adds a bias to its logits.
@@ -37,7 +37,7 @@ def load_base(name: str | Path) -> Any:
 
 
 def load_base_tokenizer(name: str | Path) -> Any:
-    """Load a tokenizer that has an end token; for an encoder, this is `UNUSED` or the separator."""
+    """Load a tokenizer that has an end token; for encoders, this token is `UNUSED` or the separator."""
     tokenizer = load_tokenizer(packaged(name))
     if tokenizer.eos_token is None:
         unused = tokenizer.convert_tokens_to_ids(UNUSED) == END
@@ -56,6 +56,6 @@ def encoder_of(base: Any) -> Any:
 
 
 def token_vectors(base: Any) -> Float[Tensor, "v h"]:
-    """Return the decoder's input vectors of tokens; an encoder's are scaled to a mean square of 1."""
+    """Return the decoder's input vectors for tokens; an encoder's vectors are scaled to mean square 1."""
     vectors = base.get_input_embeddings().weight.detach()
     return vectors if base.config.is_encoder_decoder else vectors / vectors.square().mean().sqrt()

@@ -69,8 +69,8 @@ def beam_search(
     sequences then take up no beams either.
 
     plan: a score for each of the constraint's documents, known before decoding. A prefix then gets the
-    largest score of the documents that it begins (planning ahead: Zeng et al. 2024, arXiv:2404.14600); in a
-    trie, these are neighbours.
+    largest score among the documents whose identifiers begin with it (planning ahead: Zeng et al. 2024,
+    arXiv:2404.14600); in a trie, these documents are neighbours.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
@@ -141,7 +141,7 @@ def _completed(
     scorer: ScoreName,
     count: int,
 ) -> Hypotheses:
-    """Append each prefix's completion, cut at the search's length."""
+    """Append each prefix's completion, cut at the maximum length, and add its score."""
     written, slots = prefixes.tokens.copy(), _slots(prefixes)
     step = int((written[0] != NOTHING).sum())
     for row, rest in zip(written, rests, strict=True):
@@ -234,7 +234,7 @@ def _continue(
 def _range_maxima(
     plan: Float[np.ndarray, "b r"], queries: Int[np.ndarray, " c"], states: Int[np.ndarray, "c 3"]
 ) -> Float[np.ndarray, " c"]:
-    """max(plan[query, lo:hi]) for each query and state. The last column of the plan is only a bound."""
+    """max(plan[query, lo:hi]) for each query and state. The plan's last column is only an end marker."""
     bounds = states[:, :2] + (queries * plan.shape[1])[:, None]
     order = np.argsort(bounds[:, 0], kind="stable")  # gaps between ranges are read once, too
     maxima = np.empty(len(states))
@@ -246,7 +246,7 @@ def _range_maxima(
 def _largest_of_each(
     queries: Int[np.ndarray, " c"], scores: Float[np.ndarray, " c"], k: int
 ) -> Int[np.ndarray, " y"]:
-    """Indices of each query's k largest scores, including ties with the k-th. `queries` must ascend."""
+    """Indices of each query's k largest scores, including ties with the k-th. `queries` must be sorted."""
     different, first, counts = np.unique(queries, return_index=True, return_counts=True)
     padded = torch.full((len(different), int(counts.max(initial=0))), -torch.inf, dtype=torch.float64)
     rows = np.repeat(np.arange(len(different)), counts)

@@ -12,7 +12,7 @@ from paradigms.io.compiled import cached_njit
 def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late, size, beta):
     """Compute SEAL's score W of each document.
 
-    occurrences[bounds[d]:bounds[d + 1]] holds document d's occurrences as [key, position]. The document's
+    occurrences[bounds[d]:bounds[d + 1]] contains document d's occurrences as [key, position]. The document's
     tokens are text[starts[d]:ends[d]], all below `size`.
     """
     scores = np.zeros(len(starts))

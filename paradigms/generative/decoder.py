@@ -130,7 +130,7 @@ def decode(
     """Compute the decoder states of positions t … t + m − 1; `memory` holds the first t positions.
 
     The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
-    values there. The returned states stay the same.
+    values there. This does not change the returned states.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training

@@ -1,4 +1,4 @@
-"""k-means within each of many groups, as NP-decoding needs for the vectors of each surface token."""
+"""k-means within each of many groups; NP-decoding clusters the vectors of each surface token with it."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -55,7 +55,7 @@ def grouped_kmeans(
 def _fit(
     X: Float[np.ndarray, "n h"], warm: Int[np.ndarray, " n"] | None, k: int, random: np.random.Generator
 ) -> tuple[Float[np.ndarray, "c h"], Int[np.ndarray, " c"]]:
-    """Cluster vectors of mean 0; return at most k centroids and their numbers in [0, k)."""
+    """Cluster vectors with mean 0; return at most k centroids and their numbers in [0, k)."""
     seeds = {} if warm is None else {int(c): X[warm == c].mean(0) for c in np.unique(warm)}
     distance, norms = np.full(len(X), np.inf), np.square(X).sum(1)
 

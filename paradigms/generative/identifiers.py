@@ -35,7 +35,7 @@ BATCH = 1000  # texts per call of a tokenizer
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Token sequences that name documents. Documents may share a sequence, and may have several.
+    """Token sequences that name documents. Documents may share a sequence, or have several sequences.
 
     Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
     sequences are stored separately. Raises ValueError if a document has no identifier, or if an identifier is
@@ -104,8 +104,8 @@ class Identifiers:
     def windows(self, n: int, span: int) -> list[slice]:
         """Slices of `tokens` within identifier n, each `span` long and beginning at one of `starts`.
 
-        They may overlap or leave gaps, depending on `starts`. An identifier of at most `span` tokens has one
-        window.
+        Windows may overlap or leave gaps, depending on `starts`. An identifier of at most `span` tokens has
+        one window.
         """
         first, last = self.offsets[n : n + 2].tolist()
         at = slice(*np.searchsorted(self.starts, [first, last - span + 1]))
@@ -321,7 +321,7 @@ WORD = re.compile(r"\S+")
 
 
 class Words:
-    """The words of a text in which a token ends, and each word's first token."""
+    """A text's words, except words in which no token ends, and each word's first token."""
 
     def __init__(self, tokenized: Tokenized) -> None:
         self.text, self.tokens, ends, _ = tokenized

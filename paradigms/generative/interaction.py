@@ -96,6 +96,6 @@ def _residual_path(model: Generative, gradient: Tensor, trace: Trace, normed: bo
 
 
 def _vectors(attention: Attention, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
-    """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i of one layer."""
+    """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i for one layer."""
     values = attention.v.weight.unflatten(0, (attention.heads, -1))
     return torch.einsum("bnihk,hkd->bnhid", gradient, values)

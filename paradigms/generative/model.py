@@ -55,7 +55,10 @@ class Generative(Trainable):
         clusters: Clusters | None = None,
         sets: TokenSets | None = None,
     ) -> None:
-        """Build the modules. settings.tokens = "clusters" needs `clusters`, and settings.set_size `sets`."""
+        """Build the modules.
+
+        settings.tokens = "clusters" requires `clusters`, and settings.set_size > 0 requires `sets`.
+        """
         super().__init__()
         check_places(settings, identifiers)
         self.settings, self.identifiers = settings, identifiers
@@ -111,7 +114,7 @@ class Generative(Trainable):
         identifiers: Identifiers,
         corpus: Corpus,
     ) -> "Generative":
-        """Build a model to train. The backbone's encoder reads the corpus for clusters or sets of tokens."""
+        """Build a model to train. If token clusters or sets are needed, the encoder reads the corpus."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder is untrained
             settings = replace(settings, softmax="identifiers")
@@ -134,7 +137,8 @@ class Generative(Trainable):
 
         The weights are shared and nothing is trained. A softmax over identifiers' tokens then also counts the
         new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if the
-        identifiers are neither titles nor texts, for clusters or sets of tokens, or if a document exists.
+        identifiers are neither titles nor texts, if the model has token clusters or sets, or if a document is
+        already in the model.
         """
         kind, learned = self.identifiers.kind, {"clusters": self.clusters, "sets": self.sets}
         if kind not in ("title", "text") or any(part is not None for part in learned.values()):
@@ -206,7 +210,7 @@ class Generative(Trainable):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The encoder's layers only: `decode` calls the parts of the decoder's layers directly."""
+        """Return the encoder's layers only: `decode` calls the parts of the decoder's layers directly."""
         decoding = {id(module) for module in self.decoder.modules()}
         return [layer for layer in super().layers if id(layer) not in decoding]
 
@@ -243,7 +247,7 @@ class Generative(Trainable):
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:
-        """Look up the decoder's input vectors of tokens."""
+        """Look up the decoder's input vectors for tokens."""
         return nn.functional.embedding(ids, self._input_table)
 
     def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
@@ -284,10 +288,10 @@ class Generative(Trainable):
         *scorers: ScoreName,
         documents: Int[Tensor, "x n"] | None = None,
     ) -> Float[Tensor, "*s b n m"]:
-        """log p(d_i | d_<i, q) of every target token, or its contribution by other scorers; 0 at padding.
+        """log p(d_i | d_<i, q) of every target token, or its contribution under other scorers; 0 at padding.
 
-        documents: positions of the targets' documents, whose set parts are added as one more column. Several
-        scorers have an axis s of their own.
+        documents: positions of the targets' documents, whose set parts are added as one more column. With
+        several scorers, the result has a leading axis s.
         """
         names = scorers or ("log_probability",)
         memories = self.memories(sources, *names)
@@ -299,13 +303,13 @@ class Generative(Trainable):
         return parts[0] if len(parts) == 1 else torch.stack(parts)
 
     def set_part(self, memory: Memory, documents: Int[Tensor, "x n"]) -> Float[Tensor, "b n"]:
-        """The set part of rel, for documents given by position. The model must have sets."""
+        """Compute the set part of rel, for documents given by position. The model must have sets."""
         assert self.sets is not None
         assert memory.states is not None
         return self.sets.interact(documents, memory.states, memory.mask).rel
 
     def set_scores(self, sources: Batch) -> Float[np.ndarray, "b d"] | None:
-        """The set part of rel for every document, or None if documents have no sets."""
+        """Compute the set part of rel for every document; return None if documents have no sets."""
         if self.sets is None:
             return None
         with self.evaluating(), torch.inference_mode():
@@ -323,7 +327,7 @@ class Generative(Trainable):
     def decode(
         self, memories: Sequence[Memory], inputs: Int[Tensor, "b n t"]
     ) -> list[Float[Tensor, "b n m h"]]:
-        """Compute, for each memory, the decoder states of the inputs that it does not hold yet."""
+        """Compute, for each memory, the decoder states of the inputs that are not in it yet."""
         past = memories[0].past
         new = self.embed(inputs[..., past[0][0].shape[2] if past else 0 :])
         return [decode(self.decoder, new, memory) for memory in memories]
@@ -393,7 +397,7 @@ class Generative(Trainable):
         return full.index_copy(-1, alphabet, scores)
 
     def _softmax_tokens(self) -> list[Tensor] | None:
-        """Tokens in the softmax, one set per position or one for all; None means the whole vocabulary."""
+        """Tokens in the softmax: one set per position, or one for all positions; None = whole vocabulary."""
         if self.settings.softmax == "vocabulary":
             return None
         of_all = self.settings.softmax == "identifiers"

@@ -52,9 +52,9 @@ def ranges(
 class NGramIndex:
     """Index of a corpus's valid n-grams; an n-gram's state is [lo, hi, depth].
 
-    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi if it is absent. A
-    node is an n-gram with several successors, or with one successor that does not follow every occurrence.
-    The index takes about 26 bytes per token.
+    The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi if the n-gram is
+    absent. A node is an n-gram with several successors, or with one successor that does not follow every
+    occurrence. The index takes about 26 bytes per token.
     """
 
     text: Int[np.ndarray, " l"]  # the documents, each closed by SEPARATOR
@@ -131,7 +131,7 @@ class NGramIndex:
         return Branches(offsets, tokens, successors)
 
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """Return the tokens from an n-gram to its document's end, or None if they differ by occurrence."""
+        """Return the tokens from an n-gram to its document's end, or None if occurrences differ in these."""
         lo, hi, depth = state.tolist()
         first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted
@@ -155,7 +155,7 @@ class NGramIndex:
 
     @cached_property
     def documents(self) -> Int[np.ndarray, " r"]:
-        """The document of each row; the documents of an n-gram are those of rows lo … hi − 1."""
+        """The document of each row; an n-gram occurs in the documents of rows lo … hi − 1."""
         return np.searchsorted(self.starts, self.rows, side="right") - 1
 
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:

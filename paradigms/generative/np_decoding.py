@@ -34,7 +34,7 @@ SORTED = 32  # batches whose windows are sorted by length together, to reduce pa
 class Clusters(nn.Module):
     """Centroids C ∈ R^{C×h}, each cluster's surface token, and the cluster of every identifier token.
 
-    `surface` and `labels` stay on the CPU, where batches are built. The state dict holds C, `surface` and
+    `surface` and `labels` stay on the CPU, where batches are built. The state dict contains C, `surface` and
     `labels`.
     """
 

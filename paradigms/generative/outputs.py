@@ -60,10 +60,10 @@ class Outputs:
         return replace(self, states=self.states[:, :, places], adapted=adapted)
 
     def logits(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """s·h_iᵀw_v of the candidates (None: the whole vocabulary).
+        """s·h_iᵀw_v for the candidates (None: the whole vocabulary).
 
-        PAWA computes (h_iᵀ E_v) a_i if there are fewer candidates than h, and otherwise one product over h ⊗
-        a, to save memory.
+        PAWA computes (h_iᵀ E_v) a_i if there are fewer than h candidates. Otherwise, it computes one product
+        over h ⊗ a, to save memory.
         """
         table = self._rows(candidates)
         if self.adapted is None:
@@ -119,7 +119,7 @@ class Outputs:
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: the whole table); the gradient is several times faster than plain indexing's."""
+        """table[ids] (None: the whole table); its gradient is several times faster than plain indexing."""
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])

@@ -1,4 +1,4 @@
-"""rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ} + Σ_{t ∈ T_d} max_j w_tᵀq_j: `ripor`'s sequence, and a set to plan ahead by.
+"""rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ} + Σ_{t ∈ T_d} max_j w_tᵀq_j: `ripor`'s rel, plus a set part for planning.
 
 PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600). The set part is known for all documents before decoding
 (`sets`); a beam is scored by its prefix and by the largest set part of the documents that the prefix begins.
@@ -14,6 +14,9 @@ from paradigms.generative.ripor import ripor
 
 
 def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings: Any) -> Generative:
-    """PAG over `backbone`; settings are those of `ripor`. set_size: tokens of a document's set (PAG: 64)."""
+    """Build PAG over `backbone`.
+
+    set_size: number of tokens in a document's set (64 in the paper). settings: further arguments of `ripor`.
+    """
     options: dict[str, Any] = {"name": "pag", "set_size": set_size}
     return ripor(backbone, corpus, **options | settings)

@@ -100,7 +100,7 @@ def generated_pairs(
 def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
     """Yield (document id, query) from lines {"document": id, "query": text} of a .jsonl file, plain or .gz.
 
-    Raises ValueError, with file and line, if a line has another form.
+    Raises ValueError, with file and line, if a line has a different format.
     """
     for number, line in numbered_lines(path):
         row = json_object(line, f"{path}, line {number}")
@@ -165,7 +165,8 @@ def document_span_pairs(
 ) -> list[Pair]:
     """span ↦ span of the same document, `spans` pairs each: SEAL's training on a corpus without queries.
 
-    Both spans are drawn uniformly from the starts that `span_pairs` allows, and differ if there are two.
+    Both spans are drawn uniformly from the starts that `span_pairs` allows; they differ if there are at least
+    two starts.
     """
     pairs = []
     for document, passage in _passages(corpus, range(len(corpus)), tokenizer, length, problems):
@@ -181,8 +182,8 @@ def document_span_pairs(
 def span_weights(query: str, words: Sequence[str]) -> Float[np.ndarray, " w"]:
     """wᵢ = Σ_g ratio(g, words i to i + 2) over the query's 3-grams g: overlap with the words from i on.
 
-    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case; indel counts the fewest insertions and
-    deletions.
+    ratio(x, y) = 1 − indel(x, y) / (|x| + |y|) in lower case; indel is the smallest number of insertions and
+    deletions that turn x into y.
     """
     grams = _grams(query.split())
     return cdist(grams, _grams(words), scorer=ratio, dtype=np.float64).sum(0) / 100

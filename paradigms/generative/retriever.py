@@ -88,7 +88,7 @@ class GenerativeRetriever:
     ) -> list[Run]:
         """Rerank by each scorer, decoding each name only once.
 
-        whole: score a document by its identifiers, not by windows, even if they are whole texts.
+        whole: score a document by its identifiers, not by windows, even if the identifiers are whole texts.
         """
         model, positions = self.model, self.model.identifiers.positions
         check_queries(run, queries)
@@ -202,6 +202,6 @@ class GenerativeRetriever:
 
 
 def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
-    """Batches of at most `size` queries of similar length."""
+    """Divide queries into batches of similar length, with at most `size` queries each."""
     order = sorted(some, key=lambda query: len(queries[query]))
     return [order[start : start + size] for start in range(0, len(order), size)]

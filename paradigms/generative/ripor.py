@@ -1,11 +1,10 @@
 """rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ}: the decoder generates the residual-quantisation codes of d's vector.
 
 RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): every place i has a separate set of `codes` tokens.
-Their output vectors are initialised with k-means centroids of the residuals that the earlier places leave of
-the document vectors. Documents are scored by logits. If the decoder state were one vector s(q) at every
-place, rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document vectors.
-RIPOR trains margins between prefixes; this implementation maximises log p, as the other generative paradigms
-do.
+Their output vectors are initialised with k-means centroids of the document vectors' residuals after the
+earlier places. Documents are scored by logits. If the decoder state were one vector s(q) at every place, rel
+would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document vectors. RIPOR
+trains margins between prefixes; this implementation maximises log p, as the other generative paradigms do.
 """
 
 from collections.abc import Sequence

@@ -63,7 +63,7 @@ def query_states(tokenizer: Any, index: NGramIndex, query: str) -> States:
 def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
-    """Return each query's `query_states` with log p(n | q); with clusters, the first occurrence is scored."""
+    """Return each query's `query_states` with log p(n | q); with clusters, n's first occurrence is scored."""
     grams, sequences = [query_states(model.tokenizer, index, query) for query in queries], []
     for states in grams:
         begins = index.rows[states[:, 0]].astype(np.int64)
@@ -75,7 +75,7 @@ def query_grams(
 
 
 def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
-    """log p(v | q) of every token at position 1; with clusters, the maximum over the token's clusters."""
+    """log p(v | q) for every token at position 1; with clusters, the maximum over the token's clusters."""
     sources = sources.to(model.device)
     start = torch.full((len(sources.input_ids), 1, 1), model.start, device=model.device)
     with model.evaluating(), torch.inference_mode():
@@ -107,9 +107,9 @@ def seal_scores(
 ) -> Scores:
     """W(d, q) = Σ_n w(n, q) (1 − β + β |n ∖ C| / |n|), with n ∖ C the tokens of n that are not covered yet.
 
-    The sum runs over keys in order of descending weight, then of tokens. A key counts if all positions of
-    some occurrence in d are free; its free occurrences, left to right, then occupy their positions. |n|
-    counts distinct tokens, and C holds the tokens of the keys counted so far. Candidates are the documents
+    The sum runs over the keys (n-grams) by descending weight, then by tokens. A key counts if all positions
+    of some occurrence in d are free; its free occurrences, left to right, then occupy their positions. |n|
+    counts distinct tokens, and C contains the tokens of the keys counted so far. Candidates are the documents
     that contain a key with at most `FREQUENT` occurrences.
 
     unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, the
@@ -149,7 +149,7 @@ def seal_scores(
 def _unigrams(
     index: NGramIndex, keys: States, log_p: Float[np.ndarray, " v"]
 ) -> tuple[Int[np.ndarray, " u"], Int[np.ndarray, "u 3"], Float[np.ndarray, " u"]]:
-    """Likely first tokens that occur in the corpus and are not keys, with their states and weights."""
+    """Return the likely first tokens that are in the corpus and not keys, with states and weights."""
     branches = index.branches(index.start())
     likely = np.zeros(len(log_p), dtype=bool)
     likely[np.argsort(-log_p, kind="stable")[:LIKELY]] = True
@@ -159,7 +159,7 @@ def _unigrams(
 
 
 def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.ndarray, "o 3"]:
-    """All occurrences in all candidates, as ascending rows [document, row of `states`, position]."""
+    """Find the n-grams' occurrences in all candidates: sorted rows [document, row of `states`, position]."""
     rare = np.flatnonzero(index.counts(states) <= FREQUENT)
     places = index.locate(states[rare])
     parts = [(places.documents, np.repeat(rare, np.diff(places.offsets)), places.positions)]

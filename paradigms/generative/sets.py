@@ -1,11 +1,11 @@
-"""Σ_{t ∈ T_d} max_j w_tᵀq_j: the set part of rel, from the tokens T_d that name a document in no order.
+"""Σ_{t ∈ T_d} max_j w_tᵀq_j: the set part of rel, from the unordered set T_d of tokens that names d.
 
-PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600) adds it to the score of a document's sequence. Under the
-formula it is rel with A = `DocumentToQuery` (q←d) and Z = 1: every token of T_d is aligned with the query
-token that fits it best. It needs no decoding, so it is known for all documents before a search begins, and
-its maximum over the documents of a prefix guides the beams (`beam_search`). PAG reads the decoder's states,
-and log(1 + max(0, ·)) of the logits; here Q holds the encoder's states, as in the sequence part, and S
-itself is summed.
+PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600) adds the set part to the score of a document's sequence. In
+the formula, the set part is rel with A = `DocumentToQuery` (q←d) and Z = 1: every token of T_d is aligned
+with the query token that fits it best. It requires no decoding, so it is known for all documents before a
+search begins, and its maximum over the documents of a prefix guides the beams (`beam_search`). PAG uses the
+decoder's states and log(1 + max(0, ·)) of the logits; here, Q contains the encoder's states, as in the
+sequence part, and S itself is summed.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ BATCH = 64  # documents per batch of the encoder
 
 
 class TokenSets(nn.Module):
-    """Vectors w ∈ R^{u×h} of the tokens in any set, and T_d of each document, padded with u."""
+    """Vectors w ∈ R^{u×h} of all tokens that occur in a set, and each document's T_d, padded with u."""
 
     def __init__(
         self, vectors: Float[Tensor, "u h"], tokens: Int[Tensor, " u"], members: Int[Tensor, "d m"]
@@ -41,26 +41,26 @@ class TokenSets(nn.Module):
 
     @classmethod
     def load(cls, file: Path, prefix: str) -> "TokenSets":
-        """Read sets from a safetensors file with a module's state dict, under the given prefix."""
+        """Read the sets stored under `prefix` in a safetensors file with a module's state dict."""
         with naming(file), safe_open(file, "pt") as stored:
             return cls(*(stored.get_tensor(prefix + name) for name in ("vectors", "tokens", "members")))
 
     def interact(
         self, documents: Int[Tensor, "x n"], states: Float[Tensor, "b j h"], mask: Tensor
     ) -> Interaction:
-        """S, A and Z of documents, given by position, and queries with these encoder states."""
+        """Compute S, A and Z for documents, given by position, and queries, given by encoder states."""
         rows = self.members[documents]
         known = rows < len(self.vectors)
         D = nn.functional.embedding(rows.where(known, 0), self.vectors)
         return interact(Tokens(D, known), Tokens(states[:, None], mask[:, None]), DocumentToQuery(), one)
 
     def labels(self, tokenizer: Any, document: int) -> list[str]:
-        """Tokens of a document's set, as the tokenizer writes them."""
+        """Return the tokens in a document's set, as the tokenizer writes them."""
         rows = self.members[document]
         return tokenizer.convert_ids_to_tokens(self.tokens[rows[rows < len(self.tokens)]].tolist())
 
     def all_scores(self, states: Float[Tensor, "b j h"], mask: Tensor) -> Float[Tensor, "b d"]:
-        """rel of every document: max_j once per token, then a sum per document."""
+        """Compute the set part of rel for every document: max_j once per token, then a sum per document."""
         best = (states @ self.vectors.mT).masked_fill(~mask[..., None], -torch.inf).amax(1)
         padded = nn.functional.pad(best.mT, (0, 0, 0, 1))
         pad = len(self.vectors)
@@ -71,7 +71,7 @@ class TokenSets(nn.Module):
 def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: int) -> TokenSets:
     """T_d: the `size` tokens of d with the largest tf/(tf + 1)·idf, among the first `length` of its text.
 
-    w_t begins as x/‖x‖², with x the mean of the encoder's states of t in the corpus, less the mean of all
+    w_t begins as x/‖x‖², with x the mean of the encoder's states of t in the corpus, minus the mean of all
     states: an average occurrence of t in a query then adds about 1. PAG takes T_d from a trained sparse
     encoder and w from the language model's head. Special tokens never join a set.
     """
@@ -108,6 +108,6 @@ def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: 
 
 
 def _largest(ids: Int[np.ndarray, " t"], weights: Float[np.ndarray, " t"], k: int) -> Int[np.ndarray, " m"]:
-    """The ids with the k largest positive weights, ascending; ties go to the smaller id."""
+    """Return the ids with the k largest positive weights, ascending; ties go to the smaller id."""
     order = np.argsort(-weights, kind="stable")[:k]
     return np.sort(ids[order[weights[order] > 0]])

@@ -1,9 +1,9 @@
-"""x + (x̂ − x) without a gradient of the difference: training with the codes of a compressed index.
+"""x + (x̂ − x), with no gradient through the difference: training with a compressed index's codes.
 
-x̂ is what the index stores of a document's token x: its nearest centroid and b bits for each dimension of
-the rest (`store.residuals`). The loss and its gradient are those at x̂, and the gradient passes to x
-unchanged: the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). Queries are not coded, as
-in an index.
+x̂ is the version of a document token x that the index stores: its nearest centroid, plus b bits for each
+dimension of the residual (`store.residuals`). The loss and its gradient are those at x̂, and the gradient
+passes to x unchanged: the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). Queries are not
+coded, as in an index.
 """
 
 from dataclasses import replace
@@ -13,10 +13,10 @@ from paradigms.store.residuals import PER_CENTROID, Codec
 
 
 def straight_through(documents: Tokens, bits: int) -> Tokens:
-    """Replace the vectors of real tokens by those of a codec that is trained on them alone.
+    """Replace the vectors of real tokens by their codes, from a codec trained on these vectors alone.
 
-    It has a centroid for `PER_CENTROID` tokens, as the sample that trains an index has. It depends on the
-    batch alone, so that an interrupted training resumes exactly.
+    The codec has one centroid per `PER_CENTROID` tokens, as in the sample that trains an index. It depends
+    only on the batch, so that an interrupted training run resumes exactly.
     """
     vectors = documents.vectors.detach()[documents.mask].float().cpu()
     codec = Codec.fit(vectors, max(1, len(vectors) // PER_CENTROID), bits, seed=0)

@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or the query's alone."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own."""
 
 from collections.abc import Sequence
 
@@ -23,16 +23,16 @@ from paradigms.train.parallel import gather, gather_documents, place_among
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents separately.
 
-    The loss also has γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
+    The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
     (`SpladeSettings`). distillation: a loss combined with the first term, over each query's positive and hard
     negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
     whether other queries' documents are negatives. If not, only the query's hard negatives count, as in
     ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of training steps. SPLADE's term rises over the
-    first third, or has full weight from the start if `steps` is 0. matryoshka: numbers of first coordinates
-    h′ < h, renormalised, whose losses are added to that of all coordinates (Kusupati et al. 2022,
-    arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits of the codes that stand for documents
-    (`coded.straight_through`); 0 = the vectors themselves. Only encoders use mixed precision: rel,
-    softmax and loss are float32.
+    first third, or has full weight from the start if `steps` is 0. matryoshka: numbers h′ < h; for each, the
+    loss on the first h′ coordinates, renormalised, is added to the loss on all coordinates (Kusupati et al.
+    2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension of the codes that replace
+    document vectors (`coded.straight_through`); 0 = no codes. Only encoders use mixed precision: rel, softmax
+    and loss are float32.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Contrastive(Objective):
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
 
     def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
-        """The loss of labels, and of a teacher's scores if there is one. scores: rel [b, n]."""
+        """Compute the loss on labels and, with a teacher, on its scores. scores: rel [b, n]."""
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
         if self.in_batch:
@@ -134,7 +134,7 @@ class Listwise(Objective):
         self.temperature = temperature or 1.0
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
-        """Tokenise b · (1 + k) pairs, each query's positive first; add t if there is a teacher."""
+        """Tokenise b · (1 + k) pairs, each query's positive first; also return any teacher's scores."""
         queries = [example.query for example in examples for _ in range(self.candidates)]
         documents = [p for example in examples for p in (example.positive, *example.negatives)]
         return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)

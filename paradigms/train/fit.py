@@ -94,14 +94,14 @@ def fit(
     suspects: FalseNegatives | None = None,
     states: Path | None = None,
 ) -> Encoded:
-    """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` of splits[1] (`DevMeasure`).
+    """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` queries of splits[1].
 
-    runs: first-stage rankings of both splits' queries, for hard negatives and for reranking. With
-    `training.own_negatives`, the model itself ranks the training queries once before training (`own_run`).
-    Without dev queries, the last state is returned. Cross-attention needs negatives. teacher: provides the
-    scores for `training.distillation`. suspects: detects hard negatives to leave out. states: folder for
-    states of frozen layers (`keep_states`), which training runs share and the caller deletes; by default, a
-    temporary folder in `folder`.
+    The dev measure is `DevMeasure`. runs: first-stage rankings of both splits' queries, for hard negatives
+    and for reranking. With `training.own_negatives`, the model itself ranks the training queries once before
+    training (`own_run`). Without dev queries, the last state is returned. Cross-attention needs negatives.
+    teacher: provides the scores for `training.distillation`. suspects: detects hard negatives to leave out.
+    states: folder for states of frozen layers (`keep_states`), which training runs share and the caller
+    deletes; by default, a temporary folder in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
     if negatives and training.own_negatives:

@@ -92,7 +92,7 @@ def fit_pairs(
     """Train a model on pairs. On a CPU, a frozen encoder's states of the sources are stored on disk.
 
     states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
-    reading. problems: problems of the pairs, printed after the identifiers' problems.
+    reading. problems: problems found in the pairs, printed after the identifiers' problems.
     """
     for report in (model.identifiers.problems, problems):
         if report:
@@ -118,10 +118,10 @@ def with_negatives(
     seed: int,
     teacher: Callable[[dict[str, str]], ScorePairs] | None = None,
 ) -> list[Pair]:
-    """The pairs with `negatives` documents of BM25's first `NEGATIVES_DEPTH` for the source.
+    """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
-    Documents that the source has in any pair are not drawn. teacher: gets the sources by number and returns
-    what scores their documents.
+    Documents that are paired with the source in any pair are not drawn. teacher: given the sources by number,
+    returns a function that scores their documents.
     """
     numbers: dict[str, int] = {}
     own: dict[int, set[int]] = {}

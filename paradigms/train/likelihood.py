@@ -1,6 +1,6 @@
 """−(1/b) Σ log p(target | source): maximum likelihood of identifiers, the loss of generative retrieval.
 
-A model with sets of tokens, or pairs with hard negatives, add a loss of rel over several documents.
+If the model has token sets or the pairs have hard negatives, a loss on rel over several documents is added.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,13 @@ Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[
 class Likelihood(Objective):
     """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
-    If documents have sets of tokens (PAG: Zeng et al. 2024, arXiv:2404.14600), or pairs hard negatives, the
-    softmax cross-entropy of rel over the pair's document and its negatives is added, under the score that the
-    model ranks by. With a distillation, the two are `Distillation.joined` instead, averaged over the lengths
-    i of the prefixes: the teacher's scores times √(i/m), and the student's score of the first i tokens, plus
-    the set part. With "margin_mse" this is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134,
-    §3.3), whose factor 1 − 2/i also rises with falling increments, but is negative for short identifiers.
+    If documents have token sets (PAG: Zeng et al. 2024, arXiv:2404.14600), or pairs have hard negatives, the
+    softmax cross-entropy over the pair's document and its negatives is added, with rel under the model's
+    ranking score. With distillation, `Distillation.joined` combines the likelihood with the teacher's scores
+    instead, averaged over prefix lengths i: the teacher's scores are multiplied by √(i/m), and the student's
+    score is the sum over the first i tokens plus the set part. With "margin_mse", this is RIPOR's loss on
+    prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises with falling
+    increments, but is negative for short identifiers.
 
     corpus: documents from which NP-decoding's clusters are rebuilt every `settings.refresh` steps.
     """
@@ -55,7 +56,7 @@ class Likelihood(Objective):
         self.renews = model.settings.refresh > 0
 
     def collate(self, examples: list[Pair]) -> Pairs:
-        """Tokenise b sources and their targets; for a ranking, also the identifiers of the negatives."""
+        """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
         model, sources = self.model, self.model.tokenize([pair.source for pair in examples])
         targets = [[model.written(pair.document, pair.target)] for pair in examples]
         if not self.ranks:
@@ -84,7 +85,11 @@ class Likelihood(Objective):
         documents: Int[Tensor, "b n"],
         teacher: Float[Tensor, "b c"],
     ) -> Tensor:
-        """The loss of log p and of rel's contributions: `tokens` columns, and perhaps the set part."""
+        """Compute the loss from log p and from the contributions to rel.
+
+        parts: log p, then contributions: `tokens` columns, and one more for the set part if documents have
+        sets.
+        """
         likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
         prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)
         if self.distillation is None:

@@ -106,7 +106,7 @@ class TrainingSettings:
 
 
 class Paused(Exception):
-    """Raised when a training run has used up its minutes; the same call resumes from its checkpoint."""
+    """Raised when a training run reaches its time limit; the same call resumes from its checkpoint."""
 
 
 def train(
@@ -130,8 +130,8 @@ def train(
     CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its losses are
     checked with each log and before anything is measured or saved. Every process calls this with the same
     arguments and sees the same folder. Raises BlockingIOError while another run writes to the folder. On
-    CPUs, a resumed run of one or two processes gives the same losses and weights bit for bit; more processes,
-    and GPUs, may round sums in another order.
+    CPUs, a resumed run of one or two processes gives the same losses and weights, bit for bit, as an
+    uninterrupted run; with more processes, or on GPUs, sums may be rounded in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -208,7 +208,7 @@ def training_seconds(folder: Path) -> float:
 def kept_step(folder: Path) -> int | None:
     """Return the number of steps that led to the state returned by `train`; 0 means untrained.
 
-    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` holds no run.
+    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` contains no run.
     """
     progress = read_progress(folder)
     if progress is None:
@@ -217,7 +217,7 @@ def kept_step(folder: Path) -> int | None:
 
 
 def dev_values(folder: Path) -> dict[int, Dev]:
-    """Read a run's values of the dev queries, by number of steps; 0 steps means untrained."""
+    """Read a run's values on the dev queries, keyed by number of steps; 0 steps means untrained."""
     file = folder / "history.jsonl"
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else [])
     return {line["step"]: np.array(line["dev_values"]) for line in lines if "dev_values" in line}
@@ -352,7 +352,7 @@ class _Run:
             ) from error
 
     def late(self, began: float) -> bool:
-        """Return whether the run has used up its minutes, with the same answer on all processes."""
+        """Return whether the run has reached its time limit, with the same answer on all processes."""
         minutes = self.settings.minutes
         return minutes > 0 and by_main(lambda: time.monotonic() - began > 60 * minutes, self.accelerator)
 

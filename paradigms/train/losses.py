@@ -45,12 +45,12 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
 
 
 def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t²: an inverted index's products for a query like these texts (Paria et al. 2020, Eq. 3)."""
+    """Σ_t ā_t²: an inverted index's product count for a query like these texts (Paria et al. 2020, Eq. 3)."""
     return mean.square().sum()
 
 
 def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t: the texts' mean sum of weights."""
+    """Σ_t ā_t: the sum of a text's weights, averaged over the texts."""
     return mean.sum()
 
 

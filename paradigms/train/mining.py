@@ -1,10 +1,10 @@
-"""Mine hard negatives: documents that a model ranks high but that are not judged relevant.
+"""Mine hard negatives: documents that a model ranks highly but that are not judged relevant.
 
     run = mine(trained, corpus, split, depth=100)
     examples = build_examples(corpus, split, run, negatives=7, depth=100, seed=0)
 
 Relevant documents without a judgement become negatives, too, and a better model finds more of them.
-`teacher.FalseNegatives` therefore leaves out documents that another model scores high.
+`teacher.FalseNegatives` therefore leaves out documents that another model scores highly.
 """
 
 import random
@@ -23,7 +23,7 @@ def mine(
     precision: str = AUTO,
     progress: bool = False,
 ) -> Run:
-    """Find the first `depth` documents, by exact search, for each query with a relevant document.
+    """For each query with a relevant document, find the top `depth` documents by exact search.
 
     precision: precision of encoding, as in `encoder.precision`. Raises ValueError if the model cannot search.
     """

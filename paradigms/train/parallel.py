@@ -131,7 +131,7 @@ def world() -> int:
 
 
 def gather_documents(documents: Tokens) -> Tokens:
-    """Gather each process's [1, n, i, h] into [1, W·n, i', h], in rank order; i' is the largest i.
+    """Gather each process's documents [1, n, i, h] into [1, W·n, i', h], in rank order; i' is the largest i.
 
     The backward pass sums the gradients of all processes for this process's documents. As each loss is a mean
     over the process's queries, DistributedDataParallel's mean is the gradient of the whole batch. Raises

@@ -38,10 +38,10 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """Start a script: check its settings, lock the output folder; return the accelerator and a console.
 
-    settings: has the fields output, precision and optionally tracker. Precision "auto" is bf16 if the
-    hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if another run
-    holds the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are missing. If the
-    collection or backbone does not exist, SystemExit is raised before the folder is created.
+    settings: an object with the fields output, precision and, optionally, tracker. Precision "auto" is bf16
+    if the hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if
+    another run has locked the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are
+    missing. If the collection or backbone does not exist, SystemExit is raised before the folder is created.
     """
     tracking.check_launch()
     check_names(settings)

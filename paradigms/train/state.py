@@ -50,7 +50,7 @@ def signature(
 
 @dataclass
 class RunState:
-    """The state of a training run, as a checkpoint holds it."""
+    """The state of a training run, as stored in a checkpoint."""
 
     paradigm: Trainable  # the trained model
     full: Trainable  # the model that is saved and measured (see `parallel.prepare`)

@@ -101,9 +101,9 @@ def scored_once(
     """Score each pair once with a reranker, and store all scores in `file`, a TREC run.
 
     load: creates the reranker; only processes with pairs to score call it. All processes call the returned
-    function and share the work, in turns of complete queries with about `pairs` pairs (None: one turn). Each
-    turn's scores stay in a file next to `file` until all turns are done, so that an interrupted run resumes
-    after the last complete turn.
+    function and split the work into chunks of whole queries, with about `pairs` pairs per chunk (None: one
+    chunk). Each chunk's scores stay in a file next to `file` until all chunks are done, so that an
+    interrupted run resumes after the last complete chunk.
     """
     parts = file.with_suffix(".parts")
 
