@@ -73,31 +73,37 @@ def main(settings: Settings) -> None:
             place = results / name
             if not (place / "costs.json").is_file() or not (place / "index").is_dir():
                 continue
-            models: dict[str, Any] = {"": load(place / "checkpoint")}
             trained = systems.training_settings(compared.chosen[name], compared, 0)
-            if trained:
-                torch.manual_seed(compared.seeds[0])
-                models = {systems.UNTRAINED: systems.built(compared.chosen[name], compared).eval()} | models
-            try:
-                check(models[""], open_index(place / "index").store.longest)
-            except ValueError as error:
-                console.print(f"{name} is left out: {error}", soft_wrap=True)
-                continue
-            for ending, model in models.items():
-                file = folder / collection.name / f"{name}{ending}.json"
-                asked = {"dims": settings.dims, "queries": settings.queries}
-                if not file.is_file() or read_json(file)["asked"] != asked:
-                    corpus = collection.corpus
-                    store = (
-                        Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
-                        if ending or compared.index != "exact"
-                        else open_index(place / "index").store
-                    )
-                    made = list(measured(store, model, data.test, f"{name}{ending}", settings))
-                    write_json(file, {"asked": asked, "rows": made})
-                moved = not ending and bool(trained or compared.chosen[name].checkpoint)
-                same = {"collection": collection.name, "system": name, "trained": moved}
-                rows += [same | row for row in read_json(file)["rows"]]
+            endings = [systems.UNTRAINED, ""] if trained else [""]
+            files = {ending: folder / collection.name / f"{name}{ending}.json" for ending in endings}
+            asked = {"dims": settings.dims, "queries": settings.queries}
+            for ending in endings:
+                if files[ending].is_file() and read_json(files[ending])["asked"] == asked:
+                    continue
+                if ending:
+                    torch.manual_seed(compared.seeds[0])
+                    model = systems.built(compared.chosen[name], compared).eval()
+                else:
+                    model = load(place / "checkpoint")
+                try:
+                    stored_ones = open_index(place / "index").store
+                    check(model, stored_ones.longest)
+                except ValueError as error:
+                    console.print(f"{name} is left out: {error}", soft_wrap=True)
+                    break
+                corpus = collection.corpus
+                store = (
+                    Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
+                    if ending or compared.index != "exact"
+                    else stored_ones
+                )
+                made = list(measured(store, model, data.test, f"{name}{ending}", settings))
+                write_json(files[ending], {"asked": asked, "rows": made})
+            else:
+                for ending, file in files.items():
+                    moved = not ending and bool(trained or compared.chosen[name].checkpoint)
+                    same = {"collection": collection.name, "system": name, "trained": moved}
+                    rows += [same | row for row in read_json(file)["rows"]]
     if not rows:
         raise SystemExit("no finished system has an index: run compare.py first, or choose others")
     sections = {
