@@ -3,8 +3,8 @@
 Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
 most relevant document and every head, the script measures: the errors of the best rank-one matrix and of
 1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; the
-error of rel with elu's kernel in place of exp; and the share of rel from the cross-attention of the last
-layer, or of all layers through the residual stream alone.
+error of rel with elu's kernel in place of exp; the share of rel from the cross-attention of the last layer,
+or of all layers through the residual stream alone; and how much a document's D depends on the query.
 """
 
 from dataclasses import dataclass
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
 BATCH = 16  # pairs whose rel is decomposed at once
+FEW = 10  # queries under which one document's D is compared, and documents that are compared
 # Our readings of the paper's words, since the paper gives no numbers.
 MUCH_LOWER = 0.5  # ‖A − R‖ is at most this share of ‖W‖
 LOW = 0.5  # relative error at which the rank-one matrix has three quarters of ‖A‖_F²
@@ -74,7 +75,8 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
             norms = weight_norm(view) if norms is None else norms
             measured.append(head_measures(view, norms, rng))
     heads = {key: np.stack([one[key] for one in measured]).tolist() for key in measured[0]}
-    return {"queries": list(pairs), "heads": heads, "parts": parts_of_rel(model, texts, names)}
+    more = {"parts": parts_of_rel(model, texts, names), "cosines": cosines_of_D(model, texts, names)}
+    return {"queries": list(pairs), "heads": heads} | more
 
 
 def relevant(data: StudyData) -> dict[str, str]:
@@ -168,6 +170,27 @@ def parts_of_rel(
     return shares
 
 
+def cosines_of_D(
+    model: Generative, queries: list[str], names: list[list[int]]
+) -> dict[str, list[list[float]]]:
+    """Return {form: [mean and least cosine of a name's D under two queries, for each of `FEW` names]}.
+
+    A cosine compares one document token D_lhi under two of the first `FEW` queries.
+    """
+    queries, names = list(dict.fromkeys(queries))[:FEW], names[:FEW]
+    cosines: dict[str, list[list[float]]] = {}
+    sources = model.tokenize(queries).to(model.device)
+    different = ~np.eye(len(queries), dtype=bool)
+    for form in FORMS:
+        for name in names:
+            targets = model.targets([[name]] * len(queries)).to(model.device)
+            D = decompose(model, sources, targets, "logit", form)[0].vectors[:, 0].double().cpu().numpy()
+            D /= np.linalg.norm(D, axis=-1, keepdims=True)
+            pairs = np.einsum("aik,bik->abi", D, D)[different]
+            cosines.setdefault(form, []).append([float(pairs.mean()), float(pairs.min())])
+    return cosines
+
+
 def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
     """Return claims on means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
@@ -249,6 +272,16 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
             "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
             [share_row(name, *rel_and_part) for name, rel_and_part in parts.items()],
+        ),
+        "cosines": Section(
+            "D of one document under several queries",
+            f"Cosines of a document token D_lhi under two of {FEW} queries, for {FEW} documents: the mean "
+            "with its 95% interval over documents and seeds, and the least.",
+            [
+                {"form": form, "mean": at_path(seeds, "cosines", form)[..., 0]}
+                | {"least": f"{at_path(seeds, 'cosines', form)[..., 1].min():.3f}"}
+                for form in FORMS
+            ],
         ),
     }
 

@@ -106,22 +106,30 @@ class Memory:
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
+    layers: list[Layer] | None = None  # the decoder's, looked up once
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
         row = slice(query, query + 1)
-        return Memory(self.mask[row], [(keys[row], values[row]) for keys, values in self.crossed], [])
+        crossed = [(keys[row], values[row]) for keys, values in self.crossed]
+        return Memory(self.mask[row], crossed, [], layers=self.layers)
 
     def keep(self, rows: Int[Tensor, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
-        self.past = [(_take(keys, rows), _take(values, rows)) for keys, values in self.past]
+        if self.past:
+            old, new = self.past[0][0].shape[1], rows.shape[1]
+            first = torch.arange(len(rows), device=rows.device)[:, None]
+            flat = (rows + old * first).flatten()
+            if old != new or not torch.equal(flat, torch.arange(len(flat), device=flat.device)):
+                self.past = [(_take(keys, flat, new), _take(values, flat, new)) for keys, values in self.past]
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
     """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
-    crossing = [layer.cross_attention for layer in layers_of(decoder)]
+    layers = layers_of(decoder)
+    crossing = [layer.cross_attention for layer in layers]
     crossed = [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing]
-    return Memory(mask, crossed, [], states=states)
+    return Memory(mask, crossed, [], states=states, layers=layers)
 
 
 def decode(
@@ -150,7 +158,7 @@ def decode(
             return _norm(norm, x + drop(part(x, *arguments)), trace)
         return x + drop(part(_norm(norm, x, trace), *arguments))
 
-    for number, layer in enumerate(layers_of(decoder)):
+    for number, layer in enumerate(memory.layers or layers_of(decoder)):
         to_self, to_query = layer.self_attention, layer.cross_attention
         seen, crossed = past[number] if past else None, memory.crossed[number]
         x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
@@ -273,14 +281,16 @@ def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i
 
 
 def _heads(linear: nn.Module, x: Tensor, attention: Attention) -> Tensor:
-    return linear(x).unflatten(-1, (attention.heads, -1))
+    y = linear(x)
+    return y.view(*y.shape[:-1], attention.heads, -1)  # unflatten takes four times as long
 
 
 def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
-def _take(x: Float[Tensor, "b n t heads k"], rows: Int[Tensor, "b m"]) -> Float[Tensor, "b m t heads k"]:
-    """x[b, rows[b]], computed by one index_select of whole rows."""
-    first = x.shape[1] * torch.arange(len(rows), device=rows.device)[:, None]
-    return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, rows.shape)
+def _take(
+    x: Float[Tensor, "b n t heads k"], flat: Int[Tensor, " c"], m: int
+) -> Float[Tensor, "b m t heads k"]:
+    """Select whole rows of the first two axes, m for each b."""
+    return x.flatten(0, 1).index_select(0, flat).unflatten(0, (len(x), m))

@@ -153,7 +153,10 @@ def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_pat
     given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
     run("low_rank", **given)
     results = tmp_path / "results"
-    assert published(results) == {"claims", "layers", "shares", "training", "layers.svg"}
+    assert published(results) == {"claims", "layers", "shares", "cosines", "training", "layers.svg"}
+    cosines = {row["form"]: row for row in json.loads((results / "cosines.json").read_text())}
+    assert cosines["printed"]["least"] == "1.000"  # this D does not depend on the query
+    assert float(cosines["exact"]["least"]) < 0.999
     assert len(json.loads((results / "shares.json").read_text())) == 12
     model = Generative.from_pretrained(tmp_path / "models" / "seed-1" / "genre" / "checkpoint").eval()
     data = open_study(settings("low_rank", **given), Console(quiet=True))
