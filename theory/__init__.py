@@ -1,5 +1,5 @@
 """The mathematics of retrieval by vectors: published bounds, exact laws, and cases in which bounds fail.
 
-The package needs numpy and scipy only; no models are involved. Scalars give floats; arrays broadcast and give
-arrays.
+The package needs numpy and scipy only; no models are involved. Scalar arguments give floats; array arguments
+broadcast and give arrays.
 """

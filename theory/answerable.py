@@ -3,21 +3,21 @@
 Let document vectors and a set R of relevant documents be given. The query is answerable under A if some Q
 scores every document of R strictly above all others, whether or not an encoder produces this Q.
 
-- One vector: a query is answerable iff the convex hulls of R and of the others are disjoint. A linear
-  programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights α on R
-  and β on the others with Σ α d = Σ β d, so that both sides have the same score for any q.
+- One vector: a query is answerable iff the convex hulls of R and of the other documents are disjoint. A
+  linear programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights
+  α on R and β on the other documents with Σ α d = Σ β d, so that both sides have the same score for any q.
 - Maximum over a document's tokens, one query token (ME-BERT): a query is answerable iff, for some choice of a
-  token of each document in R, the chosen tokens are separable from all tokens of the others (finitely many
-  linear programmes).
+  token of each document in R, the chosen tokens are separable from all tokens of the other documents
+  (finitely many linear programmes).
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), where σ is the support function
-  of the hull K of the document's tokens. The lower bound is a Q that answers, found by optimisation, also
-  with one token. For the upper bound, no Q of any number of tokens ranks document a first if K_a lies in
-  Σ_c β_c K_c, the mean of the others' hulls for some weights β ≥ 0, Σ β = 1. Finding β is a linear programme
-  too. For |R| = 1 there is no other reason: by Farkas' lemma, if no such β exists, some Q with at most as
-  many tokens as there are rivals answers.
+  of the hull K of the document's tokens. The lower bound is a Q that answers the query, found with a single
+  token or by optimisation. For the upper bound, no Q of any number of tokens ranks document a first if K_a
+  lies in Σ_c β_c K_c, the mean of the other documents' hulls for some weights β ≥ 0, Σ β = 1. Finding β is
+  also a linear programme. For |R| = 1, this is the only obstacle: by Farkas' lemma, if no such β exists, some
+  Q with at most as many tokens as there are rivals answers the query.
 - The same sum, where a query token sees only tokens of the same kind (COIL, whose kinds are token ids): K_a
-  lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of a kind has a zero
-  vector.
+  lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind has a zero
+  vector for this kind.
 
 Rivals that violate the solution of a programme are added to the programme, the hardest first. The final
 solution is checked against all rivals.
@@ -43,9 +43,9 @@ Indices = NDArray[np.int64]
 class Answer(NamedTuple):
     """The result: whether some query vectors answer the query (None if undecided), and the evidence.
 
-    query: vectors that answer, [N, h]. relevant, rivals: rows of the certificate that no query vectors
-    answer, with weights (α, β). residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1.
-    For a dominated document there are no weights, and the residual is the largest residual of its tokens.
+    query: vectors that answer the query, [N, h]. relevant, rivals: rows that certify, with weights (α, β),
+    that no query vectors do. residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1. A
+    dominated document has no weights, and its residual is the largest residual of the linear programme.
     """
 
     answerable: bool | None
@@ -60,8 +60,8 @@ def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
     """Decide whether some q scores the documents in `relevant` above all others.
 
     documents: [n, h]. relevant: rows of documents, [r]. The answer is exact up to rounding: a returned query
-    separates in float64, and a certificate has a residual of at most 2e-7 of the largest number. `verified`
-    checks queries and certificates in rational arithmetic.
+    separates in float64, and a certificate has a residual of at most 2e-7 times the largest absolute value in
+    `documents`. `verified` checks queries and certificates in rational arithmetic.
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     rows = _rows(relevant, len(D))
@@ -74,9 +74,9 @@ def max_over_tokens(
     """Decide whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
 
     tokens: [t, h]. owners: the document 0 … n−1 of each token, [t]. Choices of tokens are tried depth first,
-    starting with the choices nearest to a solution; a choice that fails for some documents also fails if more
-    are added. programmes: after this many linear programmes without an answer, the result is None. A
-    certificate belongs to the last choice tried.
+    starting with the choices nearest to a solution; a choice that fails for some documents also fails with
+    additional documents. programmes: maximum number of linear programmes; if they do not decide, the result
+    is None. A certificate refers to the last choice tried.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
@@ -118,7 +118,7 @@ def sum_of_maxima(
     kinds: ArrayLike | None = None,
     asked: ArrayLike | None = None,
 ) -> Answer:
-    """Decide whether some Q of `query_tokens` vectors has larger Σ_j max_i ⟨q_j, d_i⟩ for relevant documents.
+    """Decide whether some Q of `query_tokens` vectors ranks `relevant` first by Σ_j max_i ⟨q_j, d_i⟩.
 
     kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
     one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
@@ -127,8 +127,8 @@ def sum_of_maxima(
     The answer is True if optimisation from `start` [N, h], one token or a random start finds such a Q. The
     answer is False if a relevant document is dominated (module docstring), which rules out every Q.
     Domination is tested against the rivals that score highest for the first start; the programme has at most
-    `variables` variables. The answer is None if neither bound decides. Other arguments are as in
-    `max_over_tokens`.
+    `variables` variables. The answer is None if neither bound decides. See `max_over_tokens` for the other
+    arguments.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     if kinds is None or asked is None:
@@ -174,7 +174,7 @@ def maxima(
 ) -> tuple[Array, Indices]:
     """Σ_j max_i ⟨q_j, d_i⟩, [n], and the token that attains each maximum, [n, N].
 
-    Tokens must be sorted by owner. kinds, asked: as in `sum_of_maxima`.
+    Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`.
     """
     S = tokens @ query.T
     if kinds is not None and asked is not None:
@@ -190,10 +190,10 @@ def verified(
 ) -> bool:
     """Check whether an answer of `one_vector` or `max_over_tokens` holds in exact rational arithmetic.
 
-    A query holds if each of the rows `relevant` of `vectors` [t, h] scores above all `rivals`, by default all
-    other rows (for tokens, pass one row of each relevant document, and the rivals' rows). A certificate holds
-    if the linear system for the weights in its support has an exact nonnegative solution. Returns False if
-    the answer has neither a query nor a certificate.
+    A query holds if each row of `vectors` [t, h] in `relevant` scores above all rows in `rivals`, by default
+    all other rows. For tokens, pass one row of each relevant document, and the rows of the rivals' tokens. A
+    certificate holds if the linear system for the weights in its support has an exact nonnegative solution.
+    Returns False if the answer has neither a query nor a certificate.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     if answer.answerable and answer.query is not None and relevant is not None:
@@ -273,7 +273,7 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
 
 
 def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer | None:
-    """Answer from the kinds with a single token in every document: joined, these tokens form one vector."""
+    """Try to answer with the kinds that have one token per document, by concatenating these tokens."""
     count = owner[-1] + 1
     first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
     alone = [j for j in first if (kind == wanted[j]).sum() == count]
@@ -327,7 +327,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     count = len(rivals)
 
     def hulls(token: int) -> sparse.sparray:
-        """Return the rivals' tokens of one kind, and the document that owns each token."""
+        """Stack the rivals' tokens of this token's kind on an indicator matrix of their documents."""
         same = others[kind[others] == kind[token]]
         places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
         sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))

@@ -1,16 +1,17 @@
 """Random buckets in place of MaxSim: expected scores, and the number of repetitions a collection needs.
 
 In MUVERA (Dhulipala et al. 2024), `planes` random planes cut the space into 2^planes buckets. Let a query
-token have the angle θᵢ and the similarity Sᵢ to a document's token i. The query token gets, instead of the
-maximum of Sᵢ, the mean of Sᵢ over the document's tokens in the same bucket or, if there are none, over the
-tokens at the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans &
-Williamson 1995), so
+token have the angle θᵢ and the similarity Sᵢ to a document's token i. Instead of the maximum of Sᵢ, the query
+token gets the mean of Sᵢ over the document's tokens in its bucket or, if there are none, over the tokens at
+the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans & Williamson 1995),
+so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
-The joint law of several tokens also depends on the angles between them. Here it is exact for one token and
-for two (`pair_shares`). `expected_shares` approximates the law with independent distances, and gives the mean
-and variance of one repetition; the central limit theorem then gives the recall of many (`expected_recall`).
+The joint law of several tokens also depends on the angles between the tokens. It is computed exactly for one
+token and for two (`pair_shares`). `expected_shares` approximates the law by assuming independent distances,
+and gives the mean and variance of one repetition; the central limit theorem then gives the recall of many
+repetitions (`expected_recall`).
 """
 
 from typing import Any

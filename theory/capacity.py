@@ -4,19 +4,19 @@ Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based R
 are n documents and, for every set S of k documents, a query whose relevant documents are S. A query answers S
 if each document of S scores strictly above all other documents. Results:
 
-- Single vectors of 2k numbers answer all C(n, k) sets, for every n (`moment_vectors`), and for n ≥ 3k no
+- Single vectors of 2k dimensions answer all C(n, k) sets, for every n (`moment_vectors`), and for n ≥ 3k no
   smaller dimension does (`unanswerable_set`). So neither the dimension nor the sign rank grows with n. The
   cyclic polytope, the O(k² ln n) centroids of Gaussian vectors and the ceiling of `packing_gap` are also
-  results of Wang et al. 2026, arXiv:2601.20844. Bangachev et al. 2026, arXiv:2605.23556, have a margin of
+  results of Wang et al. 2026, arXiv:2601.20844. Bangachev et al. 2026, arXiv:2605.23556, reach a margin of
   order k^(−½) in O(k ln(n/k)) dimensions, which is fewer than random vectors need.
 - The margin shrinks: the cosine gap of `moment_vectors` falls like n^(−2k) (`moment_gap` for pairs), and no
-  vectors of h numbers have a larger gap than `packing_gap`. O(k² ln n) random dimensions have a constant
-  margin (`random_dimension`).
-- Rounded numbers have few bits: float16 loses a pair at 25 documents, float32 at 223
-  (`first_broken_size`). If queries are encoded without knowledge of what is relevant to them, documents need
-  `pattern_bits` bits each, for any architecture.
-- The maximum over tokens of 2 numbers answers any relevance matrix, with a token for each query that the
-  document answers (`ring`).
+  vectors of h dimensions have a larger gap than `packing_gap`. Random vectors of O(k² ln n) dimensions have a
+  constant margin (`random_dimension`).
+- Rounded numbers have few bits: float16 loses a pair at 25 documents, float32 at 223 (`first_broken_size`).
+  If queries are encoded without knowledge of their relevant documents, documents need `pattern_bits` bits
+  each, for any architecture.
+- With two-dimensional tokens, the maximum over tokens answers any relevance matrix; each document has a token
+  for every query to which it is relevant (`ring`).
 """
 
 from math import comb
@@ -100,7 +100,7 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
-    """The h at which a Gaussian projection of one-hot documents answers all sets with chance 1 − `failure`.
+    """The h at which Gaussian-projected one-hot documents answer all sets with probability 1 − `failure`.
 
     q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples
     (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1, some
@@ -134,11 +134,11 @@ def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> flo
 def pattern_bits(
     documents: ArrayLike, queries: ArrayLike, k: ArrayLike = 2, *, distinct: bool = False
 ) -> float | Array:
-    """(m/n) log₂ C(n, k): bits per document that an index needs if queries are independent of the relevance.
+    """(m/n) log₂ C(n, k): bits per document that an index needs if query vectors do not depend on relevance.
 
     m queries, each with any k of n documents, have C(n, k)^m relevance patterns. If the queries' vectors are
-    the same for all patterns, only the index distinguishes the patterns. An index with M vectors per
-    document, of h numbers with b bits, has h·M·b bits per document. distinct: no two queries have the same
+    the same for all patterns, only the index distinguishes the patterns. An index that stores M vectors of h
+    numbers with b bits each per document has h·M·b bits per document. distinct: no two queries have the same
     set, as in LIMIT, so that there are C(n, k)! / (C(n, k) − m)! patterns of m ≤ C(n, k) queries. All
     arguments broadcast.
     """
@@ -153,10 +153,10 @@ def pattern_bits(
 
 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
-    """The least n ≥ 6 at which `moment_vectors` rounded to `dtype` lose a pair around one document.
+    """The least n ≥ 6 at which rounded `moment_vectors` fail for a pair with one document between them.
 
-    Documents and queries are rounded; scores are computed in float64. Raises ValueError if `dtype` loses no
-    pair at any n ≤ `most`.
+    Documents and queries are rounded to `dtype`; scores are computed in float64. Raises ValueError if `dtype`
+    loses no pair at any n ≤ `most`.
     """
     for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
         pairs = (np.arange(n)[:, None] + [0, 2]) % n
@@ -188,7 +188,7 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """m unit vectors of 2 numbers, [m, 2]; used as tokens under a maximum, they answer any relevance matrix.
+    """m unit vectors, [m, 2]; as tokens whose maximum counts, they answer any relevance matrix.
 
     Query j is the token u_j. A document has the token u_j for every query j to which it is relevant. For any
     m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most cos(2π/m) for others.
@@ -198,7 +198,7 @@ def ring(queries: int) -> Array:
 
 
 def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
-    """Return all sets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
+    """Return all subsets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
     from itertools import combinations
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))

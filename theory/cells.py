@@ -81,7 +81,7 @@ def warren(polynomials: float, degree: float, dimension: float) -> float:
 def log_patterns(
     aligned: Aligned, documents: int, queries: int, numbers: int, vectors: int = 1, tokens: int = 1
 ) -> float:
-    """ln of a bound on the relevance patterns that documents answer under A, for fixed query vectors.
+    """ln of a bound on the number of relevance patterns that documents answer under A, for fixed queries.
 
     aligned: A, as in the table above. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
     document. tokens: N per query (for buckets, N planes). Raises ValueError if A is unknown.
@@ -133,8 +133,8 @@ def least_numbers(
 ) -> int:
     """The least h at which `log_patterns` allows all patterns of m queries with k of n documents.
 
-    With fewer numbers per vector, some pattern is unanswered if queries do not depend on the relevance.
-    distinct: as in `theory.capacity.pattern_bits`, which counts the patterns.
+    With fewer numbers per vector, at least one pattern cannot be realised if query vectors do not depend on
+    the relevance judgments. distinct: see `theory.capacity.pattern_bits`, which counts the patterns.
     """
     wanted = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
 
@@ -171,9 +171,10 @@ def judged_queries(
 
 
 def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, tokens: int = 1) -> int:
-    """The largest t with 2^t ≤ Π(t): the VC dimension of "is this query answered?" over documents' vectors.
+    """The largest t with 2^t ≤ Π(t): a bound on the VC dimension of "do these vectors answer the query?".
 
-    The result is an upper bound. An instance is a query with a fixed set of relevant documents.
+    A hypothesis is a choice of document vectors. An instance is a query with a fixed set of relevant
+    documents.
     """
 
     def shattered(t: int) -> bool:
@@ -187,8 +188,9 @@ def table(
 ) -> list[dict[str, Any]]:
     """Make a row for each A: least h, numbers per document, VC bound and judged queries.
 
-    The least h and the numbers per document are for all patterns with distinct sets. vectors, tokens: M and N
-    for alignments that use several. numbers: h in the last two columns.
+    The least h and the numbers per document assume that all patterns with distinct sets must be realisable.
+    vectors, tokens: M and N for alignments that use more than one vector or token. numbers: h for the VC
+    bound and the judged queries.
     """
     rows = []
     for name, aligned, M, N in (
@@ -213,7 +215,7 @@ def table(
 
 
 def _least(enough: Any) -> int:
-    """Return the least whole t ≥ 1 with enough(t), which must stay true for every larger t."""
+    """Return the least whole t ≥ 1 for which enough(t) is true; it must be true for every larger t, too."""
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high

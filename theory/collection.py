@@ -1,11 +1,11 @@
 """Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
-numbers keeps the ranking of a query if d1 is still among the first r. Two maps are compared: Gaussian random
-projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the truncated singular
-value decomposition. Failure is a mean over queries, so k depends on the sample of queries and has a 95%
-interval over queries. Below 50 queries the interval is too narrow, and the k of the whole population mostly
-lies above the interval.
+dimensions keeps the ranking of a query if d1 is still among the first r documents. Two maps are compared:
+Gaussian random projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the
+truncated singular value decomposition. Failure is a mean over queries, so k depends on the sample of queries
+and has a 95% interval over queries. With fewer than 50 queries, the interval is too narrow, and the k of the
+whole population mostly lies above it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Vectors of documents [n, v] and queries [m, v], the scores [n, m], and groups of documents."""
+    """Document vectors [n, v], query vectors [m, v], their scores [n, m], and groups of documents."""
 
     documents: sparse.csr_array
     queries: sparse.csr_array
@@ -76,7 +76,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """The documents in single precision: six digits are enough, since sampling leaves two or three."""
+        """The documents in float32, whose six digits are enough: sampling leaves two or three digits."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -85,7 +85,7 @@ class Problem:
         return np.asarray(self.documents.power(2).sum(axis=1), dtype=np.float64).ravel()
 
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """Return (best document, documents below it, score differences) in a group for a query.
+        """Return (best document, documents below it, score differences) for a query within a group.
 
         If no document matches the query, no documents are below the best. Documents whose scores tie with the
         best score have no positive margin, so no statement here covers them, and they are left out.
@@ -98,7 +98,7 @@ class Problem:
         return int(rows[best]), rows[below], gains[below]
 
     def margins(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
-        """Return (best document, documents below it, margins of these documents) in a group for a query."""
+        """Return (best document, documents below it, their margins) for a query within a group."""
         best, below, gains = self.competitors(group, query)
         products = self.documents @ self.documents[[best]].toarray().ravel()
         both = self.squares[best] + self.squares[below]
@@ -115,9 +115,9 @@ class Problem:
         return Draw(gaussians, self.single @ gaussians)
 
     def scores_projected(self, query: int, draw: Draw) -> tuple[Array, NDArray[np.float32]]:
-        """(a [n], b [n, samples]): under a Gaussian projection to k numbers the scores are χ_k a + b.
+        """(a [n], b [n, samples]): under a Gaussian projection to k dimensions, the scores are χ_k a + b.
 
-        The scores are exact up to one positive factor for all documents. a = ⟨q̄, d⟩ and b = ⟨z, d⟩ with
+        The scores are exact up to a positive factor that all documents share. a = ⟨q̄, d⟩ and b = ⟨z, d⟩ with
         z = g − ⟨g, q̄⟩q̄ (`theory.recall`).
         """
         vector = self.queries[[query]]
@@ -128,13 +128,13 @@ class Problem:
 
 
 def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
-    """Group documents by length into equally full bins; the last group has all documents."""
+    """Group documents by length into bins of equal size; the last group contains all documents."""
     order = np.argsort(lengths, kind="stable")
     return [np.sort(part) for part in np.array_split(order, bins)] + [np.arange(len(order))]
 
 
 def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed: int) -> Array:
-    """Thresholds of the exact law (`theory.recall.rank_thresholds`): [ranks, groups, m, samples].
+    """Compute thresholds of the exact law (`theory.recall.rank_thresholds`), [ranks, groups, m, samples].
 
     Entries are NaN where a group has fewer than max(ranks) competitors for a query. All queries and groups
     share the Gaussian vectors.
@@ -155,9 +155,9 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
 def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """Return the k at which a random projection has mean failure β over the queries.
 
-    thresholds: [queries, samples]. Queries with NaN are left out; the result is NaN if no query remains. The
-    interval resamples the queries and the Gaussian vectors, which all queries share. Failure is monotone in
-    k, so the k of a resample lies where the resample's mean failure on a grid of k crosses β.
+    thresholds: [queries, samples]. Queries with NaN thresholds are left out; the result is NaN if no query
+    remains. The interval resamples the queries and the Gaussian vectors, which all queries share. Failure is
+    monotone in k, so the k of a resample lies where the resample's mean failure on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -174,10 +174,11 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 
 
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
-    """(k [K], lost [m, K] of 0 and 1): whether the best document leaves the first r under a truncated SVD.
+    """(k [K], lost [m, K]): 1 where a truncated SVD pushes the best document out of the first r, else 0.
 
     D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every
-    k from 1 to `most` or the rank is measured. Queries with fewer than r competitors are left out.
+    k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors are left
+    out.
     """
     rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
     left = left_vectors(problem.documents, most)
@@ -212,11 +213,11 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 
 
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """The k from which on at most a share β of the queries is lost.
+    """The smallest k such that, at this k and all larger ones, at most a share β of the queries is lost.
 
     ks: [K]. lost: 1 where a query is lost, [m, K], or [m, K, samples] for random maps that all queries share.
-    The interval resamples the queries and the maps. The result is inf if the last k is not enough, and NaN if
-    there are no queries. Measured failure is not monotone in k; the last crossing of β counts.
+    The interval resamples the queries and the maps. The result is inf if the largest k is not enough, and NaN
+    if there are no queries. Measured failure is not monotone in k, so it may cross β several times.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:
@@ -237,7 +238,7 @@ def cosine_lost(
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
     ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the
-    first k rows of a map project to k numbers. Documents that tie with the best document are left out.
+    first k rows of a map project to k dimensions. Documents that tie with the best document are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -264,7 +265,7 @@ def cosine_lost(
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """The k at which a random projection loses a share `lost` of the queries, to compare with another map.
+    """The k at which a random projection loses a share `lost` of the queries, for comparison with other maps.
 
     thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if the share is outside
     (0, 1).

@@ -54,7 +54,7 @@ def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
 
 
 def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
-    """P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) under a Gaussian projection to k ≥ 2 numbers, exactly.
+    """P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) under a Gaussian projection to k ≥ 2 dimensions, exactly.
 
     better, worse, between: ρ₁ > ρ₂ and ρ₁₂, the cosines of three vectors (`cosines`). Real k are allowed.
     """
@@ -130,9 +130,10 @@ def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, b
 def cosine_recall_bound(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike, r: int) -> Any:
     """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p_i / (r − s), p_i the n errors by `cosine_error`, descending.
 
-    R counts the rivals whose cosine is not below the best document's after a projection to k numbers, which
-    all share. It has the mean Σ p_i, exactly, and rank R + 1. better: ρ₁. worse, between [n]: ρ₂ and ρ₁₂ of
-    each rival. `theory.collection.cosine_lost` simulates the probability itself.
+    R counts the rivals whose cosine is at least the best document's after a projection to k dimensions, which
+    all documents share. The mean of R is exactly Σ p_i, and the best document has rank R + 1. better: ρ₁.
+    worse, between [n]: ρ₂ and ρ₁₂ of each rival. `theory.collection.cosine_lost` simulates the probability
+    itself.
     """
     rivals, cross = np.broadcast_arrays(checks.vector(worse, "worse", axes=1, nonzero=False), between)
     rank = int(checks.whole(r, "r", most=len(rivals)))

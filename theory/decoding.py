@@ -1,17 +1,19 @@
 """What a decoder of identifiers can rank: the width of its states, and what constraints cost.
 
-Documents are sequences of m tokens of V kinds, n = Vᵐ, and p(d | q) is any distribution over them.
+Documents are all n = Vᵐ sequences of m tokens from a vocabulary of V, and p(d | q) is any distribution over
+documents.
 
-- Rozonoyer et al. 2026 (arXiv:2601.05588, abstract): for every ranking, one vector per document needs a
-  dimension that grows with n, and a decoder a constant one. Exactly: h = n − 1 numbers suffice, h = n − 2 do
-  not (Radon, `capacity.unanswerable_set`), and states of V − 1 numbers do (`prefix_states`). There is a state
-  per prefix, (n − 1)/(V − 1) of them, so a query has n − 1 numbers in both cases. A decoder computes them,
-  where a vector would have to hold them.
-- Wu et al. 2025 (arXiv:2504.09935, abstract): a decoder that knows a corpus only by constraints does not
-  foresee which continuations they leave. Exactly: `foresight_gap`, a divergence of the next token, is 0 only
-  if every valid token keeps the same share of its mass. If each document stays with probability c, its mean
-  is near (1 − c)/(2c) Σ_v p_v(1 − p_v)λ_v, where λ_v = Σ p(d | v)² over v's documents (Simpson's index). The
-  bounds of that paper's theorems were not available and are not restated here.
+- Rozonoyer et al. 2026 (arXiv:2601.05588, abstract): to produce every ranking, a vector per document needs a
+  dimension that grows with n, but a decoder needs only a constant dimension. Exactly: h = n − 1 numbers
+  suffice, h = n − 2 do not (Radon, `capacity.unanswerable_set`), and states of V − 1 numbers do
+  (`prefix_states`). There are (n − 1)/(V − 1) states, one per prefix, so a query has n − 1 numbers in both
+  cases. A decoder computes these numbers, whereas a query vector would have to store them.
+- Wu et al. 2025 (arXiv:2504.09935, abstract): a decoder that knows a corpus only through constraints does not
+  foresee which continuations the constraints leave. Exactly: `foresight_gap`, a divergence between
+  distributions of the next token, is 0 only if every valid token keeps the same share of its mass. If each
+  document stays with probability c, the mean divergence is near (1 − c)/(2c) Σ_v p_v(1 − p_v)λ_v, where λ_v =
+  Σ p(d | v)² over v's documents (Simpson's index). The bounds of that paper's theorems were not available and
+  are not restated here.
 """
 
 import numpy as np
@@ -48,9 +50,10 @@ def sequence_log_p(states: list[Array]) -> Array:
 def foresight_gap(masses: ArrayLike, kept: ArrayLike) -> float | Array:
     """KL(p_C ‖ p̂) = Σ_v p_C(v) ln s_v − ln Σ_v p̂(v) s_v in nats, s_v = kept_v / masses_v.
 
-    masses: probability of each next token before the constraint, [..., v]; kept: the part of it on documents
-    of the corpus C. p̂ is the decoder's distribution over valid tokens (kept > 0), p_C that over C. Raises
-    ValueError unless 0 ≤ kept ≤ masses, with some kept > 0.
+    masses: probability of each next token before the constraint, [..., v]; kept: the part of this mass on
+    documents of the corpus C. p̂ is the decoder's distribution over valid tokens (kept > 0); p_C is the
+    distribution when only documents of C are possible. Raises ValueError unless 0 ≤ kept ≤ masses, with some
+    kept > 0.
     """
     whole, inside = np.broadcast_arrays(np.asarray(masses, float), np.asarray(kept, float))
     if (inside < 0).any() or (inside > whole).any() or not (inside > 0).any(-1).all():
@@ -67,8 +70,9 @@ def foresight_gap(masses: ArrayLike, kept: ArrayLike) -> float | Array:
 def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
     """Documents of the corpus that a beam search by prefix probabilities finds, best first: [found, m].
 
-    p: probabilities of all sequences, [V, …, V]; corpus: which of them exist, a mask of the same shape. A
-    prefix is valid if it begins a document, and its probability counts all sequences, as a decoder's does.
+    p: probabilities of all sequences, [V, …, V]. corpus: mask of the sequences that are documents, of the
+    same shape. A prefix is valid if it begins a document, and its probability includes all sequences, as in a
+    decoder.
     """
     joint, inside = np.asarray(p, float), np.asarray(corpus, bool)
     tokens, live = joint.shape[0], np.zeros(1, dtype=np.int64)

@@ -38,7 +38,7 @@ class Solution(NamedTuple):
 
 
 class Iterates(NamedTuple):
-    """Eq. 5 after 1, 2, …, T iterations.
+    """The values of Eq. 5 after 1, 2, …, T iterations.
 
     gates: λ, [T, ..., m]. shift: dual variable a, [T, ...]. caps: dual variables b, [T, ..., m].
     """
@@ -51,13 +51,13 @@ class Iterates(NamedTuple):
 def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Solution:
     """λ = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1, exactly, in O(m log m).
 
-    With s in descending order, a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget if the first n are
-    capped, and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et al. 2022,
-    Eq. 5.
+    With s in descending order, a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget if the n largest
+    scores are capped, and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et
+    al. 2022, Eq. 5.
 
     scores: [..., m]. k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, a k
     that is negative or not finite, an ε that is not positive or not finite (`hard_top_k` is the limit ε → 0),
-    or a mask of another shape.
+    or a mask whose shape differs from that of the scores.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     x = s / temperature[..., None]
@@ -83,8 +83,8 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
 def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """λ [..., m] = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1; ε = 0 gives the hard limit.
 
-    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). Arguments and errors are as in
-    `solve`, except that ε may be 0, for all rows at once.
+    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). See `solve` for arguments and errors;
+    in addition, ε may be 0, for all rows at once.
     """
     if np.all(np.asarray(epsilon) == 0):
         return hard_top_k(scores, k, mask)
@@ -92,10 +92,10 @@ def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Ma
 
 
 def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
-    """lim_{ε→0} of the entropic top-k: 1 above the k-th score; tokens tied with it share the rest equally.
+    """lim_{ε→0} of the entropic top-k: 1 above the k-th score; tokens at that score share the rest equally.
 
-    For whole k without ties, this is the 0/1 indicator of the k largest scores. Arguments and errors are as
-    in `solve`.
+    For whole k without ties, this is the 0/1 indicator of the k largest scores. See `solve` for arguments and
+    errors.
     """
     s, budget, _ = _arguments(scores, k, 1.0, mask)
     real = np.isfinite(s)
@@ -112,8 +112,7 @@ def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = N
 
     J is [..., m, m], symmetric and positive semidefinite, and its rows sum to 0. If a score lies exactly at
     the cap, λ is not differentiable; the result is then the derivative for the uncapped score. Autograd
-    through the masked softmax with U held fixed gives the same matrix. Arguments and errors are as in
-    `solve`.
+    through the masked softmax with U held fixed gives the same matrix. See `solve` for arguments and errors.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
     temperature = np.asarray(epsilon, dtype=float)[..., None, None]
@@ -124,7 +123,7 @@ def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = N
 def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 unless U is empty.
 
-    At k = 0 this is the right derivative; at k ≥ m it is zero. Arguments and errors are as in `solve`.
+    At k = 0 this is the right derivative; at k ≥ m it is zero. See `solve` for arguments and errors.
     """
     return _free_gates(scores, k, epsilon, mask)[1]
 
@@ -132,7 +131,7 @@ def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: M
 def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """∂λ/∂ε = −(λ_U/ε²)(s − s̄), s̄ = Σ_U λ_i s_i / (k − n1), 0 elsewhere: [..., m], sums to 0.
 
-    Arguments and errors are as in `solve`.
+    See `solve` for arguments and errors.
     """
     gates, share = _free_gates(scores, k, epsilon, mask)
     s = np.where(gates > 0, np.asarray(scores, dtype=float), 0.0)  # scores are −inf on padding
@@ -150,8 +149,8 @@ def iterate(
     iteration is w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is
     right, and is never slower (`contraction`).
 
-    Eq. 5 is followed literally for k ≥ m too, where λ_T only tends to 1 and `solve` gives 1 at once.
-    Arguments and errors are as in `solve`, and iterations must be ≥ 1.
+    Eq. 5 is followed literally for k ≥ m, too: λ_T only tends to 1, whereas `solve` gives 1 at once. See
+    `solve` for arguments and errors; iterations must be ≥ 1.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     steps = int(checks.whole(iterations, "iterations"))
@@ -173,7 +172,7 @@ def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: 
     """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
     The rate is derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at
-    the fixed point. Raises ValueError unless 0 < k < m; other arguments and errors are as in `solve`.
+    the fixed point. Raises ValueError unless 0 < k < m; see `solve` for the other arguments and errors.
     """
     s, budget, _ = _arguments(scores, k, epsilon, mask)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
@@ -187,8 +186,8 @@ def contraction(
     """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
 
     Returns [iterations − 1, ...]. By concavity, the rate is at most n1/k at every step and equals n1/k after
-    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. Arguments and
-    errors are as in `convergence_rate`, and iterations must be ≥ 2.
+    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. See
+    `convergence_rate` for arguments and errors; iterations must be ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
     convergence_rate(scores, k, epsilon, mask)
@@ -206,8 +205,8 @@ def sufficient_iterations(
 
     T follows from 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. The first excess
     e_1 = exp((a* − a_1)/ε) − 1 grows exponentially with the spread of s over ε, so “a few iterations” suffice
-    only if scores lie within a few ε of one another. Arguments and errors are as in `convergence_rate`, with
-    0 < tolerance < 1.
+    only if scores lie within a few ε of one another. See `convergence_rate` for arguments and errors; 0 <
+    tolerance < 1 is required.
     """
     allowed = checks.probability(tolerance, "tolerance")
     rate = np.asarray(convergence_rate(scores, k, epsilon, mask))
@@ -222,7 +221,7 @@ def sufficient_iterations(
 def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """sᵀλ + εH(λ) [...], the objective of Eq. 4, with 0 ln 0 = 0.
 
-    gates: λ ≥ 0, [..., m]. Other arguments and errors are as in `solve`.
+    gates: λ ≥ 0, [..., m]. See `solve` for the other arguments and for errors.
     """
     s, _, temperature = _arguments(scores, 0, epsilon, mask)
     weights = np.asarray(gates, dtype=float)
@@ -244,8 +243,8 @@ def dual(
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε in the last term, which follows from substituting λ. At the
-    optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: a value for this ε. Other
-    arguments and errors are as in `solve`.
+    optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: a value to use instead of
+    ε for this factor. See `solve` for the other arguments and for errors.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
@@ -258,7 +257,7 @@ def dual(
 def dual_as_printed(
     scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike, mask: Mask = None
 ) -> Array:
-    """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the ε.
+    """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the factor ε.
 
     The maximiser over a has Σλ = εk instead of k, so this is not the dual of Eq. 4, and Eq. 5 does not ascend
     this function.

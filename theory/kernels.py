@@ -1,4 +1,4 @@
-"""Attention relevance as a kernel sum, at a cost linear in the numbers of tokens.
+"""Attention relevance as a kernel sum, whose cost is linear in the number of tokens.
 
 rel = Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
@@ -58,8 +58,8 @@ def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap)
 def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
     """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one side of the printed upper bound.
 
-    Wu et al. 2024, after Lemma 5.2: rel ≤ factor(D)·factor(Q), there divided by p̂, which is constant here.
-    The product orders documents by factor(D), the same for every query, so it cannot rank.
+    Wu et al. 2024, after Lemma 5.2: rel ≤ factor(D)·factor(Q), which the paper also divides by p̂, a constant
+    here. The product orders documents by factor(D), which is the same for every query, so it cannot rank.
     """
     X = checks.vector(vectors, "vectors", axes=2, nonzero=False)
     return float((np.linalg.norm(X, axis=1) * np.linalg.norm(features(X), axis=1)).sum())

@@ -31,7 +31,7 @@ COUNTEREXAMPLE: dict[str, Array] = {
 def broken_conditions(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int, tolerance: float = 1e-9
 ) -> list[str]:
-    """List the conditions of Theorem 1 that fail for segment i = `segment`. If none fails, it applies.
+    """List the conditions of Theorem 1 that fail for segment i = `segment`; [] if the theorem applies.
 
     query: [v]. better, worse: segments of d1 and d2, [m, v]. Equalities are checked relative to the norms
     involved, within `tolerance`. ⟨q, d1⟩ ≥ ⟨q, d2⟩ is part of the paper's definition of a margin.
@@ -61,10 +61,10 @@ def broken_conditions(
 def segment_margins(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int
 ) -> tuple[float, float]:
-    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the two sides of Theorem 1. If it applies, first ≥ second.
+    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the sides of Theorem 1. If its conditions hold, first ≥ second.
 
-    Arguments are as in `broken_conditions`, which is not called. Raises ValueError if d1 = d2 or d1^(i) =
-    d2^(i), since there is no margin then.
+    See `broken_conditions` for the arguments; the conditions are not checked. Raises ValueError if d1 = d2 or
+    d1^(i) = d2^(i), since there is no margin then.
     """
     q, first, second = _segments(query, better, worse)
     index = int(checks.whole(segment, "segment", least=0, most=len(first) - 1))
@@ -117,7 +117,7 @@ def simulated_maxscore_error(
     """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under a Gaussian A: estimate and standard error.
 
     The joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), is sampled, so the cost
-    does not depend on k. Arguments are as in `cross_margins`.
+    does not depend on k. See `cross_margins` for the arguments.
     """
     q, first, second = _segments(query, better, worse, equal=False)
     count = int(checks.whole(samples, "samples", least=2))

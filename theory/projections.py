@@ -210,7 +210,7 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
     is .09. Near β = ½ the approximation falls below 1, by up to ½.
     "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from this value on suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
-    The last three are real thresholds, not rounded. margin and beta broadcast.
+    The last three methods return real thresholds that are not rounded. margin and beta broadcast.
     """
     if method not in METHODS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(METHODS)}")
@@ -245,7 +245,7 @@ def boolean_required_dimension(
 def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
     """κ = Σ_j q̄_j² δ̄_j²: with k and ε, it determines the variance of a Rademacher projection.
 
-    The arguments are dense, [..., v], and broadcast. Errors are as in `normalized_margin`.
+    The arguments are dense, [..., v], and broadcast. Raises the same errors as `normalized_margin`.
     """
     q, delta = _query_and_difference(query, better, worse)
     q, delta = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, delta))
@@ -275,12 +275,12 @@ def rademacher_required_dimension(
 ) -> int:
     """k* of the two-sparse Rademacher pair. Its error is not monotone in k, so k* needs a definition.
 
-    definition: "first", the smallest k with error ≤ β; or "stable", the smallest k from which on the error
-    stays ≤ β, for comparison with bounds of the form "every k ≥ ... suffices". Ties count as errors.
-    Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality
-    gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between the roots of
-    two smooth bounds of the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, where the
-    regularised beta function extends the tail.
+    definition: "first", the smallest k with error ≤ β; or "stable", the smallest k such that the error is ≤ β
+    at this k and all larger ones, for comparison with bounds of the form "every k ≥ ... suffices". Ties count
+    as errors. Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's
+    inequality gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between
+    the roots of two smooth bounds on the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and
+    ck, where the regularised beta function extends the tail.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")

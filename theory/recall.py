@@ -5,7 +5,7 @@ Luan et al., TACL 2021, section 2.1.1. A query q has a best document d1 and n co
 from the first r exactly if R ≥ r, where R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. Competitors that tie with d1
 before the projection (μ = 0) are not covered: leave them out.
 
-Bounds need the margins only. The exact Gaussian law needs the vectors, since competitors err together: given
+Bounds need only the margins. The exact Gaussian law needs the vectors, since competitors err together: given
 Aq, the scores of all documents are, up to one common positive factor, χ_k ⟨q̄, d⟩ + ⟨z, d⟩, with z ~ N(0, I)
 projected on the complement of q and an independent chi variable χ_k. Let t(d2) = −⟨z, δ⟩ / ⟨q̄, δ⟩, and let
 T_r be the r-th largest t. Then R ≥ r if and only if χ_k ≤ T_r, and
@@ -33,8 +33,8 @@ _BLOCK = 2_000_000
 def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     """P(R ≥ r) ≤ 4 (n − r + 1) exp(−(k/2) h(ε)), where ε is the r-th smallest of the n margins [n].
 
-    This is Lemma 2, for both ensembles. The bound is not clipped at 1. Every bound of this module returns an
-    array of k's shape.
+    This is Lemma 2, for both ensembles. The bound is not clipped at 1. Every bound in this module returns an
+    array with the shape of k.
     """
     ordered, r = _ordered(margins, r)
     count = len(ordered) - r + 1
@@ -44,7 +44,7 @@ def lemma2_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
 def eq3_required_dimension(
     margin: ArrayLike, documents: ArrayLike, r: ArrayLike, beta: ArrayLike = 0.05
 ) -> Any:
-    """k = (2/h(ε)) ln(4 (n − r + 1)/β), Eq. 3: from this real k on, Lemma 2 gives P(R ≥ r) ≤ β.
+    """k = (2/h(ε)) ln(4 (n − r + 1)/β), Eq. 3: at this real k and above, Lemma 2 gives P(R ≥ r) ≤ β.
 
     margin: ε, the r-th smallest of n margins. documents: n. All arguments broadcast.
     """
@@ -58,7 +58,7 @@ def eq3_required_dimension(
 
 
 def lemma1_sum_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))), from the proof of Lemma 2 before the last step.
+    """P(R ≥ r) ≤ Σ_{i≥r} 4 exp(−(k/2) h(μ_(i))), from the proof of Lemma 2, before its last step.
 
     margins: [n].
     """
@@ -109,9 +109,10 @@ def required_dimension_recall(
 ) -> float:
     """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
 
-    method: "eq3" (the paper's), "lemma1_sum", "t_union" and "markov_union" give decreasing k that suffice for
-    Gaussian A; the first two also suffice for Rademacher A. "independent" is an approximation. The result is
-    1 if k = 1 suffices. `required_dimension_recall_exact` gives the k of the exact law.
+    method: "eq3" (the paper's bound), "lemma1_sum", "t_union" and "markov_union" give smaller and smaller k,
+    all sufficient for Gaussian A; the k of "eq3" and "lemma1_sum" is also sufficient for Rademacher A.
+    "independent" is an approximation. The result is 1 if k = 1 suffices. `required_dimension_recall_exact`
+    gives the k of the exact law.
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
@@ -191,8 +192,8 @@ def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
     """P(R ≥ r) at each k and the standard error, from samples of the threshold at one rank.
 
     thresholds: [samples], or [queries, samples] for the mean over queries with independent samples.
-    Returns two arrays of k's shape (floats for a scalar k). The law is exact; the standard error covers the
-    sampling of z, but not the choice of queries.
+    Returns two arrays with the shape of k (floats for a scalar k). The law is exact; the standard error
+    covers the sampling of z, but not the choice of queries.
     """
     k, squares = checks.dimensions(k), _squares(thresholds)
     values = np.array([special.gammainc(0.5 * n, 0.5 * squares) for n in k.ravel()])
@@ -249,7 +250,7 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
 
 
 def markov_union(errors: Array, r: int) -> Array:
-    """min_{0≤s<r} of the sum of all but the s largest probabilities [..., n], over r − s."""
+    """min_{0≤s<r} of the sum of all but the s largest probabilities [..., n], divided by r − s."""
     beyond = np.cumsum(np.sort(errors, axis=-1), axis=-1)[..., ::-1][..., :r]
     return np.min(beyond / (r - np.arange(r)), axis=-1)
 
@@ -280,7 +281,7 @@ def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
 
 
 def _root(excess: Callable[[float], float], high: float) -> float:
-    """Solve excess(k) = 0 for k in [1, high], to 1e-12; return 1 if excess(1) ≤ 0. excess must decrease."""
+    """Solve excess(k) = 0, decreasing in k, for k in [1, high], to 1e-12; return 1 if excess(1) ≤ 0."""
     return float(optimize.brentq(excess, 1.0, high, rtol=1e-12)) if excess(1.0) > 0 else 1.0
 
 

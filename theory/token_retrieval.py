@@ -1,8 +1,8 @@
 """Document scores from retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
 
 Lee et al. 2023 (XTR). P_ij = q_iᵀd_j is the similarity of query token i (of n) to token j of a pool, which
-has the tokens of all documents in order. Â_ij = 1 if j is among the k largest of row i over the whole pool.
-The score of a document uses only the document's columns.
+contains the tokens of all documents in order. Â_ij = 1 if j is among the k largest of row i over the whole
+pool. The score of a document uses only the document's columns.
 
 Everywhere below, `similarities` P is [n, t] and finite; `owners` [t] gives the document 0 … C−1 of each
 column, and every document owns at least one column. This module is the readable version; fast paths are
@@ -43,7 +43,7 @@ def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
 
     Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
-    rows. If there are none, Z is a small number and f_XTR = 0. Errors are as in `retrieved`.
+    rows. If there are none, Z is a small number and f_XTR = 0. Raises the same errors as `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
@@ -62,7 +62,7 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
     """m_i = the k'-th largest similarity of each query token, or the smallest if the pool is smaller, [n].
 
-    Lee et al. 2023, §3.2. Errors are as in `retrieved`.
+    Lee et al. 2023, §3.2. Raises the same errors as `retrieved`.
     """
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
     return np.where(retrieved(P, k), P, np.inf).min(1)
@@ -72,7 +72,7 @@ def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i if row i retrieved no token), [C].
 
     Lee et al. 2023, Eq. 4, with m_i from `imputed_similarities`, which may be negative. The score is defined
-    for every document, but retrieval ranks only the `candidates`. Errors are as in `retrieved`.
+    for every document, but retrieval ranks only the `candidates`. Raises the same errors as `retrieved`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
@@ -130,9 +130,9 @@ def colbert_gradient(
 ) -> Array:
     """∂L_CE/∂P [n, t] under f_ColBERT.
 
-    The gradient is −(1−P⁺)/(nτ) on the row maxima of the positive and +P⁻/(nτ) on the row maxima of each
-    negative (Lee et al. 2023, appendix A, where τ = 1). Ties go to the earlier column. Errors are as in
-    `cross_entropy`.
+    The gradient is −(1−P⁺)/(nτ) on the row maxima of the positive document and +P⁻/(nτ) on the row maxima of
+    each negative document (Lee et al. 2023, appendix A, where τ = 1). Ties go to the earlier column. Raises
+    the same errors as `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     everything = np.ones(P.shape, dtype=bool)
@@ -144,10 +144,10 @@ def xtr_gradient(
 ) -> Array:
     """∂L_CE/∂P [n, t] under f_XTR.
 
-    The gradient is −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive and +P⁻/(Z⁻τ) on the retrieved
-    maxima of a negative (Lee et al. 2023, appendix A, where τ = 1). The set of retrieved tokens, and hence Z,
-    is taken as locally constant. A document without a retrieved token has f_XTR = 0 and gradient 0; the paper
-    leaves both undefined. Errors are as in `cross_entropy`.
+    The gradient is −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive document and +P⁻/(Z⁻τ) on the
+    retrieved maxima of each negative document (Lee et al. 2023, appendix A, where τ = 1). The set of
+    retrieved tokens, and hence Z, is taken as locally constant. A document without a retrieved token has
+    f_XTR = 0 and gradient 0; the paper leaves both undefined. Raises the same errors as `cross_entropy`.
     """
     P, owner = _pool(similarities, owners)
     return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
@@ -156,9 +156,10 @@ def xtr_gradient(
 def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
     """Σ |∂L_CE/∂P_ij| over each document's columns, [C].
 
-    The mass is (1−P⁺)/τ for the positive and P⁻/τ for a negative, for any n and Z, or 0 if no token of the
-    document was retrieved. So in-batch token retrieval does not push harder on a document with few retrieved
-    tokens, as appendix A may suggest: it spreads the same mass over fewer entries.
+    The mass is (1−P⁺)/τ for the positive document and P⁻/τ for a negative document, for any n and Z, or 0 if
+    no token of the document was retrieved. So, contrary to what appendix A may suggest, in-batch token
+    retrieval does not push harder on a document with few retrieved tokens: it spreads the same mass over
+    fewer entries.
     """
     P, owner = _pool(gradient, owners)
     return np.asarray(np.bincount(owner, weights=np.abs(P).sum(0)), dtype=np.float64)
@@ -168,14 +169,15 @@ def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -
     """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) for scores in [−1, 1] (cosines) and B documents in the batch.
 
     The limit is derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B includes the
-    positive. B ≥ 2 and τ > 0 broadcast; scalars give a float. Raises ValueError outside these ranges.
+    positive document. B ≥ 2 and τ > 0 broadcast; scalars give a float. Raises ValueError outside these
+    ranges.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     return checks.plain(1 / (1 + negatives * np.exp(-2 / checks.positive(temperature, "temperature"))))
 
 
 def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Array:
-    """τ = 2 / ln((B−1) P/(1−P)): the largest τ at which cosines can give the positive the probability P.
+    """τ = 2 / ln((B−1) P/(1−P)): the largest τ at which cosines can give the positive document probability P.
 
     This is the inverse of `positive_probability_limit`. The result is +inf if P ≤ 1/B, which every τ allows.
     B ≥ 2 and P in (0, 1) broadcast; scalars give a float.
@@ -190,7 +192,7 @@ def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Arr
 def level_loss(
     batch: ArrayLike, positive: ArrayLike = 0.8, negative: ArrayLike = 0.2, temperature: ArrayLike = 1.0
 ) -> float | Array:
-    """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) if the positive scores f⁺ and each of the B−1 negatives f⁻.
+    """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) if the positive document scores f⁺ and all B−1 negatives score f⁻.
 
     This is the failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0,
     which requires a small τ. All arguments broadcast; scalars give a float. Raises ValueError if B < 2, τ ≤ 0
@@ -211,7 +213,7 @@ def scoring_cost(
     *,
     consistent: bool = True,
 ) -> dict[str, float]:
-    """FLOPs of the scoring stages of ColBERT and XTR.
+    """Compute the FLOPs of the scoring stages of ColBERT and XTR.
 
     n query tokens retrieve k' tokens each; documents have m̄ tokens of d dimensions. The defaults are the
     settings of Lee et al. 2023, appendix B and Table 1. The paper (consistent=False) counts C = nk'
@@ -264,7 +266,7 @@ def _row_maxima(values: NDArray, owner: NDArray[np.int64]) -> NDArray:
 
 
 def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Return row maxima over each document's retrieved columns (−inf if none), and which maxima exist."""
+    """Return row maxima over each document's retrieved columns (−inf if none), and which rows have one."""
     P, owner = _pool(similarities, owners)
     best = _row_maxima(np.where(retrieved(P, k), P, -np.inf), owner)
     return best, np.isfinite(best)

@@ -107,7 +107,7 @@ def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
     """Return the largest two-sided deviation of an observed share from its probability, in standard errors.
 
     share: fraction of `draws` with the event. The tail probability is exact (binomial), so it
-    also holds for rare events. It is converted to the normal quantile with the same tail.
+    is also valid for rare events. It is converted to the normal quantile with the same tail.
     """
     count = np.rint(np.asarray(share) * draws)
     tail = np.minimum(

@@ -187,7 +187,7 @@ def rounding(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a query token and document tokens near one direction, [tokens + 1, 6]; also return the angles."""
+    """Draw a query token and document tokens near one direction: (vectors [tokens + 1, 6], their angles)."""
     vectors = rng.standard_normal((tokens + 1, 6)) + rng.uniform(0, 2) * rng.standard_normal(6)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit, np.arccos(np.clip(unit @ unit.T, -1, 1))
@@ -196,10 +196,10 @@ def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray
 def drawn_shares(
     rng: np.random.Generator, unit: np.ndarray, planes: int, draws: int, fill: bool
 ) -> np.ndarray:
-    """Return how often each document token is drawn from the query's bucket, over draws of explicit planes.
+    """Return how frequently each document token is drawn from the query's bucket, in `draws` sets of planes.
 
-    One token is drawn from the tokens in the bucket. Token i is drawn with probability E[Aᵢ], so counts are
-    binomial.
+    For each set of planes, one of the tokens in the bucket is drawn. Token i is drawn with probability E[Aᵢ],
+    so counts are binomial.
     """
     sides = np.einsum("th,dph->dtp", unit, rng.standard_normal((draws, planes, unit.shape[1]))) > 0
     distances = (sides[:, 1:] != sides[:, :1]).sum(-1)

@@ -1,4 +1,4 @@
-"""Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4 and Lemmas."""
+"""Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4, lemmas."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +14,7 @@ from theory.claims import GENERATIVE, Evidence, apart, excess, median_ratio, the
 def attention_factors(
     rng: np.random.Generator, samples: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Draw D [M, h], Q [N, h], W [h, h] with sizes 2–15, at scales that give small and large δ."""
+    """Draw D [M, h], Q [N, h] and W [h, h] with sizes from 2 to 15, at scales that give small and large δ."""
     for _ in range(samples):
         M, N, h = rng.integers(2, 16, 3)
         D = 10 ** rng.uniform(-1.5, 1) * rng.standard_normal((M, h))

@@ -72,7 +72,7 @@ def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def every_row(v: int) -> np.ndarray:
-    """Return the 2^v equally likely rows of a Rademacher matrix, up to scale."""
+    """Return all 2^v possible rows of a Rademacher matrix, which are equally likely, up to scale."""
     return 2 * (np.arange(2**v)[:, None] >> np.arange(v) & 1) - 1
 
 
@@ -164,7 +164,7 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
-    """Check whether the k of `method` keeps the errors of both ensembles at or below β."""
+    """Check whether the k computed by `method` keeps the errors of both ensembles at or below β."""
     margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
     k, exact = (projections.required_dimension(margin, beta, name) for name in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))

@@ -1,4 +1,4 @@
-"""Claims of Luan et al. 2021, §§2, 3: recall, margins of a collection, general encoders, several vectors."""
+"""Claims in §2 and §3 of Luan et al. 2021: recall, margins, general encoders and several vectors."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +58,7 @@ def markov_union(rng: np.random.Generator, samples: int) -> Evidence:
 def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Evidence:
     """Compare a bound on P(R ≥ r) with the exact law, which is computed by quadrature.
 
-    Tightness is measured where the exact probability lies in 10⁻⁴ … ½.
+    Tightness is measured where the exact probability lies between 10⁻⁴ and ½.
     """
     exact, limit = [], []
     for instance in range(min(samples, 150)):
