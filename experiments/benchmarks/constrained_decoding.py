@@ -1,16 +1,16 @@
-"""Time of constrained decoding: sets of next tokens and a whole beam search, each beside a baseline.
+"""Time of constrained decoding: sets of next tokens and a whole beam search, each compared with a baseline.
 
-Next tokens: the baseline is plain numpy, on the same prefixes of the same text. The text is real: the
-collection's documents in order, cut into words and marks, up to --tokens tokens. Prefixes start at random
-places, so frequent prefixes are drawn more often. The sets of both methods are compared before timing.
+Next tokens: the baseline is plain numpy, on the same text and prefixes. The text is real: the collection's
+documents in order, cut into words and punctuation marks, up to --tokens tokens. Prefixes start at random
+positions, so frequent prefixes are drawn more often. Before timing, both methods must give the same sets.
 
 Beam search: one model searches the collection's titles for one query at a time. The baseline is transformers'
-`generate` with `prefix_allowed_tokens_fn`, which reads the same titles from a dictionary of prefixes. Both
+`generate` with `prefix_allowed_tokens_fn`, which looks up the same titles in a dictionary of prefixes. Both
 searches must find the same best score for every query. Both compute the same matrix products in nearly the
-same steps, so the remaining time is compared too: CPU time minus that of the recorded products, run again.
+same steps, so the remaining time is compared too: CPU time minus the time to rerun the recorded products.
 
-A trie of --many identifiers, drawn from the text, is built in a separate process. Its bytes, the process's
-peak memory growth, and CPU seconds are reported.
+A trie of --many identifiers, drawn from the text, is built in a separate process. Its size in bytes, the
+process's peak memory growth, and the CPU seconds are reported.
 
 Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
 on the machine.
@@ -106,7 +106,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Time the sets of tokens that may follow each prefix: NGramIndex, and numpy on suffix array rows."""
+    """Time the sets of next tokens after each prefix, by NGramIndex and by numpy on suffix array rows."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -145,7 +145,7 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
-    """Time a model's search of titles, and the search of transformers over the same titles."""
+    """Time a model's beam search over titles, and transformers' beam search over the same titles."""
     torch.set_num_threads(settings.threads)
     collection = load_collection(settings.collection)
     corpus = collection.corpus
@@ -196,7 +196,7 @@ def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
 
 
 def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> float:
-    """Return the best score of transformers' constrained search."""
+    """Return the best score that transformers' constrained search finds."""
     arguments = {"input_ids": query.input_ids, "attention_mask": query.attention_mask, "do_sample": False}
     arguments |= {"num_beams": beams, "num_return_sequences": beams, "length_penalty": 0.0}
     arguments |= {"max_new_tokens": model.identifiers.longest, "decoder_start_token_id": START}
@@ -206,7 +206,7 @@ def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> floa
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps every call of a matrix product, with its arguments."""
+    """Record every matrix product call with its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def products_of(method: Callable[[], object]) -> Callable[[], None]:
 
 
 def large_trie(settings: Settings, console: Terminal) -> list[Row]:
-    """Build the trie of many identifiers in a new process."""
+    """Measure building a trie of many identifiers, in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size, peak, seconds = pool.apply(trie_costs, (settings,))
     console.print(
@@ -243,7 +243,7 @@ def large_trie(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def trie_costs(settings: Settings) -> tuple[int, int, float]:
-    """Return the trie's bytes, the peak memory growth of this process, and CPU seconds."""
+    """Return the trie's size in bytes, this process's peak memory growth in bytes, and the CPU seconds."""
     tokens, _ = words(settings)
     random = np.random.default_rng(settings.seed)
     lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, settings.many)
@@ -259,7 +259,10 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
 
 
 def words(settings: Settings) -> Sequences:
-    """Return the collection's first words and marks in lower case, numbered in the order of appearance."""
+    """Return the collection's first words and punctuation marks as numbers, with the documents' offsets.
+
+    Words are lower-cased; words and marks are numbered in order of appearance.
+    """
     numbers: dict[str, int] = {}
     tokens: list[int] = []
     offsets = [0]
@@ -276,7 +279,7 @@ def words(settings: Settings) -> Sequences:
 def draw_prefixes(
     settings: Settings, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n1"]
 ) -> list[list[int]]:
-    """Draw prefixes: tokens after random positions of the text, cut off at the end of the document."""
+    """Draw prefixes: runs of tokens from random positions of the text, cut off at the document's end."""
     random = np.random.default_rng(settings.seed)
     begins = random.integers(0, len(tokens), settings.prefixes)
     ends = begins + random.integers(1, settings.longest + 1, settings.prefixes)

@@ -1,19 +1,20 @@
-"""Encoding: documents per CPU second, milliseconds per query, and the nDCG@10 lost to narrower types.
+"""Encoding: documents per CPU second, milliseconds per query, and nDCG@10 lost to narrower data types.
 
-Our encoder in every precision is compared with sentence-transformers, ONNX Runtime and OpenVINO, on the same
-weights, texts and lengths, including tokenisation. Peers that are not installed are listed and left out:
+Our encoder in every precision is compared with sentence-transformers, ONNX Runtime and OpenVINO. All use the
+same weights, texts and lengths, and times include tokenisation. Peers that are not installed are listed and
+left out:
 
     pip install openvino nncf onnxruntime onnx
 
 Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
 reported. The cosine compares a document's mean vector with the float32 vector from transformers. The rates of
-products are measured on the encoder's widest layer and are an upper limit for every system. Compare ratios:
-seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to older
-instructions.
+matrix products are measured for the encoder's widest layer and are an upper limit for every system. Compare
+ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to
+older instructions.
 
-`quality` names collections. For each, the report has every precision's nDCG@10 minus float32's on the test
-queries, with a 95% bootstrap interval over queries. A precision becomes the default only if all intervals lie
-within ±.005.
+`quality` names collections. For each collection and precision, the report gives nDCG@10 minus float32's
+nDCG@10 on the test queries, with a 95% bootstrap interval over queries. A precision becomes the default only
+if all intervals lie within ±.005.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ def main(settings: Settings) -> None:
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
-    """Return documents of at least `length` words (no padding): texts to encode, then calibration texts."""
+    """Return the longest documents, if possible with at least `length` words each, so that none is padded.
+
+    The first `documents` texts are for encoding, the remaining texts for calibration.
+    """
     wanted = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(settings.length, len(text.split())))[:wanted]
     if len(texts) < wanted:
@@ -125,7 +129,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def ours(settings: Settings) -> dict[str, Encode]:
-    """Return our `encode_documents` with the offline encoder's mean vectors, in every precision of a CPU."""
+    """Return our `encode_documents`, with the offline encoder's mean vectors, in each precision for CPUs."""
     from dataclasses import replace
 
     from paradigms.encoder.precision import autocast
@@ -145,7 +149,7 @@ def ours(settings: Settings) -> dict[str, Encode]:
 
 
 def tokens(settings: Settings, texts: Sequence[str]) -> dict[str, Tensor]:
-    """Tokenise texts into the inputs of transformers' models."""
+    """Tokenise texts into inputs for transformers models."""
     how = {"padding": True, "truncation": True, "max_length": settings.length, "return_tensors": "pt"}
     return dict(tokenizer(texts, how))
 
@@ -161,7 +165,7 @@ _tokenizer: Any = None
 
 
 def pooled(states: Tensor, attention: Tensor) -> Tensor:
-    """Return means of token vectors, normalised to length 1."""
+    """Return each text's mean token vector, normalised to length 1."""
     weight = attention[..., None].float()
     return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
 
@@ -203,7 +207,7 @@ def sentence_transformers(dtype: str) -> Callable[..., Encode]:
 
 
 def exported(settings: Settings, texts: Sequence[str], folder: Path) -> Path:
-    """Export the encoder as an ONNX file, once."""
+    """Export the encoder as an ONNX file, if the file does not exist."""
     file = folder / "encoder.onnx"
     if not file.is_file():
         import onnx  # noqa: F401  which torch's export needs
@@ -320,7 +324,7 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
 
 
 def products(settings: Settings) -> list[dict[str, Any]]:
-    """Measure GFLOP/s of x Wᵀ at the size of the encoder's widest layer."""
+    """Measure GFLOP/s of x Wᵀ for the shape of the encoder's widest layer."""
     rows, wide, narrow = settings.batch * settings.length, 1536, 384
     x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
     packed = int8.quantised(weight)
@@ -337,7 +341,7 @@ def products(settings: Settings) -> list[dict[str, Any]]:
 
 
 def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
-    """Measure nDCG@10 of every precision minus nDCG@10 of float32, on a collection's test queries."""
+    """Measure nDCG@10 of every narrower precision minus float32's, on a collection's test queries."""
     split, corpus = collection.split("test"), collection.corpus
     if settings.most:
         judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)

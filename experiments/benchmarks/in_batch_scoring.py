@@ -1,9 +1,10 @@
-"""Peak memory and time of in_batch_rel beside the plain einsum `core.rel`, forward and backward.
+"""Peak memory and time of in_batch_rel and of the plain einsum `core.rel`, forward and backward.
 
 On a CPU, each case runs in a new process, which reads its peak memory from /proc (Linux). On a GPU, the
 Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over
-document tokens, and memory is the memory that torch allocates. Results are printed as a table with ratios
-(plain einsum over each method) and written as JSON. Compare ratios: absolute times depend on the machine.
+document tokens, and peak memory is the memory allocated by torch. Results are printed as a table with ratios
+(plain einsum divided by each method) and written as JSON. Compare ratios: absolute times depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def machine(settings: Settings) -> str:
 
 
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Run `measure` on one case; a CPU case runs in a new process, so earlier memory does not count."""
+    """Run `measure` on one case; a CPU case runs in a new process, so earlier memory use does not count."""
     if settings.device == "cuda":
         return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -98,7 +99,7 @@ def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, f
 
 
 def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Measure the seconds and the added MiB of a forward and backward pass."""
+    """Measure the seconds and the additional MiB that a forward and backward pass takes."""
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()
@@ -130,7 +131,7 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, fl
 
 
 def random_tokens(settings: Settings, batch: int) -> tuple[Tokens, Tokens]:
-    """Draw unit vectors for texts whose lengths are uniform between half the maximum and the maximum."""
+    """Draw unit vectors for texts with random lengths, uniform between half the maximum and the maximum."""
     random = torch.Generator().manual_seed(0)
 
     def tokens(x: int, n: int, length: int) -> Tokens:

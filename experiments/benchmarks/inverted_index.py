@@ -1,14 +1,15 @@
-"""Time and bytes of exact search by learned sparse vectors: the inverted index beside scipy and bm25s.
+"""Time and size of exact search with learned sparse vectors: the inverted index, scipy and bm25s.
 
 Document frequencies and weights are distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r
-occurs in a share of 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
-Query terms are drawn by the same frequencies. Similar documents are not adjacent here, so block-max pruning
+occurs in a fraction 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
+Query terms are drawn with the same frequencies. Similar documents are not adjacent here, so block-max pruning
 prunes more on a real collection.
 
 scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
 transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
-Before a method is timed, its best documents are compared with exact scores of the stored weights. Methods
-take turns on one core. Times are CPU times. Compare ratios: absolute times depend on the machine.
+Before a method is timed, the scores of its best documents are checked against exact scores of the stored
+weights. Methods take turns on one core. Times are CPU times. Compare ratios: absolute times depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def main(settings: Settings) -> None:
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw documents; each term occurs at random in the term's share of documents."""
+    """Draw documents; each term occurs independently in a document, with its probability in `frequency`."""
     owners = []
     for share in frequency:
         wanted = settings.documents * share
@@ -128,7 +129,7 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
 
 
 def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw queries of distinct terms, with probabilities proportional to term frequency."""
+    """Draw queries of distinct terms; a term's probability is proportional to its frequency."""
     share = frequency / frequency.sum()
     terms = [
         np.sort(random.choice(settings.terms, settings.query_terms, replace=False, p=share))
@@ -165,13 +166,13 @@ def built(documents: Sparse, bits: int) -> Index:
 
 
 def held_by(index: Index, terms: int) -> Sparse:
-    """Return the weights that an index stores."""
+    """Return the document weights that an index stores."""
     rows = index.store.decoded(slice(None))
     return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), terms))
 
 
 def held(documents: Sparse) -> int:
-    """Return the bytes of a matrix."""
+    """Return the size of a matrix in bytes."""
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
@@ -207,7 +208,7 @@ def largest(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def check(name: str, method: Method, k: int) -> None:
-    """Raise SystemExit if the scores of the best documents differ from scores by the stored weights."""
+    """Raise SystemExit if a method's best scores differ from exact scores with the stored weights."""
     wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} and the product find different documents")

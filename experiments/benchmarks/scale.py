@@ -1,16 +1,16 @@
 """Costs of search at 10⁴, 10⁵ and 10⁶ documents: build, memory, disk, open, search, add, delete, recall.
 
-Vectors are token states of the offline encoder (ColBERT, untrained) for documents of several collections: the
-first `tokens` of each document, on `dim` principal axes. When there are no more real documents, documents are
-composed of real documents by the law in `parts/composed.py`; at the first size, the recall on composed
-documents is compared with the recall on real documents. Other forms of the same texts are the mean of each
-document's tokens as one vector, BM25's weights, and SPLADE's weights for some of the documents. Queries are
-test queries of the collections.
+Vectors are token states of the offline encoder (ColBERT, untrained) for documents from several collections:
+the first `tokens` tokens of each document, projected onto `dim` principal axes. If a size exceeds the number
+of real documents, further documents are composed from real documents by the law in `parts/composed.py`; at
+the smallest size, recall on composed documents is compared with recall on real documents. The same texts are
+also stored as one vector per document (the mean of its tokens), as BM25 weights and, for some of the
+documents, as SPLADE weights. Queries are test queries of the collections.
 
-Every stage runs in a separate process, and the answer is a file in stages/, so a second run resumes where the
-first stopped. Times are CPU seconds of `threads` threads. recall@10 is against exact search of the same
-vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` documents if `--peers` names environments
-with these packages. A stage that takes longer than `limit` seconds is stopped.
+Every stage runs in a separate process and saves its answer in stages/, so a second run resumes where the
+first run stopped. Times are CPU seconds of `threads` threads. recall@10 is measured against exact search of
+the stored vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` documents if `--peers` names
+environments with these packages. A stage that takes longer than `limit` seconds is stopped.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ BUCKETS = {"planes": 4, "inner": 32}
 
 @dataclass(frozen=True)
 class System:
-    """A form of documents, a kind of index with its settings, and the settings of searches."""
+    """A form of documents, a kind of index with its build settings, and search settings to compare."""
 
     form: str
     kind: str
@@ -160,14 +160,14 @@ def main(settings: Settings) -> None:
 
 
 class Run:
-    """The stages of a run, each measured once. rows: results of the stages."""
+    """The stages of a benchmark run, each measured once. rows: stage results, one row per system and size."""
 
     def __init__(self, settings: Settings, folder: Path, vectors: Path, console: Terminal) -> None:
         self.settings, self.folder, self.vectors, self.console = settings, folder, vectors, console
         self.rows: list[dict[str, Any]] = []
 
     def measure(self, name: str, size: int) -> None:
-        """Measure all stages of one of our systems; the index is removed at the end."""
+        """Measure all stages of one of our systems, and remove the index at the end."""
         check = name == COMPOSED
         system = SYSTEMS["compressed" if check else name]
         real = json_or_empty(self.vectors / "vectors.json")["relevant"] if check else None
@@ -188,12 +188,12 @@ class Run:
             self.rows.append(row)
 
     def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]] | None:
-        """Return the best documents of each query, or None if they are unknown."""
+        """Return the best documents of each query, or None if they were not computed."""
         job = {"form": form, "documents": size, "real": real, "stage": "truth"}
         return self.stage(f"{form} of {'all' if real is None else real}", job).get("best")
 
     def measure_peer(self, name: str, size: int, python: str) -> None:
-        """Measure a peer's build and search, on files of the same vectors."""
+        """Measure a peer's build and search, on files of the token vectors that our systems index."""
         system, settings = PEERS[name]
         truth, place = self.truth("tokens", size), f"peers/vectors-{size}"
         files = self.folder / place
@@ -218,7 +218,7 @@ class Run:
             self.rows.append(row)
 
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result of a stage that has ended, or None."""
+        """Return the saved result of a finished stage, or None if there is none."""
         kept = json_or_empty(self.file(name, job))
         return kept["answer"] if kept.get("job") == job else None
 
@@ -226,7 +226,7 @@ class Run:
         return self.folder / "stages" / f"{folder_name(name)}-{job['documents']}-{job['stage']}.json"
 
     def stage(self, name: str, job: dict[str, Any], python: str = "") -> dict[str, Any]:
-        """Return the result of a stage: read from the stage's file, or measured now."""
+        """Return the result of a stage, read from its file or measured now."""
         if known := self.known(name, job):
             return known
         if self.settings.report:
@@ -253,7 +253,7 @@ class Run:
 
 
 def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
-    """Make the folder of real documents in every form, once for each choice of documents."""
+    """Write the real documents in every form to a folder, unless the folder exists with these settings."""
     names = ("collections", "queries", "tokens", "dim", "splade", "backbone", "seed")
     wanted, target = {name: getattr(settings, name) for name in names}, folder / "vectors"
     if json_or_empty(target / "vectors.json").get("settings") == wanted:
@@ -313,7 +313,10 @@ def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
 def states(
     settings: Settings, stores: Sequence[Store], order: Sequence[tuple[int, str]], random: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return each document's first tokens on the principal axes, and the mean of all tokens."""
+    """Return each document's first tokens, projected onto the principal axes, and each document's mean.
+
+    The mean is over all tokens of the document, at full width.
+    """
     places = [(stores[n], stores[n].position(id)) for n, id in order]
     spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
     sample = random.permutation(len(spans))[: (1 << 17) // settings.tokens]
@@ -336,7 +339,7 @@ def states(
 def splade(
     folder: Path, texts: Sequence[str], asked: Sequence[str], sources: np.ndarray, settings: Settings
 ) -> None:
-    """Write SPLADE's terms of some documents and of the queries."""
+    """Write SPLADE's terms and weights for the documents `texts` and the queries `asked`."""
     model = PARADIGMS["splade"]("offline-splade").eval()
     store = Store.build(kinds.inverted(16), model, map(str, range(len(texts))), texts, progress=True)
     rows = store.decoded(slice(None))
@@ -351,14 +354,14 @@ def splade(
 
 
 def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Join ids and weights of terms to one array."""
+    """Combine term ids and weights into one structured array."""
     made = np.empty(len(ids), ENTRY)
     made["id"], made["weight"] = ids, weights
     return made
 
 
 def report(run: Run) -> None:
-    """Report tables of costs and searches, the fitted exponents, the check of the law, and a figure."""
+    """Publish costs, searches, fitted power laws, the check of composed documents, and a figure."""
     costs, searches = [], []
     for row in run.rows:
         built, searched, changed = (row.get(stage, {}) for stage in ("build", "search", "change"))
@@ -415,10 +418,10 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Fit exponents of the number of documents, and extrapolate beyond the largest measured size.
+    """Fit power laws in the number of documents, and extrapolate beyond the largest measured size.
 
-    Exponents of costs have Student's interval over sizes; exponents of searches have a bootstrap interval
-    over queries.
+    Exponents of costs have a Student's t interval over sizes; exponents of search times have a bootstrap
+    interval over queries.
     """
     rows: Rows = []
     series: dict[tuple[str, str], dict[int, float]] = {}
@@ -451,7 +454,7 @@ def beyond(name: str, what: str, exponent: Interval, last: int, value: float) ->
 
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
-    """Fit the slope of log values on log sizes; the interval is NaN for two sizes."""
+    """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
     x, y = np.log(sizes), np.log(values)
     centred = x - x.mean()
     value = float(centred @ y / (centred**2).sum())
@@ -464,7 +467,10 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
 
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
-    """Describe recall on composed minus recall on real documents, at the first size, over queries."""
+    """Describe the difference in recall@10 between composed and real documents at the smallest size.
+
+    The difference is averaged over queries, with a bootstrap interval.
+    """
     said, composed = [], {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in searches:
         other = composed.get(row["setting"], row)
@@ -476,7 +482,7 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
 
 
 def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot build seconds, bytes and milliseconds by documents, with a line of the fitted exponent."""
+    """Plot build seconds, bytes on disk and milliseconds per query by number of documents."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 2.9), layout="constrained")

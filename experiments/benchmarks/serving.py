@@ -1,9 +1,9 @@
 """The service under load: queries per second and latencies by number of clients, and mixed requests.
 
-The service runs in a separate process over exact indexes of one collection. Each client keeps a connection
-and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with a
-direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
-documents are added to the index folders, and the memory of the service is read. With --pylate ENVIRONMENT,
+The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
+open and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with
+a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
+documents are added to the index folders, and the service's memory is measured. With --pylate ENVIRONMENT,
 PyLate's server and our service both serve a model that PyLate writes, and clients send queries to encode.
 Encoders are untrained: times do not depend on training. Results are printed as a table and written as JSON.
 """
@@ -161,13 +161,13 @@ def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
 
 
 def searched(retriever: Retriever, texts: list[str], k: int) -> list[list[float]]:
-    """Return the scores of each text's k best documents."""
+    """Return the scores of the k best documents for each query text."""
     run = retriever.search({str(n): text for n, text in enumerate(texts)}, k)
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
 
 class Server:
-    """Process id and port of a server on this machine."""
+    """A server on this machine, given by process id and port."""
 
     pid: int
     port: int
@@ -178,7 +178,7 @@ class Server:
 
 
 class Running(Server):
-    """The service in a separate process. ended: exit status after an interrupt."""
+    """The service in a separate process. ended: exit status after the interrupt that ends the service."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -201,7 +201,10 @@ class Running(Server):
 
 
 def answer(values: dict[str, Any], ready: Any) -> None:
-    """Run the service with the settings `values`; this is the target function of a new process."""
+    """Run the service with the settings `values`, as the main function of a new process.
+
+    ready: pipe end that receives the service's address.
+    """
     settings = Settings(**values)
     corpus = opened(settings).corpus
     retrievers = systems(settings, corpus)
@@ -244,7 +247,7 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
 
 
 def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
-    """Ask a server to encode a random query. peer: the model's name in PyLate's server; "": our service."""
+    """Make a request to encode a random query. peer: the model's name in PyLate's server; "": our service."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         n = generator.randrange(len(texts))
@@ -262,7 +265,10 @@ def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
 def searching(
     names: list[str], texts: list[str], expected: dict[str, list[list[float]]], k: int, explained: float = 0.0
 ) -> Ask:
-    """Search for a random text with a random system. explained: share of searches with an explanation."""
+    """Make a request to search for a random text with a random system.
+
+    explained: share of searches that are followed by an explanation.
+    """
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         name, n = generator.choice(names), generator.randrange(len(texts))
@@ -289,7 +295,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
-    """Measure queries per second, percentiles of milliseconds, and numbers of wrong and lost answers."""
+    """Measure queries per second, latency percentiles in milliseconds, and wrong and lost answers."""
     latencies: list[list[float]] = [[] for _ in range(clients)]
     wrong, lost = [0] * clients, [0] * clients
     until = time.perf_counter() + seconds

@@ -1,14 +1,14 @@
 """Token search on a CPU: our indexes and peers' indexes on the same vectors, taking turns in one run.
 
-Vectors are token states of the offline encoder for documents and test queries of a collection, reduced by PCA
+Vectors are token states of the offline encoder for a collection's documents and test queries, reduced by PCA
 and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that
-memory is measured per system. Times are medians over queries and rounds. recall@10 is against exact MaxSim.
-Each peer has a separate environment, in a folder that `--peers` names; missing peers are listed. Compare
-ratios: times depend on the machine.
+memory is measured per system. Times are medians over queries and rounds. recall@10 is measured against exact
+MaxSim. Each peer runs in a separate environment, whose folder `--peers` names; missing peers are listed.
+Compare ratios: times depend on the machine.
 
-Each of our rows also has the machine's limit, measured in the same run: the time to read the bytes that one
-query needs, in order and with all threads, and the time of the query's products in a plain float32 GEMM. A
-batch reads the vectors once, so the limit of a batch is the GEMM.
+Each row of our systems also gives the machine's limit, measured in the same run. For one query, the limit is
+the longer of two times: reading the bytes that the query needs, sequentially and with all threads, and
+computing its products in a plain float32 GEMM. A batch reads the vectors once, so its limit is the GEMM.
 
 To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
@@ -84,7 +84,7 @@ MODULES = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_
 
 @dataclass(frozen=True)
 class Row:
-    """A system with settings. Rows of the same `kind` do the same work; rows of the same `index` share it."""
+    """A system with settings. Rows of one `kind` do the same work; rows with the same `index` share it."""
 
     name: str
     kind: str  # exact, rerank, gather, impute
@@ -202,7 +202,7 @@ def run_job(
 
 
 def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
-    """Call `build`, or return the stored answer if an index of the same vectors exists."""
+    """Call `build`, or return the answer stored in `file` if an index of these vectors exists."""
     made = read_json(vectors / "vectors.json")
     if (then := json_or_empty(file)).get("vectors") != made:
         then = {"vectors": made, "built": build()}
@@ -217,7 +217,7 @@ def summary(
     vectors: Path,
     speed: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Format a row for printing: times in milliseconds, memory in MiB."""
+    """Make a result row for each chosen row: times in milliseconds, memory in MiB, recall and MRR@10."""
     tokens = read_json(vectors / "vectors.json")["tokens"]
     truth, relevant = (
         json.loads((vectors / f"{name}.json").read_text()) for name in ("candidates", "relevant")
@@ -256,9 +256,10 @@ def summary(
 
 
 def ratio(row: dict[str, Any], table: Sequence[dict[str, Any]]) -> tuple[float, str] | None:
-    """Return the speed relative to the fastest peer with equal or better recall, one query at a time.
+    """Return the speed relative to the fastest peer with equal or better recall, and the peer's name.
 
-    If no peer reaches the recall, the peer with the highest recall is used and marked.
+    The speed is for one query at a time. If no peer reaches the recall, the peer with the highest recall is
+    used and marked. Returns None if no peer does this kind of work.
     """
     peers = [other for other in table if other["kind"] == row["kind"] and not other["ours"]]
     if not peers:

@@ -1,13 +1,14 @@
 """Training speed and memory of our trainer and peers' trainers, on the same encoder, pairs and batches.
 
-The model is ColBERT with the sum of MaxSim over in-batch negatives and AdamW. The peers are the multi-vector
-trainer of sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs each peer
-with pip into a separate virtual environment, once. Every measurement runs in a new process; systems take
-turns within a round, so that other load affects all systems alike. A loss without dropout checks that all
-systems do the same work. Compare ratios: seconds depend on the machine.
+The model is ColBERT, trained with AdamW on the sum of MaxSim with in-batch negatives. The peers are the
+multi-vector trainer of sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs
+each peer with pip into a separate virtual environment, once. Every measurement runs in a new process; systems
+take turns within a round, so that other load affects all systems alike. A loss without dropout checks that
+all systems do the same work. Compare ratios: seconds depend on the machine.
 
 With two threads, the default of 2 rounds takes about 45 minutes with both peers, and a quarter of this time
-without. A peer's plain step at batch 256 needs about 26 GiB, and counts as failed if `memory` is smaller.
+without peers. A peer's step at batch size 256 without gradient caching needs about 26 GiB, and counts as
+failed if `memory` is smaller.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Row:
-    """A system on batches of one size. mini_batch: texts per pass of gradient caching; 0: no caching."""
+    """A system at one batch size. mini_batch: texts per pass of gradient caching; 0: no caching."""
 
     system: str
     batch: int
@@ -172,7 +173,7 @@ def installed(peer: str, environments: Path, console: Terminal) -> str:
 
 
 def prepare(settings: Settings, folder: Path) -> Path:
-    """Make the folder `Job.work`: encoder, projection and pairs."""
+    """Write the encoder, the projection and the pairs to the folder `Job.work`."""
     needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
     pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     source = packaged(settings.encoder)
@@ -191,9 +192,10 @@ def prepare(settings: Settings, folder: Path) -> Path:
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple[str, str]]:
-    """Return `number` training queries with documents that are relevant to only one of these queries.
+    """Draw `number` training queries, each with one of its relevant documents.
 
-    So every other document in a batch is a negative, whether or not a trainer knows the judgements.
+    No document is relevant to two of these queries, so every other document in a batch is a negative, whether
+    or not a trainer knows the judgements.
     """
     split = collection.splits.get("train")
     if split is None:
@@ -218,7 +220,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """Return the job for a process."""
+    """Return the worker process's job for a row."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
     limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
     return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
@@ -240,7 +242,7 @@ def failure(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Make rows with means over rounds. ratio: our speed / the fastest peer's at the same batch size."""
+    """Make rows with means over rounds. ratio: our speed divided by the fastest peer's at this batch size."""
     table = [summary(row, answers) for row, answers in measured.items() if answers]
     good = [row for row in table if not row["failed"]]
     for row in good:

@@ -1,16 +1,17 @@
-"""Extend a collection: real documents first, then documents composed of real documents by a stated law.
+"""Extend a collection: real documents first, then documents composed from them by a fixed law.
 
-Tokens: a composed document is the first half of one real document and the second half of another document of
-the same collection. Each token x is moved within its cell by another token y of the cell, drawn at random.
-The cells are `CELLS` cells of k-means over all real tokens, with means c:
+Tokens: a composed document is the first half of one real document followed by the second half of another
+document from the same collection. Each token x is shifted within its cell, using another token y that is
+drawn at random from the cell. The cells are `CELLS` k-means cells of all real tokens, with means c:
 
     x′ = (c + (x − c + y − c) / √2) / ‖·‖,
 
-which keeps each cell's mean and covariance, up to normalisation to length 1. One vector per document: one
-document is moved in the same way, in cells of documents. Terms: each term of two documents of a collection is
-kept with probability 1/2.
+which keeps each cell's mean and covariance, up to normalisation to length 1. One vector per document: the
+vector of one real document is shifted in the same way, within cells of document vectors. Terms: each term of
+two documents from the same collection is kept with probability 1/2.
 
-Document n does not depend on the range that is drawn, because each block of `BLOCK` documents has a seed.
+Document n does not depend on the range that is requested, because each block of `BLOCK` documents has a fixed
+seed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their
 
 @dataclass(frozen=True)
 class Composed:
-    """Documents of one `form` (tokens, pooled, words, splade) in a folder that `write` filled.
+    """Documents in one `form` (tokens, pooled, words, splade), read from a folder that `write` filled.
 
-    real: number of real documents before the composed documents; None: all.
+    real: number of real documents before the composed documents; None: all real documents.
     """
 
     folder: str
@@ -109,7 +110,7 @@ class Composed:
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
 
     def _documents(self, numbers: np.ndarray) -> Rows:
-        """Return real documents."""
+        """Return the real documents with these numbers."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
         return self._values[rows], self._lengths[numbers]
 
@@ -139,13 +140,13 @@ class Composed:
 
     @cached_property
     def _ranges(self) -> np.ndarray:
-        """Range of each collection in `_members`."""
+        """Start and end of each collection in `_members`, [collections, 2]."""
         ends = np.cumsum(np.bincount(self._sources))
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 
 
 def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries: Rows, seed: int) -> None:
-    """Write the real documents of a form, with the collection of each, and the queries."""
+    """Write the real documents in one form, the collection that each document comes from, and the queries."""
     values, lengths = documents
     files = {"values": values, "lengths": lengths, "sources": sources}
     files |= {"queries": queries[0], "query_lengths": queries[1]}
@@ -156,7 +157,7 @@ def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries
 
 
 def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Compute k-means cells: cell of each vector, vectors by cell, first position of each cell, and means."""
+    """Compute k-means cells: the cell of each vector, vectors by cell, the start of each cell, and means."""
     import faiss
 
     random = np.random.default_rng(seed)

@@ -1,15 +1,16 @@
 """Run one stage of the scale benchmark in a separate process: python -m parts.growing JOB
 
-The job, in JSON, has a form of documents (`composed`), their number, a folder and a stage:
+JOB is a JSON object with the form of documents (`composed`), the number of documents, a folder and a stage:
 
-- truth: the 10 best documents of each query, exactly, block by block
-- build: an index from a stream of documents; CPU seconds without the time to make the documents, peak memory,
-  and peak bytes on the disk
-- search: CPU seconds to open the index; for each setting, CPU seconds and results of each query alone
-- change: CPU seconds to add one document (median of 3), to add 1% more, to delete one document (median of 3),
-  and to compact
+- truth: find the 10 best documents of each query by exact search, block by block
+- build: build an index from a stream of documents; measure CPU seconds (excluding document generation), peak
+  memory, and peak bytes on disk
+- search: measure CPU seconds to open the index and, for each setting, CPU seconds and results per query, one
+  query at a time
+- change: measure CPU seconds to add one document (median of 3), to add 1% more, to delete one document
+  (median of 3), and to compact
 
-The answer is JSON in the last line.
+The answer is printed as JSON in the last line.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ REPEATS = 3
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
-    """Return the CPU seconds and the result of a call."""
+    """Call `work` with `arguments`, and return (CPU seconds, result)."""
     began = cpu_seconds()
     made = work(*arguments)
     return cpu_seconds() - began, made
 
 
 class Peak:
-    """Peak bytes of a folder on the disk, sampled ten times per second."""
+    """Peak disk usage of a folder in bytes, sampled ten times per second."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bytes, self._ended = folder, 0, threading.Event()
@@ -72,7 +73,7 @@ class Peak:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the disk usage of a folder's files in bytes, while other code moves and deletes files."""
+    """Return the disk usage of a folder's files in bytes; files may be moved or deleted meanwhile."""
     size = 0
     for place, _, names in os.walk(folder):  # os.walk ignores a missing folder; Path.rglob raises
         for name in names:
@@ -175,7 +176,7 @@ def change(documents: Composed, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def search_seconds(store: Store, documents: Composed) -> float:
-    """Return the median CPU seconds of a query with the kind's defaults."""
+    """Return the median CPU seconds per query, with the index kind's default settings."""
     index, recipe = Index(store), RECIPES[documents.form]
     index.search_tokens(recipe, documents.queries[0], K)
     return statistics.median(timed(index.search_tokens, recipe, q, K)[0] for q in documents.queries[:32])

@@ -1,6 +1,6 @@
 """Write a ColBERT model with PyLate's defaults and a random projection: python -m parts.pylate_model JOB.
 
-JOB is JSON. The module runs in PyLate's environment.
+JOB is a JSON object with `backbone` and `folder`. The module runs in PyLate's environment.
 """
 
 import json

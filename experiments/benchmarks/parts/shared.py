@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks; only the standard library is used, as workers run in peers' environments."""
+"""Code shared by the benchmarks; it uses only the standard library, as workers run in peers' environments."""
 
 import json
 import os
@@ -33,12 +33,12 @@ def run_worker(
 
 
 def tell(answer: Any) -> None:
-    """Print a worker's answer as its last line."""
+    """Print a worker's answer as the last line of its output."""
     print(f"\n{json.dumps(answer)}", flush=True)
 
 
 def last_line(printed: str) -> Any:
-    """Parse the output of `tell`."""
+    """Parse the answer that `tell` printed as the last line."""
     return json.loads(printed.splitlines()[-1])
 
 
@@ -69,7 +69,7 @@ def medians(
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read a memory line of /proc in bytes: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
+    """Read memory in bytes from /proc: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
     # getrusage would include the memory of the parent process in the maximum.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:

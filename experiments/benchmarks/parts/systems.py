@@ -1,8 +1,9 @@
 """Run one system of the token search benchmark in a new process: python -m parts.systems JOB
 
-The job, in JSON, names a system, settings and a folder of vectors: tokens.npy [t, h] float16, lengths.npy
-[n], queries.npz (one array [j, h] per query). `build` makes an index in the job's folder; `search` opens the
-index and times queries one at a time and all together. The answer has seconds, peak memory and the results.
+JOB is a JSON object that names a system, settings, a phase and a folder of vectors: tokens.npy [t, h]
+float16, lengths.npy [n], queries.npz (one array [j, h] per query). Phase `build` makes an index in the job's
+folder; phase `search` opens the index and times queries one at a time and all together. The answer contains
+seconds, peak memory and the results.
 
 This module runs in the environment of the measured system. Systems are imported inside functions, because the
 peers' requirements conflict with each other and with ours.
@@ -24,7 +25,7 @@ Ranked = list[list[int]]  # each query's best documents
 
 
 class Vectors:
-    """Documents and queries of the benchmark in float32, as the peers expect."""
+    """Document and query vectors of the benchmark, in float32 for the peers."""
 
     def __init__(self, folder: str) -> None:
         path = Path(folder)
@@ -57,7 +58,7 @@ class System:
         raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
-        """Return the mean bytes and FLOPs that one query needs, or None if unknown."""
+        """Return the mean bytes to read and FLOPs to compute for one query, or None if unknown."""
         return None
 
     def find(self, queries: Sequence[int], k: int) -> Ranked:
@@ -81,7 +82,7 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 
 
 class Ours(System):
-    """An index of this project: settings['build'] configures it, settings['knobs'] its search."""
+    """An index of this project: settings['build'] configures the index, settings['knobs'] the search."""
 
     def build(self) -> None:
         from paradigms.find import INDEXES, Store
@@ -181,7 +182,7 @@ class GemmScatter(System):
 
 
 class PaddedEinsum(System):
-    """Score candidates, padded to the longest, with one einsum and a masked maximum."""
+    """Score candidates, padded to the longest candidate, with one einsum and a masked maximum."""
 
     def open(self) -> None:
         import torch
@@ -199,7 +200,7 @@ class PaddedEinsum(System):
 
 
 class MaxSimCpu(System):
-    """maxsim-cpu over a list of all documents or of the candidates."""
+    """maxsim-cpu on a list of all documents, or of the candidates."""
 
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]

@@ -1,8 +1,8 @@
-"""Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB, as JSON.
+"""Run one trainer of the training benchmark in a new process: python -m parts.trainers JOB
 
-All trainers start from the same encoder and projection, and see the same batches in the same order. The
-module runs in the environment of the measured trainer. Trainers' requirements conflict with each other and
-with ours, so each trainer is imported inside a function.
+JOB is a JSON object with the fields of `Job`. All trainers start from the same encoder and projection, and
+see the same batches in the same order. The module runs in the environment of the measured trainer. Trainers'
+requirements conflict with each other and with ours, so each trainer is imported inside a function.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Job:
         return f"{self.work}/encoder"
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the (query, document) pairs. Batch k of every trainer is the k-th run of `batch` pairs."""
+        """Return the (query, document) pairs; every trainer's batch k is the k-th block of `batch` pairs."""
         with open(f"{self.work}/pairs.jsonl", encoding="utf-8") as file:
             lines = map(json.loads, islice(file, max(self.all_steps * self.batch, CHECKED)))
             return [(line["query"], line["document"]) for line in lines]
@@ -66,7 +66,7 @@ class Job:
 
 
 def ours(job: Job, folder: Path) -> float:
-    """Train ColBERT with paradigms.train."""
+    """Train ColBERT with paradigms.train, and return the loss on the first CHECKED pairs before training."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
@@ -210,7 +210,7 @@ SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
 
 
 def main(job: Job) -> dict[str, Any]:
-    """Measure seconds and cpu_seconds [steps], memory in bytes, and the loss of the first CHECKED pairs.
+    """Measure seconds and cpu_seconds [steps], memory in bytes, and the loss on the first CHECKED pairs.
 
     A step lasts from the end of the previous step to the end of this step, so it includes reading and
     tokenising the batch. CPU time sums all threads. The loss, without dropout, is the same for every system.

@@ -20,7 +20,7 @@ from paradigms.io.progress import progress_bar
 
 
 def prepare(settings: Any, folder: Path, console: Console) -> Path:
-    """Make the folder of vectors, once for each choice of documents and lengths in token_search."""
+    """Write the folder of vectors, unless token_search's documents and lengths match an existing folder."""
     names = ("collection", "documents", "queries", "document_length", "dim", "seed")
     wanted = {name: getattr(settings, name) for name in names}
     target = folder / "vectors"
