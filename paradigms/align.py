@@ -34,10 +34,10 @@ ALIGNMENTS: dict[str, type["Alignment"]] = {}
 
 @dataclass_transform(frozen_default=True)
 class Alignment:
-    """A in the formula. Each subclass becomes a frozen dataclass of its knobs and is added to `ALIGNMENTS`.
+    """The alignment A in rel. Each subclass becomes a frozen dataclass and is added to `ALIGNMENTS`.
 
     reads: the members of `READABLE` that A may read; a test perturbs all other inputs and checks that A does
-    not change. Raises ValueError if `reads` contains any other name, or if a knob has the wrong type or lies
+    not change. Raises ValueError if `reads` contains any other name, or if a field has the wrong type or lies
     outside its `Range`.
     """
 
@@ -61,10 +61,10 @@ class Alignment:
         raise NotImplementedError
 
     def kept(self, lengths: Lengths) -> Lengths | None:
-        """Return how many tokens are aligned per query token, by document length; None if A is not a top-k.
+        """Return how many tokens are aligned per query token, by document length; None unless A is top-k.
 
-        The aligned tokens are the most similar tokens in the document. If A reads ids, only document tokens
-        with the query token's id are considered.
+        lengths: number of tokens in each document. The aligned tokens are the most similar tokens in the
+        document. If A reads ids, only document tokens with the query token's id are considered.
         """
         return None
 
@@ -194,7 +194,7 @@ class TopK(Alignment, reads={"similarity"}):
 
 
 class TopP(Alignment, reads={"similarity", "lengths"}):
-    """`TopK` with k = max(⌊p·m⌋, 1), where m is the document's real length (Qian et al. 2022, §3.1)."""
+    """`TopK` with k = max(⌊p·m⌋, 1), where m is the number of tokens in d (Qian et al. 2022, §3.1)."""
 
     p: Annotated[float, Range(0, 1, above=True)]
 
@@ -222,8 +222,8 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
     This is the A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024); `muvera.FixedEncoding`
-    computes the same rel as one inner product. fill: whether, if the document has no token in bucket(j), the
-    tokens at the smallest Hamming distance share the weight 1 instead.
+    computes the same rel as one inner product. With `fill`, if the document has no token in bucket(j), the
+    tokens at the smallest Hamming distance share the weight 1.
     """
 
     planes: Annotated[int, Range(0, MOST_PLANES)]

@@ -1,10 +1,10 @@
-"""rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ: the one formula of every paradigm here.
+"""rel(d, q) = 1/Z · Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ: the formula that all paradigms share.
 
-D ∈ R^{h×M} holds a document's token vectors, Q ∈ R^{h×N} the query's, A ∈ R^{M×N} is the alignment and Z a
+D ∈ R^{h×M} contains a document's token vectors, Q ∈ R^{h×N} the query's, A ∈ R^{M×N} is the alignment and Z a
 normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; with Z = Σ A: Qian et al. 2022, Eq. 1). A paradigm is a
 choice of where D and Q come from, what A may read, and Z.
 
-The axes everywhere are b queries, n candidate documents, i document tokens, j query tokens and h features.
+Throughout, the axes are b queries, n candidate documents, i document tokens, j query tokens and h features.
 `rel` is the readable reference: every faster path states which `rel` it equals and is tested against it.
 """
 

@@ -1,4 +1,4 @@
-"""The result of `explain`: S, A and Z of one query and one document, by token."""
+"""The result of `explain`: S, A and Z for one query and one document, by token."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,11 @@
 """mⱼ ≈ maxᵢ dᵢᵀqⱼ for a document from which query token j retrieved nothing, and scores that use mⱼ.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
-corpus_tokens) -> m. `retrieved` [j, k'] holds the similarities of the document tokens that each query token
-retrieved, in any order, padded with −∞ if fewer were found. `corpus_tokens` is the number of tokens in the
-corpus. m [j] is on the scale of the similarities. If m is NaN, the query token is left out of the sum and of
-Z; `none` always returns NaN. With exact search, no missing similarity exceeds the smallest retrieved one, so
-`kth` is an upper bound; `tail_mean` and `percentile` lie above this bound, and `power_law` lies below it.
+corpus_tokens) -> m. `retrieved` [j, k'] contains the similarities of the document tokens that each query
+token retrieved, in any order, padded with −∞ if fewer were found. `corpus_tokens` is the number of tokens in
+the corpus. m [j] is on the scale of the similarities. If m is NaN, the query token is left out of the sum and
+of Z; `none` always returns NaN. With exact search, no missing similarity exceeds the smallest retrieved one,
+so `kth` is an upper bound; `tail_mean` and `percentile` lie above this bound, and `power_law` lies below it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""w_dᵀ Σⱼ ψ(qⱼ) ≈ Σⱼ maxᵢ dᵢᵀqⱼ: one fitted vector of a document predicts its MaxSim score.
+"""w_dᵀ Σⱼ ψ(qⱼ) ≈ Σⱼ maxᵢ dᵢᵀqⱼ: one fitted vector per document predicts its MaxSim score.
 
 Jääsaari, Hyvönen & Roos 2026 (arXiv:2601.21853): LEMUR. MaxSim is a sum over query tokens x of functions
 g_d(x) = maxᵢ dᵢᵀx of one token. These functions are predicted by a layer of features shared by all documents,

@@ -6,9 +6,9 @@ a single-vector search over m entries per document.
 
 In the paper, a document's vectors are the states of [CLS] and of the first m − 1 tokens: me_bert(backbone,
 document_vectors="first"); with m = 1 and [CLS] pooling, this is DPR. The query's vector in the paper is the
-state of [CLS]. Most published encoders use mean pooling instead, and single states do badly until they are
-trained for this use. By default, a document's vectors are therefore the means of m equal spans of its text;
-with m = 1, this is DPR with mean pooling. "learned" learns how to pool tokens into m vectors.
+state of [CLS]. Most published encoders use mean pooling instead, and single states perform poorly until they
+are trained for this use. By default, a document's vectors are therefore the means of m equal spans of its
+text; with m = 1, this is DPR with mean pooling. "learned" learns how to pool tokens into m vectors.
 
 ME-BERT-k of §4.1 is me_bert(backbone, dim=k, layer_norm=True, normalize=False), with the projection and layer
 normalisation of DE-BERT-k (see dpr.py). For ME-BERT-k, the paper mentions only the projection.

@@ -143,8 +143,8 @@ class Paradigm(Trainable):
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
         """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
 
-        This is used for ALIGNER's alignments at test time and for MVDR (q←d). If the new A belongs to another
-        class than the old one, search does not impute.
+        This is used for ALIGNER's alignments at test time and for MVDR (q←d). If the new A belongs to a
+        different class, search does not impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -154,9 +154,9 @@ class Paradigm(Trainable):
     def truncated(self, dim: int | None) -> "Paradigm":
         """Return a model with the same weights whose vectors are the first `dim` coordinates, renormalised.
 
-        None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for it. Raises
-        ValueError if the vectors have fewer coordinates, or if there is a pooled vector besides the tokens
-        (COIL).
+        None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for truncation.
+        Raises ValueError if the vectors have fewer coordinates, or if there is a pooled vector besides the
+        tokens (COIL).
         """
         return type(self)(self.recipe, self.encoder.truncated(dim))
 
@@ -225,11 +225,11 @@ class Paradigm(Trainable):
         return self.tokens(texts, "document")
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
-        """Compute S, A and Z of every query and candidate."""
+        """Compute S, A and Z for every pair of a query and a candidate."""
         return interact(documents, queries, self.align, self.normalise)
 
     def score(self, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-        """Compute rel of every query and candidate."""
+        """Compute rel for every pair of a query and a candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
     def explain(self, query: Input, document: Input, pool: Tokens | None = None) -> Explanation:

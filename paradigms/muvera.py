@@ -1,12 +1,12 @@
 """F_q(Q)ᵀ F_d(D) = Σᵢⱼ Sᵢⱼ Aᵢⱼ: one vector of fixed length replaces the tokens of a text.
 
 Dhulipala et al. 2024 (arXiv:2405.19504): MUVERA's fixed-dimensional encodings. Each repetition divides space
-into buckets by random planes through 0 (SimHash). A query token adds its vector to the block of its bucket. A
-document stores in each block the mean of its tokens in that bucket, so that
+into buckets by random planes through the origin (SimHash). A query token adds its vector to the block of its
+bucket. A document stores in each block the mean of its tokens in that bucket, so that
 
     Aᵢⱼ = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over repetitions.
 
-An empty bucket is filled with the mean of the tokens at the least Hamming distance. The paper takes one of
+An empty bucket is filled with the mean of the tokens at the smallest Hamming distance. The paper takes one of
 these tokens; with the mean, the order of tokens does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by
 the number of such tokens. Hence, A sums to 1 for each j, and rel is at most the MaxSim score. Two random
 projections shorten the result and preserve inner products on average: `inner` projects each token's vector,
@@ -28,7 +28,7 @@ MOST_PLANES = 12  # a document has a block for each of 2^planes buckets
 
 
 def check_buckets(planes: int, repetitions: int) -> None:
-    """Raise ValueError if these numbers of planes and repetitions are out of range."""
+    """Raise ValueError if the number of planes or the number of repetitions is out of range."""
     if not 0 <= planes <= MOST_PLANES or repetitions < 1:
         raise ValueError(
             f"buckets need 0 to {MOST_PLANES} planes and at least 1 repetition, got {planes} planes and "
@@ -45,7 +45,7 @@ def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[T
 
 
 def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) -> Int[Tensor, "*x"]:
-    """Return the bucket number of each vector: bit p tells on which side of plane p the vector lies."""
+    """Return the bucket number of each vector: bit p says on which side of plane p it lies."""
     sides = vectors.detach() @ normals.to(vectors) > 0
     return (sides.long() << torch.arange(normals.shape[1], device=vectors.device)).sum(-1)
 
@@ -55,7 +55,7 @@ def shares(
 ) -> Float[Tensor, "x n l m"]:
     """Return the weight of each real token in the mean of each of the m = 2^planes blocks.
 
-    fill: whether an empty bucket uses the tokens at the least Hamming distance.
+    fill: whether an empty bucket uses the tokens at the smallest Hamming distance.
     """
     everything = torch.arange(1 << planes, device=mask.device)
     distance = buckets[..., None] ^ everything
@@ -93,7 +93,7 @@ class FixedEncoding:
         return self.final or (self.repetitions << self.planes) * (self.inner or dim)
 
     def documents(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "n w"]:
-        """Compute F_d of documents [1, n, i, h]; F_d of an empty document is all zeros.
+        """Compute F_d for documents [1, n, i, h]; for an empty document, F_d is all zeros.
 
         centre: vector to subtract from every token first, so that the planes separate vectors with a large
         common mean. If empty buckets are filled, this changes all scores of a query by the same number.
@@ -106,7 +106,7 @@ class FixedEncoding:
         return self._blocks(vectors, vectors, tokens, means)[0]
 
     def queries(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "b w"]:
-        """Compute F_q of queries [b, 1, j, h], divided by `repetitions`. centre: see `documents`."""
+        """Compute F_q for queries [b, 1, j, h], divided by `repetitions`. centre: see `documents`."""
         vectors = _real(tokens)
 
         def sums(buckets: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class FixedEncoding:
 @lru_cache(maxsize=16)
 @torch.inference_mode(False)  # cached, and used in training too
 def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ±1/√inner by repetition [r, h, inner], and the final slot and sign of each dimension."""
+    """Return ±1/√inner projections [r, h, inner], and each dimension's slot and sign in the final vector."""
     random = torch.Generator().manual_seed(encoding.seed + 1)
 
     def signs(*shape: int) -> Tensor:
@@ -152,7 +152,7 @@ def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:
-    """Return the vectors with padding, which may hold any values, set to 0."""
+    """Return the vectors with padding, which may contain any values, set to 0."""
     return tokens.vectors.where(tokens.mask[..., None], 0)
 
 

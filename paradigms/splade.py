@@ -34,7 +34,7 @@ STARTS = 300  # number of terms above 0 per text when training of a tied head st
 
 @dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
-    """Settings of SPLADE: the terms to keep, and the part of the loss that makes them sparse.
+    """Settings of SPLADE: the terms to keep, and the loss term that makes them sparse.
 
     λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss. λ rises
     quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1). R is a key of
@@ -61,7 +61,7 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Encode texts as terms with weights above 0, in ascending id order, with a backbone's pretrained head.
+    """Encoder of texts as terms with weights above 0, in ascending id order, by a pretrained MLM head.
 
     tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
     chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head

@@ -228,7 +228,7 @@ def cross_attention(
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
-    """Build a reranker over `backbone`. Texts are truncated as in paradigms with these lengths.
+    """Build a reranker over `backbone`. Texts are truncated to these lengths, as in other paradigms.
 
     pooling: "mean" suits encoders without [CLS], such as T5's.
     """

@@ -79,7 +79,7 @@ def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
 def weigh(
     counts: Counts, weighting: Weighting = "bm25", placement: Placement = "query"
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """Return vectors (documents [n, v], queries [m, v]) whose inner products are the scores.
+    """Return vectors (documents [n, v], queries [m, v]) whose inner products are the `weighting` scores.
 
     placement: the side that gets the idf. It does not affect "boolean", which has no idf.
     """

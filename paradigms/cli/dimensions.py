@@ -37,7 +37,10 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the dimensions that maps need, by document length and idf placement, and compare a model."""
+    """Print the dimensions that linear maps need, by document length and idf placement.
+
+    If a model is given, it is compared with these maps.
+    """
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
     real = bool(queries)
@@ -57,7 +60,7 @@ def run_dimensions(settings: argparse.Namespace) -> None:
 def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
     """Map document ids to titles, or first sentences if titles are missing.
 
-    paths: whether titles are file names.
+    paths: whether titles are file names; first sentences are then used instead.
     """
     queries = {}
     for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):

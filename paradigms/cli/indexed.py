@@ -67,7 +67,7 @@ def whole(name: str) -> str:
 
 
 def words_that_fit(model: Any) -> int:
-    """Return `WORDS`, or fewer if the model reads less; three tokens count as two words, as in English."""
+    """Return `WORDS`, or fewer if the model reads fewer; three tokens count as two words, as in English."""
     length = model.document_length
     return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 
@@ -103,7 +103,7 @@ class Opened:
         return Passages(self.index, self.pieces, self.best)
 
     def only(self, ids: Iterable[str]) -> Opened:
-        """Restrict searches to these documents (`Indexed.only`). Raises KeyError if an id is unknown."""
+        """Restrict searches to the given documents (`Indexed.only`). Raises KeyError if an id is unknown."""
         return replace(self, index=self.index.only(piece for id in ids for piece in self.pieces.of(id)))
 
 

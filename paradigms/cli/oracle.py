@@ -73,8 +73,8 @@ class Question:
     def answer(self, rows: np.ndarray, known: np.ndarray | None = None) -> Answer:
         """Return whether some query vectors rank the documents `rows` above all others.
 
-        known [N, h]: query vectors to try after the model's. Their saliences are the model's, or equal if
-        there are fewer vectors than the model has.
+        known [N, h]: query vectors to try after the model's. Their saliences are those of the model's
+        vectors, or all equal if there are fewer vectors.
         """
         for query in [self.query] if known is None else [self.query, known]:
             equal = None if len(query) == len(self.query) else np.ones(len(query))
@@ -165,7 +165,7 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
     """Draw at most `most` judged queries: (text, rows of the relevant documents).
 
-    A query is left out unless the index holds both relevant and other documents.
+    A query is skipped unless the index contains both relevant and other documents.
     """
     place = {id: n for n, id in enumerate(documents)}
     relevant = {
@@ -185,7 +185,7 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Yield the outcome of each query from `drawn`.
 
-    known: query vectors of full width to try for each query, such as those that answer it on fewer axes.
+    known: full-width query vectors to try for each query, such as solutions found on fewer axes.
     """
     encoded = model.encode_queries([text for text, _ in asked])
     left = {True: VERIFIED, False: VERIFIED}  # answers to verify

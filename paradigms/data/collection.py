@@ -101,7 +101,7 @@ class Corpus(Sequence[str]):
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
 
     def only(self, ids: Iterable[str]) -> "Corpus":
-        """Restrict the corpus to these documents, in corpus order. Raises KeyError if an id is unknown."""
+        """Restrict the corpus to the given documents, in corpus order. Raises KeyError for an unknown id."""
         rows = sorted({self.position(id) for id in ids})
         titles = [self.titles[row] for row in rows]
         return Corpus([self.ids[row] for row in rows], [self[row] for row in rows], titles)
@@ -121,7 +121,7 @@ class Split:
     groups: dict[str, str] = field(default_factory=dict)
 
     def only(self, ids: Iterable[str]) -> "Split":
-        """Restrict the split to these queries, in the order of `ids`."""
+        """Restrict the split to the given queries, in the order of `ids`."""
         ids = list(ids)
         return Split(
             {q: self.queries[q] for q in ids},
@@ -133,7 +133,7 @@ class Split:
 
 @dataclass
 class Problems:
-    """Problems in the data that did not stop the load: a count and the first few cases of each kind."""
+    """Problems in the data that did not prevent loading: a count and the first few cases of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -241,7 +241,7 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
 
 
 def mended(text: str) -> str:
-    """Replace lone surrogates (halves of characters, which JSON can hold) with U+FFFD."""
+    """Replace lone surrogates (halves of characters, which JSON can contain) with U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

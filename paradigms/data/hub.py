@@ -35,7 +35,7 @@ class Rows(Sequence[str]):
 def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Read a hub dataset, or a local folder that `datasets` reads, in a BEIR hub layout.
 
-    Configurations "corpus" and "queries" hold the documents and queries. Judgements (query-id, corpus-id,
+    Configurations "corpus" and "queries" contain the documents and queries. Judgements (query-id, corpus-id,
     score) are in this dataset's configuration "qrels" or "default" (as in mteb/*), or in the dataset
     <path>-qrels (as in BeIR/*); without a score, the grade is 1. With a prefix such as "de", the
     configurations are "de-corpus" or "corpus-de" and so on. If no configuration has the prefix, the prefix

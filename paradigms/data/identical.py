@@ -33,7 +33,7 @@ def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozens
 
 
 def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
-    """Drop the document with the query's id for the queries `ids`; keep the first k documents, or all.
+    """For each query in `ids`, drop the document with the query's id; keep the first k documents, or all.
 
     >>> without_own({"a": {"a": 2.0, "b": 1.0}}, {"a"})
     {'a': {'b': 1.0}}

@@ -77,7 +77,10 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
-    """Split a line at tabs into at most `most` cells. Raises ValueError if cells or the id are missing."""
+    """Split a line at tabs into at most `most` cells (0: no limit).
+
+    Raises ValueError if there are fewer than `least` cells or if the first cell, the id, is empty.
+    """
     cells = [cell.strip() for cell in line.split("\t", most - 1)]
     if len(cells) < least or not cells[0]:
         raise ValueError(f"{where}: not {least} columns with tabs between them: {line[:60]!r}")

@@ -14,7 +14,7 @@ them.
 This is not a published test collection: judgements are incomplete, and documents depend on the installed
 versions. Compare systems only under the same fingerprint, which covers content and versions.
 
-Train, dev and test do not leak into each other: each split holds whole groups of modules (`asyncio`,
+Train, dev and test do not leak into each other: each split contains whole groups of modules (`asyncio`,
 `scipy.stats`), chosen by a hash of the group's name. A docstring is left out if it repeats another
 docstring's summary, or if its document is a near copy of an earlier one (Jaccard similarity of word triples
 at least NEAR).

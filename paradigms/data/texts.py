@@ -63,7 +63,7 @@ def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, s
 
 
 def visible_text(html: str) -> str:
-    """Return the text of an HTML page; words stay on their lines."""
+    """Return the text of an HTML page, keeping each word on its line."""
     page = _Page()
     page.feed(html)
     page.close()
@@ -71,7 +71,7 @@ def visible_text(html: str) -> str:
 
 
 class _Page(HTMLParser):
-    """Collect text outside tags, scripts and styles."""
+    """HTML parser that collects the text outside tags, scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,8 +122,8 @@ def _runs(text: str, words: int) -> Iterator[tuple[int, int, int]]:
 def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
     """Yield the files in and below a folder, sorted by name; `folder` may also be one file.
 
-    Hidden files, folders of the command `index` and links to folders are left out; links to files outside the
-    folder are left out and counted.
+    Hidden files, folders made by the command `index` and links to folders are left out; links to files
+    outside the folder are left out and counted.
     """
     root = folder.resolve()
     places = [folder]
@@ -142,7 +142,7 @@ def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
 
 
 def is_index(folder: Path) -> bool:
-    """Return whether the command `index` made this folder, or began to."""
+    """Return whether the command `index` made this folder, completely or partly."""
     names = visible(folder)
     return MARKER in names or (CORPUS in names and names <= {CORPUS, INDEX})
 

@@ -95,7 +95,10 @@ def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list
 
 
 def check_ids(words: Iterable[str], what: str) -> None:
-    """Raise ValueError if a TREC file cannot hold an id."""
+    """Raise ValueError if a TREC file cannot contain one of the ids.
+
+    what: description of the ids in the message.
+    """
     for word in words:
         if word.split() != [word]:
             raise ValueError(f"a TREC file cannot hold the {what} {word!r}: it is empty or has white space")

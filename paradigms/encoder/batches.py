@@ -1,4 +1,4 @@
-"""Compute f(texts) in parts of similar length, to save padding, with gradient caching."""
+"""Compute f(texts) in parts with texts of similar length, to save padding, with gradient caching."""
 
 import ctypes
 import sys
@@ -47,7 +47,7 @@ class Batch:
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
 
     def lengths(self) -> list[int]:
-        """Return each text's length up to the last token that is attended to or counts."""
+        """Return each text's length up to the last token that is attended to or counted."""
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
@@ -79,7 +79,7 @@ def in_parts(
     tokens: int | None = None,
     rows: int | None = None,
 ) -> Tokens:
-    """Compute encode(batch) in the parts of `by_length`; the result is equal up to rounding and dropout.
+    """Compute encode(batch) in the parts from `by_length`; equals one call up to rounding and dropout.
 
     axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
     other parts are encoded again, with the same dropout, once the gradients of all vectors are known. This

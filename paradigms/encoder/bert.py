@@ -83,7 +83,7 @@ def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
 
 
 class Layer(NamedTuple):
-    """One layer: its linear functions, and the weights and biases of its norms."""
+    """One layer: its linear layers, and the weights and biases of its norms."""
 
     qkv: Linear
     out: Linear
@@ -250,7 +250,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
 
 
 class Kept:
-    """A backbone's `Forward` passes, cached by precision, with the modules and weights copied by them."""
+    """A backbone's `Forward` passes, cached by precision, and the modules and weights that they copy."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self.passes: dict[str, Forward | None] = {}

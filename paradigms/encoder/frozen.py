@@ -66,7 +66,7 @@ class SplitBackbone:
             p.requires_grad_(False)
 
     def release(self) -> None:
-        """Train all layers again."""
+        """Make all layers trainable again."""
         for p in self.frozen:
             p.requires_grad_(True)
 
@@ -82,7 +82,7 @@ class SplitBackbone:
             return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
-        """Compute the backbone's first output (last hidden states or MLM logits) from states of `lower`."""
+        """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
         self._source.states = states
         layers = self.place._modules[self.name]
         self.place._modules[self.name] = nn.ModuleList([self._source, *self._upper])
@@ -111,7 +111,7 @@ class SplitBackbone:
 
 
 class LowerStates:
-    """Hidden states by token ids, in memory-mapped files shared by processes and training runs."""
+    """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

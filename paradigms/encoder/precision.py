@@ -2,7 +2,7 @@
 
 | precision | matrix products | everything else |
 |---|---|---|
-| no | the weights' own type, float32 | the same |
+| no | the weights' own type, float32 | the weights' own type |
 | bf16, fp16 | 16 bits, sums in float32 | as in torch's autocast; plain BERT on a CPU: bf16 throughout |
 | int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 

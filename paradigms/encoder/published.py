@@ -56,7 +56,10 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Read (kind, folder) of each module in modules.json. Raises ValueError if a path points outside."""
+    """Read (kind, folder) of each module in modules.json.
+
+    Raises ValueError if a path points outside the folder.
+    """
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]

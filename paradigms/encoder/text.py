@@ -141,7 +141,7 @@ class TextEncoder(nn.Module):
 
     @property
     def skipped(self) -> list[str]:
-        """Return the tokens that do not count in documents."""
+        """Return the tokens that are skipped in documents."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> InputFormat:

@@ -2,7 +2,8 @@
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1) chooses the strategy with the highest
 measure on each fold of judged queries, and measures it on the queries outside the fold. `values` [strategies,
-queries] holds one measure. A strategy is a row number, row 0 is the default, and earlier rows win ties.
+queries] contains the values of one measure. A strategy is a row number, row 0 is the default, and earlier
+rows win ties.
 """
 
 from collections.abc import Callable
@@ -92,12 +93,12 @@ def adapt(
     """Apply `rule` to folds of `shots` queries, and measure each choice on the queries outside its fold.
 
     gain: one value per query. The mean gain is θ = E[v(s(Q₁ … Q_k), Q₀) − v(default, Q₀)], and the gains'
-    variance gives θ's interval. Gains per fold would not give it, because folds share queries. θ is a
-    U-statistic, and gain_q is its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times
+    variance gives θ's interval. Gains per fold would not give an interval, because folds share queries. θ is
+    a U-statistic, and gain_q is its jackknife pseudo-value (Efron & Stein 1981): θ plus (n − 1)/(n − k) times
     the contributions of q as the query that is searched, E[h | Q₀ = q] − θ, and as one of the k queries that
-    choose, k · (E[h | Q₁ = q] − θ), averaged over PARTITIONS · shots random partitions. If strategies are
-    equal, 95% intervals cover 92 to 95% up to k = n/10, and 82% at k = n/3. Raises ValueError if a value is
-    NaN.
+    choose the strategy, k · (E[h | Q₁ = q] − θ), averaged over PARTITIONS · shots random partitions. If
+    strategies are equal, 95% intervals cover 92 to 95% up to k = n/10, and 82% at k = n/3. Raises ValueError
+    if a value is NaN.
     """
     if np.isnan(values).any():
         raise ValueError("a measure is NaN: no strategy can be chosen by it")

@@ -9,8 +9,8 @@ equality, within ±margin. The verdict is
 - otherwise not decided here: the sample is too small, a system has not learned enough to test the claim, or
   the claim is about training and training did not significantly change a model's measure on dev queries.
 
-A claim about a readout compares ways to score with one model, whether or not training changed that model. The
-claim's row is marked.
+A claim about a readout compares ways of scoring with one model, whether or not training changed that model.
+Its row in the table is marked.
 
 A claim whose `place` (the passage of the paper) is empty is a control: a question that the paper does not
 ask. The verdict on a control is yes, no, or not decided here.

@@ -1,4 +1,4 @@
-"""Is a gate alive? Measure how much salience differs between the tokens of a document."""
+"""Is a salience gate alive? Measure how much salience differs between the tokens of a document."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ SILENT = 0.01  # share of a document's largest salience below which a token is s
 
 @dataclass(frozen=True)
 class Gate:
-    """Statistics of the salience of a collection's document tokens."""
+    """Salience statistics over all document tokens of a collection."""
 
     mean: float  # over tokens
     deviation: float  # standard deviation within a document, mean over documents

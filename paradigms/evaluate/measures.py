@@ -172,8 +172,8 @@ def seeds_interval(
     """Return the 95% interval of the mean over training seeds and queries, both drawn with replacement.
 
     clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
-    because their queries are not independent. All drawn seeds share the drawn queries. S seeds show (S − 1)/S
-    of the variance between seeds, so with very few seeds the interval is too narrow.
+    because queries within a cluster are not independent. All drawn seeds share the drawn queries. S seeds
+    show (S − 1)/S of the variance between seeds, so with very few seeds the interval is too narrow.
     """
     seeds = len(values)
     means = (
@@ -197,7 +197,7 @@ def _parse(name: str) -> ir_measures.Measure:
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
-    """Map documents to scores that fall by 1 with each rank, which are exact in single precision."""
+    """Map documents to scores that decrease by 1 per rank and are exact in single precision."""
     return {document: float(len(scores) - rank) for rank, document in enumerate(ranked(query, scores))}
 
 
@@ -252,7 +252,7 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
     """Return whether any answer's tokens are consecutive tokens of the text (NFD, lower case).
 
     This is relevance in open-domain question answering, as in Karpukhin et al., EMNLP 2020 (DPR), and in
-    DPR's code, with one difference: here, an answer without tokens is in no text; there, it is in every text.
+    DPR's code, with one difference: here, an answer without tokens is found in no text; there, in every text.
     """
     tokens = _spaced(text)
     return any(answer.strip() and answer in tokens for answer in map(_spaced, answers))

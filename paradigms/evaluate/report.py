@@ -46,7 +46,7 @@ class AlignmentExample:
 
 @dataclass
 class Picture:
-    """A figure under a heading, with its numbers as rows with equal keys; the first key names the row.
+    """A figure under a heading, and its numbers as rows with identical keys; the first key names the row.
 
     name: file name of the picture.
     """

@@ -49,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Systems × measures of one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
+    """Systems × measures for one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
 
     title: str
     measures: list[str]

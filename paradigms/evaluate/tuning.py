@@ -22,7 +22,7 @@ RAW_STEPS = range(-12, 13)  # λ = scale · 2^(step / 2), from scale/64 to 64 ·
 
 
 def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
-    """Choose the weights ≥ 0, with sum 1, whose weighted sum of runs (`fuse`) has the highest dev nDCG@10.
+    """Choose weights ≥ 0 with sum 1 so that the weighted sum of runs (`fuse`) has the best dev nDCG@10.
 
     Candidate weights are the multiples of 1/10, or of a larger step if there would be more than 300
     candidates. Among equally good weights, the most even ones win. Raises ValueError if the dev split has no
@@ -40,7 +40,7 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
 
 
 def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
-    """Choose the λ of dense + λ · sparse with the highest `measure` on dev; among ties, the middle λ wins."""
+    """Choose the λ for which dense + λ · sparse has the highest `measure` on dev; the middle λ wins ties."""
     means = curve(dense, sparse, dev, measure)
     best = [weight for weight, value in means.items() if value == max(means.values())]
     return best[len(best) // 2]

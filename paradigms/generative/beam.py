@@ -270,7 +270,7 @@ def _largest(scores: Float[Tensor, "r w"], k: int) -> tuple[Int[np.ndarray, " y"
 
 
 def _best_first(hypotheses: Hypotheses, k: int) -> Int[np.ndarray, " y"]:
-    """Indices of each query's k best hypotheses, in order; equal scores are ordered by tokens."""
+    """Indices of each query's k best hypotheses, best first; equal scores are ordered by tokens."""
     columns = hypotheses.tokens.T[::-1]
     order = np.lexsort((*columns, -hypotheses.scores, hypotheses.queries))
     queries = hypotheses.queries[order]

@@ -135,7 +135,7 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
 def decode(
     decoder: Any, inputs: Float[Tensor, "b n m h"], memory: Memory, trace: Trace | None = None
 ) -> Float[Tensor, "b n m h"]:
-    """Compute the decoder states of positions t … t + m − 1; `memory` holds the first t positions.
+    """Compute the decoder states of positions t … t + m − 1; `memory` already contains the first t positions.
 
     The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
     values there. This does not change the returned states.

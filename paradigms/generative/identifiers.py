@@ -334,7 +334,7 @@ class Words:
         self.bounds = [*(bounds[n] for n in filled), len(self.tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
-        """Positions where a span of `words` words may start; stop words count only if no other word can."""
+        """Positions where a span of `words` words may start; a stop word counts only if no other word can."""
         every = range(max(0, len(self.words) - words) + 1) if self.words else range(0)
         return [n for n in every if _content(self.words[n])] or list(every)
 
@@ -368,7 +368,7 @@ class Targets:
 
     @classmethod
     def pad(cls, rows: Sequence[Sequence[Sequence[int]]], start: int = START) -> "Targets":
-        """Pad token sequences rows[b][n], with equally many per query. See `Generative.targets`."""
+        """Pad token sequences rows[b][n], with equally many sequences per query. See `Generative.targets`."""
         length = max(len(tokens) for sequences in rows for tokens in sequences)
         ids = [[[*t, *[START] * (length - len(t))] for t in sequences] for sequences in rows]
         mask = [[[place < len(t) for place in range(length)] for t in sequences] for sequences in rows]

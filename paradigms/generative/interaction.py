@@ -8,7 +8,7 @@ in the context vectors c^{lh}_i = V_lh Q α^{lh}_i and the embedded prefix, so w
     rel(d, q) = Σ_{lhi,j} (DᵀQ ⊙ A)_{lhi,j} + Σᵢ x_iᵀ ∂rel/∂x_i,   A_{lhi,j} = α^{lh}_{ij},
 
 with M·H·L document tokens, rows of A that sum to 1, and Z = 1. The sum is exact, but this D depends on the
-query, through the norms, gates and patterns held fixed. The paper's D does not (form "printed").
+query, through the norms, gates and patterns held fixed. The paper's D does not depend on it (form "printed").
 """
 
 from dataclasses import replace

@@ -135,10 +135,10 @@ class Generative(Trainable):
     def add(self, corpus: Corpus, *, title_length: int = 24) -> "Generative":
         """Return this model with more documents, named by title or text, whose identifiers join the trie.
 
-        The weights are shared and nothing is trained. A softmax over identifiers' tokens then also counts the
-        new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if the
-        identifiers are neither titles nor texts, if the model has token clusters or sets, or if a document is
-        already in the model.
+        The weights are shared and nothing is trained. A softmax over identifiers' tokens then also includes
+        the new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if
+        the identifiers are neither titles nor texts, if the model has token clusters or sets, or if a
+        document is already in the model.
         """
         kind, learned = self.identifiers.kind, {"clusters": self.clusters, "sets": self.sets}
         if kind not in ("title", "text") or any(part is not None for part in learned.values()):
@@ -487,6 +487,6 @@ class Generative(Trainable):
 
 
 def _difference(scores: list[Tensor]) -> Tensor:
-    """Subtract the second scores, if there are two, from the first; −∞ stays −∞."""
+    """Return the first scores minus the second, if there are two; −∞ stays −∞."""
     first, *rest = scores
     return (first - rest[0]).where(first > -torch.inf, -torch.inf) if rest else first

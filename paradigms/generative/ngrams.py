@@ -131,7 +131,7 @@ class NGramIndex:
         return Branches(offsets, tokens, successors)
 
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """Return the tokens from an n-gram to its document's end, or None if occurrences differ in these."""
+        """Return an n-gram's continuation to the end of its document, or None if there are several."""
         lo, hi, depth = state.tolist()
         first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted

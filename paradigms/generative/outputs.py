@@ -12,7 +12,7 @@ PLACES = 512  # positions that the adaptor distinguishes
 
 
 class Pawa(nn.Module):
-    """logit_v = s · h_iᵀ E_v a_i: prefix-aware output vectors with E ∈ R^{V×h×r} and an adaptor of a_i ∈ R^r.
+    """logit_v = s · h_iᵀ E_v a_i: prefix-aware output vectors with E ∈ R^{V×h×r} and an adaptor a_i ∈ R^r.
 
     Wang et al. 2022 (Neural Corpus Indexer), §3.3; Wu et al. 2024, Eq. 17 to 19, without the vector that NCI
     adds to E_v a_i. A small transformer with one learned memory vector computes a_i from the tokens before
@@ -119,7 +119,7 @@ class Outputs:
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: the whole table); its gradient is several times faster than plain indexing."""
+        """table[ids] (None: the whole table); its gradient is several times faster than plain indexing's."""
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])

@@ -1,8 +1,8 @@
 """rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ} + Σ_{t ∈ T_d} max_j w_tᵀq_j: `ripor`'s rel, plus a set part for planning.
 
 PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600). The set part is known for all documents before decoding
-(`sets`); a beam is scored by its prefix and by the largest set part of the documents that the prefix begins.
-A search with as many beams as identifiers ranks by rel exactly.
+(`sets`); a beam is scored by its prefix and by the largest set part among the documents whose identifiers
+begin with the prefix. A search with as many beams as identifiers ranks exactly by rel.
 """
 
 from pathlib import Path

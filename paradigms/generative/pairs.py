@@ -163,7 +163,7 @@ def document_span_pairs(
     words: int = 10,
     seed: int = 0,
 ) -> list[Pair]:
-    """span ↦ span of the same document, `spans` pairs each: SEAL's training on a corpus without queries.
+    """span ↦ span of one document, `spans` pairs per document: SEAL's training without queries.
 
     Both spans are drawn uniformly from the starts that `span_pairs` allows; they differ if there are at least
     two starts.

@@ -23,7 +23,7 @@ QUERIES = 64  # maximum number of queries per batch
 
 
 class GenerativeRetriever:
-    """Search the model's corpus by constrained decoding, and rerank it by the model's rel.
+    """Retriever that searches the model's corpus by constrained decoding and reranks by the model's rel.
 
     A search ranks documents by the identifiers that it completes or, if identifiers are whole texts, by
     n-grams (SEAL).
@@ -202,6 +202,6 @@ class GenerativeRetriever:
 
 
 def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
-    """Divide queries into batches of similar length, with at most `size` queries each."""
+    """Divide queries into batches of at most `size` queries with similar lengths."""
     order = sorted(some, key=lambda query: len(queries[query]))
     return [order[start : start + size] for start in range(0, len(order), size)]

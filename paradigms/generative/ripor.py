@@ -37,7 +37,7 @@ def ripor(
 
     embedder: the encoder whose mean-pooled document vectors are quantised, with `codes` centroids at each of
     `levels` places. Raises ValueError if the embedder and the backbone differ in width, or if PAWA is on,
-    because it has no output table.
+    because PAWA has no output table.
     """
     options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
     chosen = GenerativeSettings(**options | settings)

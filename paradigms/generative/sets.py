@@ -69,7 +69,7 @@ class TokenSets(nn.Module):
 
 @torch.no_grad()
 def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: int) -> TokenSets:
-    """T_d: the `size` tokens of d with the largest tf/(tf + 1)·idf, among the first `length` of its text.
+    """T_d: d's `size` tokens with the largest tf/(tf + 1)·idf, among the first `length` tokens of its text.
 
     w_t begins as x/‖x‖², with x the mean of the encoder's states of t in the corpus, minus the mean of all
     states: an average occurrence of t in a query then adds about 1. PAG takes T_d from a trained sparse

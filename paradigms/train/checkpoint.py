@@ -1,7 +1,7 @@
 """Checkpoints from which a training run resumes exactly, without pickles.
 
-A training folder's checkpoints/step-N holds the paradigm (`Trainable.write`), optimizer.safetensors (AdamW's
-moments by parameter name), random.safetensors (generator states of each process), progress.json, and
+A training folder's checkpoints/step-N contains the paradigm (`Trainable.write`), optimizer.safetensors
+(AdamW's moments by parameter name), random.safetensors (generator states of each process), progress.json, and
 manifest.json with the size and SHA-256 of every other file, so that damage is detected.
 """
 
@@ -50,7 +50,7 @@ def newest(run: Path) -> int | None:
 
 
 def remove(run: Path, keep: int, last: int) -> None:
-    """Remove all checkpoints except the newest `keep` up to step `last`, oldest first.
+    """Remove checkpoints, oldest first, except the newest `keep` of those up to step `last`.
 
     A checkpoint that contains foreign files is kept, with a warning that names one such file.
     """
@@ -65,7 +65,7 @@ def remove(run: Path, keep: int, last: int) -> None:
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
-    """Read the newest checkpoint's progress.json without checking it; return None without a checkpoint."""
+    """Read the newest checkpoint's progress.json without checking it; return None if there is none."""
     numbers = steps(run)
     return read_json(place(run, numbers[-1]) / "progress.json") if numbers else None
 
@@ -90,7 +90,7 @@ def cut_history(file: Path, step: int) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """Gather the optimizer's full tensors on the CPU, by PARAMETER/KEY; return {} if not `keep`."""
+    """Gather the optimizer's full tensors on the CPU, keyed by PARAMETER/KEY; return {} if not `keep`."""
     tensors = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -122,7 +122,7 @@ def random_states() -> dict[str, Tensor]:
 
 
 def load_random(file: Path, process: int) -> None:
-    """Set a process's generators from a file with tensors [process, bytes] of all processes' states."""
+    """Set a process's generators from a file with all processes' states, as tensors [process, bytes]."""
     states = load_file(file)
     torch.set_rng_state(states["cpu"][process].clone())
     if "cuda" in states and torch.cuda.is_available():

@@ -30,7 +30,7 @@ LARGEST = 1 - 1 / STEPS  # largest supported p
 
 @contextmanager
 def fast_cpu(model: nn.Module) -> Iterator[None]:
-    """Let `model` compute with this module's functions on CPUs; its classes and weights stay the same.
+    """Make `model` use this module's functions on CPUs, without changing its classes or weights.
 
     Values and gradients equal torch's up to rounding and the choice of dropped elements. torch still computes
     attention other than transformers' "sdpa", and everything on other devices or in other dtypes.

@@ -217,7 +217,7 @@ def keep_states(
     texts: Mapping[Side, Sequence[str]],
     accelerator: Accelerator,
 ) -> None:
-    """Freeze the paradigm, and store its frozen layers' states of each side's texts in `folder`.
+    """Freeze the paradigm, and store its frozen layers' states for each side's texts in `folder`.
 
     States that other paradigms or runs stored there are reused. Every process calls this and sees the same
     folder.

@@ -89,7 +89,7 @@ def fit_pairs(
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:
-    """Train a model on pairs. On a CPU, a frozen encoder's states of the sources are stored on disk.
+    """Train a model on pairs. On a CPU, a frozen encoder's states for the sources are stored on disk.
 
     states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
     reading. problems: problems found in the pairs, printed after the identifiers' problems.
@@ -120,8 +120,8 @@ def with_negatives(
 ) -> list[Pair]:
     """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
-    Documents that are paired with the source in any pair are not drawn. teacher: given the sources by number,
-    returns a function that scores their documents.
+    Documents that are paired with the source in any pair are not drawn. teacher: receives the sources, keyed
+    by number, and returns a function that scores their documents.
     """
     numbers: dict[str, int] = {}
     own: dict[int, set[int]] = {}

@@ -87,8 +87,8 @@ class Likelihood(Objective):
     ) -> Tensor:
         """Compute the loss from log p and from the contributions to rel.
 
-        parts: log p, then contributions: `tokens` columns, and one more for the set part if documents have
-        sets.
+        parts: log p and the contributions, each with `tokens` columns, plus one column for the set part if
+        documents have sets.
         """
         likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
         prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)

@@ -124,14 +124,14 @@ def train(
     dev: measures each dev query. The last state is returned unless the mean of an earlier state, including
     the untrained one, was higher by more than the standard error.
 
-    folder/checkpoints holds the newest checkpoints; the same call resumes exactly from the last intact one.
-    folder/best holds the paradigm to return, and folder/history.jsonl the loss curve and the dev values. A
-    non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints unchanged. On a
-    CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its losses are
-    checked with each log and before anything is measured or saved. Every process calls this with the same
-    arguments and sees the same folder. Raises BlockingIOError while another run writes to the folder. On
-    CPUs, a resumed run of one or two processes gives the same losses and weights, bit for bit, as an
-    uninterrupted run; with more processes, or on GPUs, sums may be rounded in another order.
+    folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
+    one. folder/best contains the paradigm to return, and folder/history.jsonl contains the loss curve and the
+    dev values. A non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints
+    unchanged. On a CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its
+    losses are checked with each log and before anything is measured or saved. Every process calls this with
+    the same arguments and sees the same folder. Raises BlockingIOError while another run writes to the
+    folder. On CPUs, a resumed run of one or two processes gives the same losses and weights, bit for bit, as
+    an uninterrupted run; with more processes, or on GPUs, sums may be rounded in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -313,7 +313,7 @@ class _Run:
         return sum(self.losses) / len(self.losses)
 
     def _note(self, step: int, what: str, value: Tensor) -> None:
-        """Store one of a step's numbers until `read` checks it."""
+        """Store a number from a step until `read` checks it. what: the number's name."""
         self.unread.append((step, what, value))
         if self.waits:
             self.read()
@@ -339,7 +339,7 @@ class _Run:
 
     @staticmethod
     def _next(batches: Any) -> Any:
-        """Return the next batch. Raises RuntimeError if its worker has died.
+        """Return the next batch. Raises RuntimeError if the worker loading it has died.
 
         torch itself reports a worker's death, unless the worker leaves half a batch behind.
         """
@@ -384,7 +384,7 @@ class _Run:
 
 @contextmanager
 def _multiplying(precision: str) -> Iterator[None]:
-    """Context with torch's float32 matmul precision; "" changes nothing."""
+    """Context that sets torch's float32 matmul precision; "" changes nothing."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision or before)
     try:

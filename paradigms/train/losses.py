@@ -110,7 +110,7 @@ class Distillation:
 
 
 class Objective(ABC):
-    """A loss averaged over examples; it holds the examples, makes batches and computes a batch's loss."""
+    """A loss averaged over examples: provides the examples, makes batches and computes a batch's loss."""
 
     examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
     chunk: int = 0  # texts per part with cached gradients; 0 = no caching

@@ -30,9 +30,9 @@ Model = TypeVar("Model", bound=Trainable)
 def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
     """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
-    The second is the paradigm itself or, if the launch shards it, a copy on the main process's CPU, which
-    `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only their
-    inputs and recompute activations in the backward pass.
+    The second item is the paradigm itself or, if the launch shards it, a copy on the main process's CPU,
+    which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only
+    their inputs and recompute activations in the backward pass.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]

@@ -14,9 +14,10 @@ def examples_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Corpus, list[
     """Make a corpus of the rows' distinct documents, and one training example per row.
 
     rows: dicts, or a Hugging Face `Dataset`. Each row has a query (key `query`, `anchor` or `question`) and a
-    relevant document (`positive`, `document` or `passage`). Keys that begin with `negative` may hold hard
-    negatives, as a text or a list of texts. `scores` may hold a teacher's scores of the relevant document and
-    then of each negative. Documents that are relevant to a query in any row are never its in-batch negatives.
+    relevant document (`positive`, `document` or `passage`). Keys that begin with `negative` may contain hard
+    negatives, as a text or a list of texts. `scores` may contain a teacher's scores of the relevant document
+    and then of each negative. Documents that are relevant to a query in any row are never its in-batch
+    negatives.
 
     Raises ValueError, naming the row (counted from 1), if a key is missing, if a relevant document is among
     the query's negatives, or if the row does not have one score per document. Raises TypeError if a text is

@@ -121,9 +121,10 @@ class RunState:
         return progress
 
     def save(self, step: int) -> None:
-        """Save the state after `step` steps and remove all but the newest `keep`. Every process calls this.
+        """Save the state after `step` steps, and remove all but the newest `keep` checkpoints.
 
-        All processes raise OSError if the disk is full; earlier checkpoints stay intact.
+        Every process calls this. All processes raise OSError if the disk is full; earlier checkpoints stay
+        intact.
         """
         random = {
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
