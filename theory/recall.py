@@ -12,8 +12,8 @@ T_r be the r-th largest t. Then R ≥ r if and only if χ_k ≤ T_r, and
 
     P(R ≥ r) = E_z[ F_{χ²_k}( max(T_r, 0)² ) ].
 
-No k × v matrix is drawn, k enters only through a smooth distribution function, and one set of z serves every
-k and every r. The law is derived here; the bounds eq3 and lemma1_sum come from the paper.
+No k × v matrix is drawn, k enters only through a smooth distribution function, and one sample of vectors z
+serves every k and every r. The law is derived here; the bounds eq3 and lemma1_sum come from the paper.
 """
 
 from collections.abc import Callable, Sequence

@@ -40,8 +40,8 @@ class Engine(ABC):
         """Store documents with at least one vector each, replacing stored documents with the same ids.
 
         Raises ValueError if a document is listed twice or has no vectors, or if vectors have the wrong shape
-        or are not finite. Also raises ValueError, naming the place, if the engine fails, for example because
-        the disk is full.
+        or are not finite. Also raises ValueError, naming the engine (`place`), if the engine fails, for
+        example because the disk is full.
         """
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
@@ -156,7 +156,7 @@ class EngineRetriever:
         among: Mapping[str, Collection[str]],
         progress: bool,
     ) -> Run:
-        """Rank counts[query] documents for each query, from among[query] if given, else from all."""
+        """Rank counts[query] documents per query, from among[query] if given, else from all documents."""
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):

@@ -87,8 +87,8 @@ class LanceEngine(Engine):
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
         """Make an approximate index with LanceDB.
 
-        index_type: LanceDB's name, such as IVF_FLAT. settings: arguments of the index's class in
-        lancedb.index. Raises ValueError if documents have several vectors whose lengths are not 1.
+        index_type: LanceDB's name for the type of index, such as IVF_FLAT. settings: arguments of the index's
+        class in lancedb.index. Raises ValueError if documents have several vectors whose lengths are not 1.
         """
         from lancedb import index
 

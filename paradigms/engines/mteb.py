@@ -54,7 +54,7 @@ class MTEBModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> Run:
-        """Rank the top_k best documents for each query, from top_ranked[query] if given, else from all."""
+        """Rank the top_k best documents per query, from top_ranked[query] if given, else from the corpus."""
         texts = {str(row["id"]): _text(row) for row in queries}
         if top_ranked is not None:
             pool: Run = {query: dict.fromkeys(top_ranked[query], 0.0) for query in texts}

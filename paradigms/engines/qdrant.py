@@ -1,4 +1,4 @@
-"""Qdrant, embedded in this process with a folder, or as a server or cluster (extra `qdrant`)."""
+"""Qdrant: a server or cluster, or an engine in this process that stores a folder (extra `qdrant`)."""
 
 import json
 import uuid
@@ -132,7 +132,7 @@ def _points(
     point: Any,
     key: Callable[[uuid.UUID], Any],
 ) -> Iterator[list[Any]]:
-    """Yield documents as Qdrant points, in lists of at most REQUEST numbers."""
+    """Yield documents as lists of Qdrant points; a list's vectors have at most REQUEST numbers in total."""
     points: list[Any] = []
     held = 0
     for id, d in zip(ids, documents, strict=True):
@@ -159,7 +159,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError if a collection's vector parameters differ from the expected ones, describing both."""
+    """Raise ValueError, describing both, if the stored and the expected vector parameters differ."""
     if _vectors(stored) != _vectors(expected):
         raise ValueError(
             f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"

@@ -34,8 +34,10 @@ SAME = ("paradigm", "weights", "dim", "fields")  # manifest entries that must ag
 
 
 class Stores:
-    """The stores of several indexes, usable like one store. Raises ValueError if two stores hold the same
-    document or were made by different models."""
+    """The stores of several indexes, usable like a single store.
+
+    Raises ValueError if two stores contain the same document or were made by different models.
+    """
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self.stores = tuple(stores)
@@ -238,7 +240,7 @@ def _scanned(
 def _near(
     indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
 ) -> Ranked:
-    """Rerank the documents of all indexes whose encodings have the largest inner products."""
+    """Find the documents in all indexes with the largest inner products of encodings, and rerank them."""
     ranked, all_of = [], Indexes(indexes)
     for queries in parts:
         finders: list[Any] = [index.finder for index in indexes]

@@ -67,7 +67,7 @@ def place(histogram, wanted):
 @no_type_check
 @cached_njit(nogil=True)
 def blurred(histogram, wanted, spread):
-    """Return `place` after adding normal noise of standard deviation `spread`, in bins, to the histogram."""
+    """Return the result of `place` on a histogram blurred by normal noise of deviation `spread`, in bins."""
     if spread < 0.5:
         return place(histogram, wanted)
     bins = histogram.shape[0]
@@ -209,7 +209,7 @@ def cut(entries, begins, ends, document, out):
 @no_type_check
 @cached_njit(nogil=True)
 def sizes(centroids, lists):
-    """Count the tokens in each list. Centroids out of range, from a damaged file, count for the last list."""
+    """Count the tokens in each list. In a damaged file, centroids out of range count as the last list."""
     counts = np.zeros(lists, np.int64)
     for c in centroids:
         counts[min(np.int64(c), lists - 1)] += 1

@@ -63,7 +63,7 @@ def inverted(
 def _by_term(
     ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort postings by term, then document; return the start of each term [v + 1], documents and codes."""
+    """Sort postings by term, then document; return (starts of the terms [v + 1], documents, codes)."""
     starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
     counting = codes * np.repeat(living, np.diff(offsets))
     matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()

@@ -92,7 +92,10 @@ def fuse(
 
 
 def check_weights(weights: Sequence[float], count: int, method: str) -> Sequence[float]:
-    """Return the weights of `count` runs, all 1 by default. Raises ValueError, as in `fuse`, if invalid."""
+    """Return the weights of `count` runs, all 1 by default.
+
+    Raises ValueError if a weight, the number of weights or the method is invalid.
+    """
     if method not in METHODS:
         raise ValueError(f"fusion must be one of {', '.join(METHODS)}, got {method!r}")
     weights = tuple(weights) or (1.0,) * count

@@ -48,7 +48,10 @@ class Passages(Wrapper):
             raise ValueError(f"best must be at least 1 passage, got {self.best}")
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        """Return the k best documents; if best > 1, only the 2k with the best single passages are scored."""
+        """Return the k best documents for each query.
+
+        If best > 1, only the 2k documents with the best single passages are scored by several passages.
+        """
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
         wanted = 2 * k if summed else k

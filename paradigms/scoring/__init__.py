@@ -3,7 +3,7 @@
 | module     | computes                                                       | equals                |
 |------------|----------------------------------------------------------------|-----------------------|
 | in_batch   | all queries × all documents of a batch, with gradients         | core.rel              |
-| fused      | the maxima that in_batch needs, on a GPU without S (opt-in)    | core.rel              |
+| fused      | the maxima that in_batch needs, on a GPU, without S (opt-in)   | core.rel              |
 | scorer     | the loss functions' score of PyLate and sentence-transformers  | core.rel              |
 | stored     | stored tokens, by compiled kernels or from tensors             | core.rel, imputed_rel |
 | kernels    | the kernels: one alignment, or several from one S; imputed     | core.rel, imputed_rel |

@@ -55,9 +55,9 @@ def best_tokens(
 ) -> tuple[Float[Tensor, "b n j"], Int[Tensor, "b n j"]]:
     """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, argmaxᵢ) over each document's real tokens; maxima are differentiable once.
 
-    equal_ids: consider only tokens with the id of j (COIL). Among equal similarities, the first wins; NaN
-    always wins. If there is no candidate, the maximum is 0 and the place is −1. Documents have x = 1; neither
-    side is empty. Both sides' vectors are float32, float16 or bfloat16; for float32,
+    equal_ids: consider only tokens with the id of j (COIL). Among equal similarities, the first token wins;
+    NaN always wins. If there is no candidate, the maximum is 0 and the place is −1. Documents have x = 1;
+    neither side is empty. Both sides' vectors are float32, float16 or bfloat16; for float32,
     `torch.set_float32_matmul_precision` applies.
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)

@@ -15,7 +15,7 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarit
 
 
 class AlignedPairs(NamedTuple):
-    """S and A of aligned pairs, before salience, and the places of the pairs' document tokens."""
+    """S and A of aligned pairs, before salience is applied, and the places of the document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
     alignment: Float[Tensor, "b n r j"]
@@ -122,9 +122,10 @@ def _are_weights(*sides: Tokens) -> bool:
 
 
 def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Compute Σ_t w_t(d) · w_t(q); for a repeated t, w_t(d) is its largest weight in d, w_t(q) its sum in q.
+    """Compute Σ_t w_t(d) · w_t(q).
 
-    The result equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
+    If a term t is repeated, w_t(d) is its largest weight in d, and w_t(q) is the sum of its weights in q. The
+    result equals rel with equal ids, because maxᵢ dᵢ·qⱼ = qⱼ · maxᵢ dᵢ for weights ≥ 0.
     """
     d_ids, q_ids = ids_of(documents, queries)
     low = torch.minimum(d_ids.amin(), q_ids.amin())

@@ -175,7 +175,7 @@ def _clear(best, row):
 @no_type_check
 @helper
 def replace_least(heap, value):
-    """Replace the smallest value of a heap (the first) with a larger value."""
+    """Replace heap[0], the smallest value of a heap, with a larger value."""
     place = 0
     while 2 * place + 1 < heap.shape[0]:
         child = 2 * place + 1
@@ -403,7 +403,7 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
 
 
 class Largest(NamedTuple):
-    """The k largest similarities of each query token in one thread, and a buffer of k more."""
+    """The k largest similarities of each query token in one thread, and a buffer for k more."""
 
     values: np.ndarray  # float32 [lanes, 2k]: the buffer, then the k largest
     latest: np.ndarray  # int64 [lanes]: number of values in the buffer
@@ -482,7 +482,7 @@ def products(vectors, query, out):
 @no_type_check
 @cached_njit(nogil=True)
 def probe(tokens, query, documents, width, chosen, best):
-    """Compute best[n, j], the largest similarity of query token j in chosen lists of document n.
+    """Compute best[n, j], the largest similarity of query token j to document n's tokens in chosen lists.
 
     chosen[c]: whether list c, which contains the tokens of centroid c, is chosen. best[n, j] is −∞ if no
     token of document n is in a chosen list.

@@ -133,7 +133,7 @@ class Scanned:
         return PackedQueries(queries, self.codes)
 
     def relevance(self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """Compute rel(d, q) of the documents at `rows`, equal to `score`. The recipe must be `compiled`."""
+        """Compute rel(d, q) of the documents at `rows`, as `score` does. The recipe must be `compiled`."""
         return self.relevances([recipe], packed, rows)[0]
 
     def relevances(

@@ -1,4 +1,4 @@
-"""Systems of the service: named retrievers that can also rank and explain with another A, Z or salience."""
+"""Systems of the service: named retrievers that can also rank and explain with different A, Z or salience."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ServedSystem:
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
-        """Return name, kind and size and, if the system has a `model`, its A, Z and allowed alignments."""
+        """Return the name, kind and size and, if there is a `model`, its A, Z and allowed alignments."""
         described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:

@@ -1,4 +1,4 @@
-"""Build a store in a hidden folder beside its final place, with one process or all processes of a launch.
+"""Build a store in a hidden folder beside its final place, using one process or all processes of a launch.
 
 Process r of w encodes the shards r, r + w, … Only process 0 writes the columns, in shard order. Until a
 shard's turn comes, or until the quantiser is trained, the shard waits as a separate file. The resulting bytes
@@ -156,8 +156,8 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
     """Start or resume a build in a table's folder; yield the folder's only writer.
 
     entries: manifest entries that identify the build. Raises ValueError if the folder contains an interrupted
-    build with other entries, and BlockingIOError if another process is building there. After an error, the
-    folder is removed if it contains no documents.
+    build with different entries, and BlockingIOError if another process is building there. After an error,
+    the folder is removed if it contains no documents.
     """
 
     def begin() -> None:

@@ -48,7 +48,10 @@ CODED = 1 << 15  # tokens encoded at once
 
 
 def centroids_for(tokens: int) -> int:
-    """Return the power of two nearest to 4√tokens, up to 65,536; both number and length of lists grow."""
+    """Return the power of two nearest to 4√tokens, but at most 65,536.
+
+    With more tokens, both the number and the length of the lists grow.
+    """
     return int(min(MOST_CENTROIDS, max(1, tokens), 2 ** round(np.log2(4 * max(1, tokens) ** 0.5))))
 
 
@@ -135,7 +138,7 @@ class Centroids:
 
     @cached_property
     def halves(self) -> Float[Tensor, " K"]:
-        """‖c‖² / 2 of each centroid."""
+        """‖c‖² / 2 for each centroid."""
         return self.centroids.square().sum(1) / 2
 
     @cached_property
@@ -148,8 +151,7 @@ class Codec:
     """A trained codec.
 
     centroids: int8 [K, h], with h = `padded_width`, to be multiplied by units [K]. spread: σ [h]. cells:
-    int64
-    [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1.
+    int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1.
     """
 
     def __init__(
@@ -285,7 +287,7 @@ class Codec:
 
     @property
     def step(self) -> np.float32:
-        """The scale s of a residual of size σ that is quantised to 2^b levels."""
+        """The scale s for a residual of size σ, quantised to 2^b levels."""
         return np.float32(STEPS[self.bits])
 
     @property

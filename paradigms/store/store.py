@@ -113,9 +113,9 @@ class Store:
         arguments and return the store. The stored bytes do not depend on the number of processes, provided
         that the number of threads is the same.
 
-        Raises ValueError if ids repeat, if a vector does not fit float16, if the folder has an interrupted
-        build with other weights, settings or documents, or if several processes build without a folder.
-        Raises BlockingIOError if a process outside the launch is writing to the folder.
+        Raises ValueError if ids repeat, if a vector does not fit float16, if the folder contains an
+        interrupted build with different weights, settings or documents, or if several processes build without
+        a folder. Raises BlockingIOError if a process outside the launch is writing to the folder.
         """
         count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
@@ -282,7 +282,7 @@ class Store:
 
     @property
     def whole(self) -> "Store":
-        """The store that `only` restricted to make this one, or this store itself."""
+        """The unrestricted store from which `only` made this one, or else this store itself."""
         return self if self._whole is None else self._whole
 
     def once(self, make: Callable[["Store"], Made]) -> Made:

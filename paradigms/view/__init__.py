@@ -27,7 +27,7 @@ HEIGHT = 30  # height of a notebook's frame, in rem
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Make a template environment for these folders and this one, which escapes every value."""
+    """Make a template environment that escapes every value, for these folders and this module's folder."""
     import jinja2
 
     made = jinja2.Environment(
@@ -43,7 +43,7 @@ def environment(*folders: Path) -> jinja2.Environment:
 
 
 def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
-    """Convert an explanation to the input of cards.js, with flat lists of links and 4-digit numbers.
+    """Convert an explanation to input for cards.js: flat lists of links, and numbers rounded to 4 digits.
 
     where: start of the message of the ValueError that is raised if a number is not finite.
     """

@@ -13,7 +13,7 @@ GOLDEN_SCORES = (0.9, 0.5, 0.4, 0.1)
 
 
 def relaxed_problems(rng: np.random.Generator, samples: int) -> list[tuple[np.ndarray, float, float]]:
-    """Draw problems with scores of spread 1, budgets in (0, m) and temperatures from .002 to 2."""
+    """Draw problems with standard normal scores, budgets in (0, m) and temperatures from .002 to 2."""
     return [
         (rng.standard_normal(m), rng.uniform(0.02, 0.98) * m, 10 ** rng.uniform(-2.7, 0.3))
         for m in rng.integers(2, 40, samples)
