@@ -1,8 +1,8 @@
 """A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): all alignments and normalisers that do not need a decoder.
 
-An alignment such as `TopK(k=2)` is a frozen dataclass whose fields are its knobs. It is a function
-(S, valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard alignments return
-0/1 without a gradient; `Entropic` is differentiable. Padding is set to −∞ before any max or top-k.
+An alignment such as `TopK(k=2)` is a frozen dataclass whose fields are its parameters. It is a function (S,
+valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard alignments return 0/1
+without a gradient; `Entropic` is differentiable. Padding is set to −∞ before any max or top-k.
 `core.interact` applies salience. `ALIGNMENTS` maps names to subclasses of `Alignment`, and `NORMALISERS` maps
 names to functions that compute Z.
 """
@@ -82,7 +82,7 @@ def as_alignment(align: Alignment | str) -> Alignment:
     """Parse a string such as "TopK(k=2)" as an alignment; "EqualIds" is short for "EqualIds()".
 
     An `Alignment` is returned unchanged. Raises ValueError if the string cannot be parsed, or if the
-    alignment or a knob is unknown.
+    alignment or a parameter is unknown.
     """
     if isinstance(align, Alignment):
         return align

@@ -77,7 +77,7 @@ def hard_topk(
 
 
 def token_budget(ratio: float, mask: Bool[Tensor, "*batch m"]) -> Float[Tensor, "*batch"]:
-    """Return max(1, ⌈ratio · length⌉) for each text, where length counts real tokens; 0 without tokens."""
+    """Return max(1, ⌈ratio · number of real tokens⌉) for each text; 0 for a text without tokens."""
     length = mask.sum(-1).double()
     return (ratio * length - 1e-9).ceil().clamp(min=1).minimum(length)  # .55 · 100 is 55.00000000000001
 

@@ -1,1 +1,1 @@
-"""The command `python -m paradigms`: index, search, rerank, explain, export, compare and dimensions."""
+"""The command `python -m paradigms`: index, search, rerank, explain, compare, serve, export and others."""

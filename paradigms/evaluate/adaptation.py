@@ -81,7 +81,7 @@ def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
 
 @lru_cache(maxsize=8)
 def _signs(shots: int, exact: bool) -> tuple[Float[np.ndarray, "patterns shots"], int]:
-    """Return sign patterns, and 1 if they are random (the observed pattern then counts, too), else 0."""
+    """Return sign patterns and the number of observed patterns to add: 1 for random patterns, else 0."""
     if exact:
         return np.array(list(product((1.0, -1.0), repeat=shots))), 0
     return np.random.default_rng(0).choice((1.0, -1.0), size=(999, shots)), 1

@@ -1,11 +1,11 @@
 """{v : p·v is valid} for a prefix p: the tokens a beam search may generate next, in time ∝ their number.
 
 The valid n-grams are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua
-et al. 2022, arXiv:2204.10628, §3), or only the n-grams that begin a document: a trie of identifiers (De Cao
-et al. 2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a document. An
-n-gram of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda
-et al. 2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by n-gram, so that
-a set of successors is a slice.
+et al. 2022, arXiv:2204.10628, §3), or only the n-grams at the start of a document: a trie of identifiers (De
+Cao et al. 2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a
+document. An n-gram of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m
+(Abouelhoda et al. 2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by
+n-gram, so that a set of successors is a slice.
 """
 
 from bisect import bisect_left, bisect_right
@@ -71,7 +71,7 @@ class NGramIndex:
     ) -> "NGramIndex":
         """Index the documents tokens[offsets[d]:offsets[d + 1]].
 
-        whole: allow only n-grams that begin a document; the longest n-grams are whole documents. Raises
+        whole: allow only n-grams at the start of a document; the longest n-grams are whole documents. Raises
         ValueError if all documents are empty.
         """
         from pydivsufsort import divsufsort, kasai

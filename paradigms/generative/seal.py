@@ -113,9 +113,9 @@ def seal_scores(
     that contain a key with at most `FREQUENT` occurrences.
 
     unigrams: log p(v | q) of every token at the first position. Among the `LIKELY` most likely tokens, the
-    ones that are not keys get weights without the exponent. The best of these tokens, as many as there are
-    keys, become keys. Every other token adds its weight once, at a position that is still free. The public
-    code scores only the 1,500 best candidates; this function scores all.
+    ones that are not keys get weights without the exponent. The best of these tokens (at most as many as
+    there are keys) become keys, too. Every other token adds its weight once, at a position that is still
+    free. The public code scores only the 1,500 best candidates; this function scores all.
     """
     states, numbers = np.unique(states, axis=0, return_inverse=True)  # each key once, with its largest log p
     best_log_p = np.full(len(states), -np.inf)

@@ -152,7 +152,7 @@ def mean_salience(tokens: Tokens) -> Tensor:
     """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3); 0 without salience.
 
     With Z = Σ A, scaling all saliences of a text does not change rel. The term can therefore shrink without
-    any sparsity; it makes saliences sparse only while scores fall below 0 faster than they shrink.
+    any sparsity; it makes saliences sparse only while gate scores fall below 0 faster than saliences shrink.
     """
     if tokens.salience is None:
         return tokens.vectors.new_zeros(())

@@ -86,7 +86,7 @@ def pair_scores(
     def reranker() -> Retriever:
         return Reranking(load(source).to(accelerator.device), corpus, precision=precision)
 
-    # Models that read pairs can resume within the work; others encode each document once, in one turn.
+    # Models that read pairs can resume within the work; others encode each document once, in one chunk.
     reads_pairs = is_classifier(source) or (path / HEAD).is_file()
     return scored_once(file, reranker, queries, accelerator, PAIRS if reads_pairs else None)
 
