@@ -1,10 +1,10 @@
 """nDCG@10 by alignment strategy, and the gain from choosing a strategy with a few judged queries (ALIGNER).
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
-alignment and seed, an ALIGNER without salience is trained. As in the paper, a search with k = 1 gives every
-query's candidates, which are reranked under every strategy. Folds of the queries then choose among k in
-{1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers the whole results folder; collections, alignments
-and seeds may be added later.
+alignment and seed, an ALIGNER without salience is trained. As in the paper, a search with k = 1 finds each
+query's candidates, which are reranked under every strategy. A strategy is then chosen on folds with a few
+judged queries, among k in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report covers the whole results
+folder; collections, alignments and seeds may be added later.
 """
 
 from dataclasses import dataclass, field, replace
@@ -100,7 +100,7 @@ def main(settings: Settings) -> None:
 
 
 def alignment_of(checkpoint: str) -> str:
-    """Return the name in MEASURED of the alignment that a saved ALIGNER was trained with."""
+    """Return the key in MEASURED of the alignment that a saved ALIGNER was trained with."""
     with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     for name, strategy in MEASURED.items():
@@ -138,7 +138,7 @@ def job(
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
-    """Load a saved paradigm, and let it read up to `length` tokens of documents."""
+    """Load a saved paradigm with the maximum document length set to `length` tokens."""
     saved = Paradigm.from_pretrained(folder)
     encoder = TextEncoder(folder / "backbone", replace(saved.encoder.settings, document_length=length))
     longer = Paradigm(saved.recipe, encoder)
@@ -171,7 +171,7 @@ def measure(
 
 
 def open_tasks(folder: Path, settings: Settings) -> list[Task]:
-    """Group the finished models in a folder by collection and training alignment."""
+    """Group the finished models in a folder into tasks, by collection and training alignment."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):
         groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)

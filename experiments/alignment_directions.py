@@ -1,11 +1,12 @@
 """Does it matter which side chooses? MVDR q→d, MVDR q←d and GR rerank the same candidates (Table 5).
 
-Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1, compare a T5-ColBERT, the same vectors with each document
-token aligned to its best query token, and a T5-SEAL. The paper states no Z for the second system, so both Zs
-are measured. GR reads a document as windows of `span` tokens, which begin where training spans may begin, and
-scores the document by its best window. The scorers are the paper's raw logit, the log probability that GR is
-trained for, and the centred logit. The printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is
-measured too; these sequences are much longer than the training spans.
+Wu et al. 2024 (arXiv:2404.00684), §6.3 and §7.1, compare three systems: a T5-ColBERT, the vectors of this
+T5-ColBERT with each document token aligned to its best query token, and a T5-SEAL. The paper states no Z for
+the second system, so Z = 1 and Z = M are both measured. GR reads a document as windows of `span` tokens,
+which begin where training spans may begin, and scores the document by its best window. The scorers are the
+paper's raw logit, the log probability that GR is trained to maximise, and the centred logit. The printed
+formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is measured too; these sequences are much longer than
+the training spans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
 
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
-    """Map each system to the pool, scored by the system's rel."""
+    """Map each system to the candidate pool, scored with the system's rel."""
     (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
@@ -86,7 +87,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to the expected value per query if the candidates are in random order."""
+    """Map each measure to its expected value for each query if the candidates are in random order."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
@@ -129,7 +130,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the facts of the study, and the page's sections by file name."""
+    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]

@@ -1,4 +1,4 @@
-"""Average several results folders of compare.py; each collection has the same weight.
+"""Average the results of compare.py in several folders; each collection has the same weight.
 
 BEIR reports CQADupStack in this way: the twelve parts are searched separately, and the measures are averaged.
 
@@ -69,7 +69,10 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """Read (stage, system) → measure → query → value. Raises ValueError with the line of a bad value."""
+    """Read a CSV file into a dict: (stage, system) → measure → query → value.
+
+    Raises ValueError, naming the line, if a value is invalid.
+    """
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -82,7 +85,10 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """Join values as stage → system → one group per part. Raises ValueError if a part misses a value."""
+    """Join the parts' values into stage → system → values, where each part is a group of queries.
+
+    Raises ValueError if the parts have different systems or measures.
+    """
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

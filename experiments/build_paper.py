@@ -1,8 +1,8 @@
 """Typeset the findings, tables and figures of the current pages as one PDF, a reproducibility paper.
 
 `make paper` writes build/paper.pdf. The text is experiments/site/paper.typ. Tables are read from the pages by
-heading and number, findings from README, and figures from the results beside the pages. A missing table or
-figure stops the build.
+heading and number, findings from README, and figures from the results beside the pages. The build stops if a
+table or figure is missing.
 """
 
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ def quoted() -> list[str]:
 
 
 def tables(page: str) -> dict[str, list[Table]]:
-    """Return a page's tables by the heading above them, as rows of cells without Markdown."""
+    """Return a page's tables, keyed by the heading above them, as rows of cells without Markdown."""
     found: dict[str, list[Table]] = {}
     heading, inside = "", False
     for line in page.splitlines():
@@ -86,12 +86,12 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 
 def findings(page: str) -> list[str]:
-    """Return the points of README's findings, without links."""
+    """Return the bullet points of README's findings, without links."""
     part = re.split(r"\n## |<!--", page.partition("## Findings")[2])[0]
     points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
     return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
 
 
 def plain(text: str) -> str:
-    """Return text without Markdown links and marks."""
+    """Remove Markdown links and emphasis marks from a text."""
     return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).replace("\\|", "|").strip()

@@ -80,7 +80,7 @@ def main(settings: Settings) -> None:
 
 
 def collect(folder: Path) -> None:
-    """Copy every page and every linked file to the same place in `folder`, and write the live examples."""
+    """Copy every page and every linked file to the same path below `folder`, and write the live examples."""
     rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests/attack")]
     for source in (ROOT / "README.md", ROOT / "CHANGELOG.md", *(one for room in rooms for one in room)):
         linked = (source.parent / name for name in LINK.findall(source.read_text(encoding="utf-8")))
@@ -99,6 +99,6 @@ def collect(folder: Path) -> None:
 
 
 def drawn(models: dict[str, Paradigm]) -> str:
-    """Return the pair's cards under each model, as a page that loads no other files."""
+    """Explain the example pair under each model, and return the cards as a self-contained HTML page."""
     explained = [replace(model.explain(QUERY, DOCUMENT), system=name) for name, model in models.items()]
     return page([card_data(one) for one in explained], QUERY, DOCUMENT)

@@ -184,7 +184,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Make titles for joining texts: if all titles differ, use the ids up to a colon."""
+    """Replace the titles, by which texts are joined: if all titles differ, use the ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
@@ -292,14 +292,14 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
 
 
 def both_stages(task: PassageTask, retriever: Retriever, depth: int) -> dict[str, list[float]]:
-    """Return the measure for each test query, for reranking and for retrieval."""
+    """Return the task's measure for each test query, for reranking and for retrieval."""
     queries = task.collection.split("test").queries
     reranked, run = retriever.rerank(queries, task.pool), retriever.search(queries, depth)
     return {"rerank": task.values(reranked), "retrieve": task.values(run)}
 
 
 def lexical(task: PassageTask, depth: int) -> dict[str, Any]:
-    """Measure both variants of BM25; the result has the form of other systems' results."""
+    """Measure both variants of BM25; the result has the same keys as the results of trained systems."""
     stages = {name: both_stages(task, bm25, depth) for name, bm25 in task.bm25.items()}
     return {"system": UNI, "length": task.length, "numbers": 0, "stages": stages}
 

@@ -1,14 +1,14 @@
 """Public checkpoints on any collections, each under its own A and every other A that it admits.
 
-A checkpoint is a folder or a hub name of any format that is read (paradigms/saving/README.md). Its documents
-are encoded once, and every A scores these vectors by exact search. Token vectors are scored with the
-checkpoint's own A, q→d (MaxSim), q←d with Z = 1 and with Z = M, and the two best document tokens of each
-query token. A model of one vector per text is also scored by the token states that it pools, under the same
-A. Term weights have one A, equal ids.
+A checkpoint is a folder or a hub name, in any format that can be loaded (paradigms/saving/README.md). Its
+documents are encoded once, and every A scores these vectors by exact search. Token vectors are scored with
+the checkpoint's own A, q→d (MaxSim), q←d with Z = 1 and with Z = M, and the two best document tokens of each
+query token. A model with one vector per text is also scored on the token states that it pools, under these
+alignments. Term weights have only one A, equal ids.
 
-Two families of tests, each with Holm's correction: all models beside BM25, on every collection, and every
-other A beside the model's own. A checkpoint or a pair with a collection that cannot be measured is named, and
-the others are measured.
+There are two families of tests, each with Holm's correction: all models against BM25, on every collection,
+and every other A against the model's own. If a checkpoint cannot be measured on a collection, the report
+names this pair, and the remaining pairs are measured.
 """
 
 from dataclasses import dataclass, field
@@ -140,7 +140,7 @@ def main(settings: Settings) -> None:
 
 
 def title(checkpoint: str) -> str:
-    """The last part of a checkpoint's name; BM25 for none."""
+    """Return the last part of the checkpoint's name, or "bm25" if the name is empty."""
     if not checkpoint:
         return "bm25"
     path = Path(checkpoint)
@@ -148,7 +148,7 @@ def title(checkpoint: str) -> str:
 
 
 def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:
-    """The documents and queries that are measured."""
+    """Return the part of a collection that is measured: its documents, and the test queries."""
     test = collection.split("test")
     if not settings.documents:
         asked = dict(islice(test.queries.items(), settings.queries or None))
@@ -162,7 +162,7 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
 def measured(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
-    """nDCG@10 of each query under every A; of BM25 without a checkpoint."""
+    """Measure nDCG@10 of each query under every A that the checkpoint admits; an empty name: BM25."""
     corpus, found = collection.corpus, dict[str, list[float]]()
 
     own = own_documents(corpus, split)
@@ -194,7 +194,7 @@ def opened(checkpoint: str, pickled: bool) -> Paradigm:
 
 
 def as_tokens(model: Paradigm) -> Paradigm | None:
-    """A model of one vector per text by the token states that it pools; None for other models."""
+    """Return a single-vector model that keeps the token states it would pool; None for other models."""
     settings = model.encoder.settings
     if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
         return None
@@ -212,7 +212,7 @@ def as_tokens(model: Paradigm) -> Paradigm | None:
 
 
 def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
-    """Yield the model under every other A that it admits. known: whether its own is measured already."""
+    """Yield the model under every other A that it admits. known: whether its own A is measured already."""
     if isinstance(model.recipe.align, AllPairs) or model.encoder.dim == 1:
         return
     for name, (align, normalise) in OTHERS.items():
@@ -223,7 +223,7 @@ def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
 
 
 def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
-    """The models under their own A beside BM25, and every other A beside the model's own."""
+    """Compare the models under their own A with BM25, and every other A with the model's own."""
     collections = list(dict.fromkeys(name for name, _ in found))
     models = list(dict.fromkeys(name for _, name in found))
     table: Rows = []

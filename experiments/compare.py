@@ -1,8 +1,8 @@
 """Train, retrieve, rerank, measure, test and explain the paradigms side by side on one collection.
 
 BM25 and every chosen paradigm are compared; paradigms are trained from the same encoder, with the same data
-and number of steps. All results go to one folder. An interrupted run resumes; a finished run only renews its
-report.
+and number of steps. All results go to one folder. An interrupted run resumes; running a finished comparison
+again only renews its report.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
-    """Return the settings and collection of finished results. Raises SystemExit if there are no results."""
+    """Return the settings and collection of a finished comparison. Raises SystemExit if there is none."""
     file = folder / "config.json"
     if not file.is_file():
         raise SystemExit(f"{folder} holds no results: run `make compare`, or name a folder with --results")
@@ -155,7 +155,7 @@ def reopened(folder: Path) -> tuple[Settings, Collection]:
 
 
 def main(settings: Settings) -> int:
-    """Compare the systems, and return the exit status: 0, or 75 (EX_TEMPFAIL) if the minutes ran out."""
+    """Compare the systems. Return the exit status: 0, or 75 (EX_TEMPFAIL) if `minutes` ran out."""
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
@@ -214,7 +214,7 @@ def main(settings: Settings) -> int:
 def run_all(
     data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train and measure every unfinished system. Raises Paused when the minutes run out."""
+    """Train and measure every unfinished system. Raises Paused when the time limit, `minutes`, is reached."""
     runs, first = systems.training_runs(settings), True
     for number, (run, trial) in enumerate(runs.items(), 1):
         if run in finished:
@@ -259,7 +259,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
-    """Return the content that a system's results depend on: settings, training, and the files they name."""
+    """Return what a system's results depend on: settings, training, and contents of the files they name."""
     training = systems.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
@@ -272,7 +272,7 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
 
 
 def run_bm25(data: ComparisonData, settings: Settings) -> None:
-    """Run BM25 on whole and on truncated documents, and keep runs, costs and candidates for rerank mode."""
+    """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
     test, folder, pool = data.test, Path(settings.output), Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
@@ -294,7 +294,7 @@ def run_bm25(data: ComparisonData, settings: Settings) -> None:
 
 
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
-    """Map each stage to the queries that a system answers. pool: candidates of rerank mode."""
+    """Map each stage to the queries that a system answers. pool: candidates for rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
     }

@@ -7,10 +7,10 @@ backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
-RIPOR has residual-quantised identifiers, and PAG adds a set of tokens to them that guides the search.
-Untrained systems are measured too. T5-SEAL ranks like the authors'
-code, by SEAL's keys with 5 beams and without titles; "SEAL without a model" has the query's n-grams, each
-with probability ½. Decoding token by token (Eq. 22) is compared with scoring all documents.
+RIPOR has residual-quantised identifiers; PAG adds to them a set of tokens that guides the search. Untrained
+systems are measured too. T5-SEAL ranks as in the authors' code, by SEAL's keys with 5 beams and without
+titles; "SEAL without a model" uses the query's n-grams as keys, each with probability ½. Decoding token by
+token (Eq. 22) is compared with scoring all documents.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,7 +131,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every search, with one value per measure and test query. Without a model, measure BM25."""
+    """Measure every search, with one value per measure and test query; without a model, measure BM25."""
     queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
         runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
@@ -153,9 +153,10 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
 
 
 def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:
-    """Run the search and, for identifiers in a trie, greedy search and a scoring of all documents.
+    """Run the beam search and, for identifiers in a trie, also greedy search and scoring of all documents.
 
-    Scores of cluster names are left out, because a search takes the best of several spellings of a name.
+    Models with cluster names run only the beam search, because a search takes the best of several spellings
+    of a name.
     """
     queries, words = data.test.queries, model.identifiers.end is None
 
@@ -187,7 +188,7 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
 
 
 def unlearned_of(values: Values, systems: Sequence[str]) -> str:
-    """Return the first system that says nothing about its paradigm, or "".
+    """Return the first system that has learned too little to represent its paradigm, or "" if there is none.
 
     The R@10 of such a system is less than `LEARNED` times BM25's, or not above the R@10 of the control
     without a model.
@@ -205,7 +206,7 @@ def unlearned_of(values: Values, systems: Sequence[str]) -> str:
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[str, list[Claim]]:
     """Return the paper's claims about the measured systems, by table; each table is a family of tests.
 
-    The claims are about training. A model that training did not move on dev queries is judged only in the
+    The claims are about training. A model that training did not improve on dev queries is judged only in the
     controls, which test exactly this.
     """
     tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
@@ -256,7 +257,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
 
 
 def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
-    """Make a row for each dense system and the smallest generative system: bytes, without a test."""
+    """Compare the bytes of dense systems and of the smallest generative system, in rows without a test."""
     written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
     if not written:
         return []
@@ -276,7 +277,7 @@ def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 def drawn(values: Values) -> "Figure":
-    """Draw R@1 and R@10 of every system beside the paper's."""
+    """Draw R@1 and R@10 of every system beside the paper's values."""
     here = {m: {"here": [of_system[m] for of_system in values.values()]} for m in RECALLS}
     printed = {
         measure: {
@@ -289,7 +290,7 @@ def drawn(values: Values) -> "Figure":
 
 
 def gains(a: str, b: str) -> list[str]:
-    """Format the gains of a over b on NQ320K at each of RECALLS, for `Claim.printed`."""
+    """Format the paper's gains of a over b on NQ320K at each of RECALLS, for `Claim.printed`."""
     both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
     return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
 
@@ -312,7 +313,7 @@ def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the facts of the study, and the page's sections by file name."""
+    """Return the study's summary, and the page's sections keyed by file name."""
     values: dict[str, Values] = {
         stage: {
             system: {m: at_path(seeds, stage, m) for m in MEASURES}

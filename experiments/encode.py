@@ -134,12 +134,12 @@ def encode(
 
 
 def index_places(folder: Path, parts: int) -> list[Path]:
-    """Return the folders of the parts of an index, or the folder of a whole index."""
+    """Return the folders of an index's parts, or of the whole index if `parts` is 0."""
     return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
 
 
 def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes:
-    """Open folders of indexes as one. Raises ValueError if another model made one of them."""
+    """Open index folders as one index. Raises ValueError if another model made one of them."""
     index = open_indexes(folders)
     index.store.check(paradigm)
     return index
@@ -148,7 +148,7 @@ def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes
 def open_encoded(
     folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
 ) -> Index | Indexes:
-    """Open an index that this script made in a folder, with all of its parts.
+    """Open an index that this script made in a folder, including all of its parts.
 
     Raises ValueError if the index was made from other weights, documents or passage lengths, and
     FileNotFoundError if there is no finished index.

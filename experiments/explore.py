@@ -1,6 +1,6 @@
-"""Open the live page over the results of compare.py: every finished system, and the judged queries.
+"""Open the live page for the results of compare.py, with every finished system and the judged queries.
 
-`make explore` opens the page over the results of `make compare`. Settings, checkpoints and indexes come from
+`make explore` opens the page for the results of `make compare`. Settings, checkpoints and indexes come from
 the results folder; documents are not encoded again.
 """
 

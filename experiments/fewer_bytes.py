@@ -1,10 +1,11 @@
 """nDCG@10 by bytes per document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
-to replace a document's tokens D by D′ has a certificate: the Hausdorff distance of D and D′ bounds the error
-of a score, and a query's first ten documents are certified if errors within the bounds cannot change them.
-Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of candidates is compared
-with the prediction of `theory.buckets` from the angles of token vectors, raw and with the mean subtracted.
+to replace a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the
+error of a score, and a query's ten best documents are certified if errors within the bounds cannot change
+them. Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of the candidates
+is compared with the prediction of `theory.buckets` from the angles between token vectors, raw and with the
+mean subtracted.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def main(settings: Settings) -> None:
 
 
 def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Split]:
-    """Draw rows of documents, and test queries with all of their relevant documents among these rows.
+    """Draw document rows, and test queries whose relevant documents are all among these rows.
 
-    Queries are drawn first, until the relevant documents fill half of the sample.
+    Queries are drawn first, until their relevant documents fill half of the sample.
     """
     draw, test = np.random.default_rng(0), collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
@@ -129,7 +130,7 @@ def opened(settings: Settings) -> Paradigm:
 
 
 def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:
-    """Build the store of a collection's sample once; return the store and the sample's queries."""
+    """Build or open the store of a collection's sample; return the store and the sample's queries."""
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
@@ -144,7 +145,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
 
 
 def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
-    """Yield (kind, name, store, bytes per document) for each way to store fewer bytes."""
+    """Yield (kind, name, store, bytes per document) for the full store and for each way to shrink it."""
     ways: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
         ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
@@ -173,7 +174,7 @@ def principal_axes(exact: Store, dim: int) -> np.ndarray:
 
 
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Project token vectors onto the first `dim` principal axes, without reducing the width."""
+    """Project token vectors onto the first `dim` principal axes; their width stays the same."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)
@@ -181,7 +182,7 @@ def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
 
 
 def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
-    """Measure bytes, nDCG@10 and certificates for each way to store fewer bytes."""
+    """Measure bytes, nDCG@10 and certificates for the full store and for each way to shrink it."""
     rows: Rows = []
     wanted: list[set[str]] = []
     for kind, name, store, size in made(exact):
@@ -201,7 +202,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Measure recall of the exact first ten, bytes and milliseconds of token codes and encodings."""
+    """Measure recall of the exact top ten, bytes and milliseconds for token codes and fixed encodings."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
@@ -235,7 +236,7 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
 
 
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
-    """Return the page's sections by file name."""
+    """Return the page's sections, keyed by file name."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."
@@ -256,7 +257,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the values of a row by 95% intervals over queries."""
+    """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
     return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
 
 

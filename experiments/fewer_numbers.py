@@ -1,10 +1,11 @@
-"""nDCG@10 by bytes per document of ColBERTs that are trained for fewer numbers, compared with a control.
+"""nDCG@10 by bytes per document, for ColBERTs trained to store fewer numbers and for a control.
 
-`matryoshka` adds the losses of the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
-with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two, and
-`spans` has a fixed number of vectors for each document. The control is the same ColBERT, trained without
-these methods. Each model's documents are then stored with fewer coordinates, with fewer bits and with pooled
-tokens. For the control, the principal axes of the stored vectors are measured beside the first coordinates.
+`matryoshka` adds losses on the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
+with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two methods,
+and `spans` represents each document by a fixed number of vectors. The control is the same ColBERT, trained
+without these methods. Each model's documents are then stored with fewer coordinates, with fewer bits and with
+pooled tokens. For the control, storing the principal axes of the vectors is compared with storing the first
+coordinates.
 """
 
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def main(settings: Settings) -> None:
 
 
 def made(name: str, settings: Settings) -> Paradigm:
-    """Build the untrained model."""
+    """Build the untrained model of this name."""
     vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)
@@ -152,7 +153,7 @@ def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: I
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Make the sections: every model with every way to store, and the difference from the control.
+    """Make the page's sections: every model with every way to store, and the difference from the control.
 
     The tests of all differences are one family.
     """
@@ -184,7 +185,7 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
 
 
 def picture(rows: Rows) -> Figure:
-    """Plot nDCG@10 by bytes, with a line for each model."""
+    """Plot nDCG@10 by bytes; a step line shows each model's best value up to that size."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys(row["model"] for row in rows):

@@ -1,4 +1,4 @@
-"""Write the tables of the pages from results, so that no number on a page is copied by hand.
+"""Write the pages' tables from results, so that no number on a page is copied by hand.
 
 Comments in a page request tables and figures, and all text up to the next <!-- end --> is rewritten:
 
@@ -6,10 +6,10 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- table: token-retrieval-pydocs table5 -->
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
-The first is a row for each claim and collection, with its verdict; the others are sections of one study.
-Below each stand the commands and minutes of its studies. The names are files in the folder `results` beside
-the page (of README.md: experiments/results). --take copies the results of a study there, with the figures
-that the page asks for:
+`claims` writes a row for each claim and collection, with the verdict; `table` and `figure` write sections of
+one study. The commands and minutes of the studies follow. The names refer to files in the folder `results`
+beside the page (for README.md: experiments/results). --take copies a study's results there, with the figures
+that the page requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -68,12 +68,12 @@ def main(settings: Settings) -> None:
 
 
 def results_of(page: Path) -> Path:
-    """The folder of a page's results: beside it, and for the first page in experiments."""
+    """Return the folder of a page's results: beside the page or, for the main README.md, in experiments."""
     return (ROOT / "experiments" if page.resolve().parent == ROOT else page.parent) / "results"
 
 
 def take(folder: Path, page: Path) -> None:
-    """Copy a study's rows, and the figures that the page asks for, to the folder `results` beside the page.
+    """Copy a study's rows, and the figures that the page requests, to the folder `results` beside the page.
 
     Raises ValueError if the folder has no study or a figure is missing.
     """
@@ -90,9 +90,9 @@ def take(folder: Path, page: Path) -> None:
 
 
 def filled(page: Path) -> str:
-    """The page with all of its tables and figures written from the results beside it.
+    """Return the page with all of its tables and figures rewritten from the results.
 
-    Raises ValueError, naming the page, for a block whose study, section or figure does not exist.
+    Raises ValueError, naming the page, if a requested study, section or figure does not exist.
     """
     kinds = {"claims": claims, "table": tables, "figure": figures}
 
@@ -108,9 +108,9 @@ def filled(page: Path) -> str:
 
 
 def claims(page: Path, *names: str) -> str:
-    """A row for each claim and collection, with the verdict and interval, and how the studies were run.
+    """Make a table of claims: a row for each claim and collection, with the verdict and interval.
 
-    Claims that no study could measure come last, once.
+    Claims that no study could measure come last, once. A description of how the studies were run follows.
     """
     studies = [_study(page, name) for name in names]
     claimed: dict[str, list[dict[str, str]]] = {}
@@ -135,14 +135,14 @@ def claims(page: Path, *names: str) -> str:
 
 
 def tables(page: Path, name: str, *sections: str) -> str:
-    """The rows of sections of a study, with how it was run."""
+    """Make tables from sections of a study, followed by a description of how the study was run."""
     study = _study(page, name)
     parts = [markdown_rows(study["sections"][section]["rows"]) for section in sections]
     return "\n".join(parts) + _source(study)
 
 
 def figures(page: Path, name: str, *sections: str) -> str:
-    """The figures of sections of a study, each with its caption, and how it was run."""
+    """Embed the figures of a study's sections, with captions, and describe how the study was run."""
     study, parts = _study(page, name), []
     for section in sections:
         picture = results_of(page.resolve()) / f"{name}.{section}.svg"
@@ -158,7 +158,7 @@ def _study(page: Path, name: str) -> dict[str, Any]:
 
 
 def _source(study: dict[str, Any], summary: bool = True) -> str:
-    """How a study was run. summary: with its sample."""
+    """Describe how a study was run. summary: start with the study's summary, which describes its sample."""
     sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # processor minutes stand beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (

@@ -107,7 +107,7 @@ def as_split(pairs: list[tuple[str, str]]) -> Split:
 
 
 def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, str]]:
-    """Read or generate (document, query) pairs; a document's duplicate queries are dropped."""
+    """Read or generate (document, query) pairs; duplicate queries for a document are dropped."""
     ids = list(corpus.ids)
     if settings.documents:
         ids = random.Random(settings.seed).sample(ids, min(settings.documents, len(ids)))
@@ -141,7 +141,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:
-    """Keep the pairs whose query retrieves the document among the first `rank`; all pairs if rank is 0."""
+    """Keep the pairs whose query finds the document among the first `rank` results; 0: keep all pairs."""
     if not settings.rank:
         return pairs
     split = as_split(pairs)

@@ -1,10 +1,10 @@
 """Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
 
-The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote go into one table or
-collection; documents are not encoded again. Several processes share the documents: accelerate launch
---num_processes 4 experiments/hand_over.py --indexes … The output folder records progress: a second run hands
-over the remaining documents. Passwords and keys come from the engine's environment variables, such as
-PGPASSWORD.
+The input is vectors in folders that experiments/encode.py or `python -m paradigms index` wrote; they go into
+one table or collection, and documents are not encoded again. Several processes share the documents:
+accelerate launch --num_processes 4 experiments/hand_over.py --indexes … The output folder records progress: a
+second run hands over the remaining documents. Passwords and keys come from the engine's environment
+variables, such as PGPASSWORD.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def index_all(engine: Any) -> None:
-    """Let an engine index its vectors."""
+    """Build an engine's index over the vectors handed over to it."""
     engine.approximate()
     engine.close()
 
@@ -114,7 +114,7 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
-    """Open the engine at the address or folder of the settings."""
+    """Open the engine at the address or folder given in the settings."""
     encoder, options = paradigm.encoder.settings, dict(settings.options)
     options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
     dim = paradigm.encoder.dim

@@ -2,7 +2,8 @@
 
 Luan et al. 2021 (TACL), §7, Tables 1 and 2, Figure 6: DE-BERT and ME-BERT before and after a round of
 hard-negative mining, BM25, hybrids of these systems, and cross-attention over the first candidates of every
-system. Dev queries choose the round of training, BM25's terms and λ. Seeds may be added to a results folder.
+system. The training round, BM25's terms and λ are chosen on dev queries. Seeds may be added to a results
+folder.
 """
 
 from collections.abc import Mapping
@@ -136,7 +137,7 @@ def folder_of(seed: int, settings: Settings) -> Path:
 def trained(
     seed: int, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> dict[tuple[str, str], Any]:
-    """Return {(name, round): model} for a seed. Models in the seed's folder are not trained again."""
+    """Return {(name, round): model} for a seed. Models already in the seed's folder are not trained again."""
     folder = folder_of(seed, settings)
     rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
@@ -148,7 +149,7 @@ def trained(
 
 
 def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
-    """Return the model before a round: a new model, or the result of the first round."""
+    """Return the model from which a round starts: a new model, or the result of the first round."""
     if round != FIRST:
         return load(folder / f"{name}-{FIRST}" / "checkpoint")
     same: dict[str, Any] = lengths_of(settings) | {"pooling": POOLING}
@@ -232,7 +233,10 @@ def measure(
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """Return `training_of` over all rounds up to `round`: dev values before the first and after the last."""
+    """Return `training_of` for all rounds up to `round`.
+
+    The dev values are those before the first round and after the last round.
+    """
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
@@ -240,7 +244,7 @@ def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured
 def depth_values(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
-    """Return system → depth → RR@10 of each query, after reranking only the first `depth` documents."""
+    """Return system → depth → RR@10 of each query, if only the first `depth` documents are reranked."""
     queries, corpus = data.test.queries, data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends only on the (query, document) pair, so one pass over all candidates serves every system.
@@ -257,5 +261,5 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """Return RR@10, the measure for choices on dev queries."""
+    """Return the mean RR@10, the measure by which dev queries decide."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

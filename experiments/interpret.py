@@ -1,4 +1,4 @@
-"""Show the salient words of queries and documents and the aligned tokens under a saved ALIGNER.
+"""Show, for a saved ALIGNER, the salient words of queries and documents, and the aligned tokens.
 
 Qian et al. 2022, Tables 4 and 5: for chosen queries with a relevant document, show the most salient words
 and, for each k, the k document tokens that every query token aligns with. The output appears in the terminal
@@ -90,7 +90,7 @@ def main(settings: Settings) -> None:
 
 
 def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
-    """Measure how active the gate is in these documents, if the model has salience for documents."""
+    """Describe how active the gate is on these documents; without document salience, yield nothing."""
     if texts and (tokens := paradigm.encode_documents(texts).to("cpu")).salience is not None:
         mask = tokens.mask[0]
         yield str(measure_gate(tokens.salience[0][mask].numpy(), np.cumsum([0, *mask.sum(-1).tolist()])))

@@ -1,12 +1,13 @@
-"""LIMIT: a query for every set of k documents. Which paradigm answers them, and is dimension the barrier?
+"""LIMIT: a query for every set of k documents. Which paradigms answer them all? Is dimension the barrier?
 
 The experiments of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", are
 compared with the laws of `theory/capacity.py`:
-- paradigms: queries "Who likes WORD?" over documents that list what a person likes; each word has a different
-  set of k documents. compare.py measures all systems, untrained and after training on queries for other
-  words.
-- free: vectors without text are trained directly on the relevance, for one vector and for each alignment A;
-  the critical n is the largest number of documents for which all sets are answered.
+
+- paradigms: queries "Who likes WORD?" over documents that list what a person likes; each word occurs in a
+  different set of k documents. compare.py measures all systems, untrained and after training on queries for
+  other words.
+- free: vectors without text are trained directly on the relevance judgments, for one vector and for each
+  alignment A; the critical n is the largest number of documents for which all sets are answered.
 """
 
 import re
@@ -130,7 +131,7 @@ def main(settings: Settings) -> None:
 
 
 def laws(settings: Settings) -> Rows:
-    """Make a row for each n, with the values of the bounds of `theory.capacity`."""
+    """Make a row for each n, with the bounds of `theory.capacity`."""
     k, rows = settings.relevant, []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)
@@ -144,11 +145,11 @@ def laws(settings: Settings) -> Rows:
 
 
 def collection(settings: Settings) -> Collection:
-    """Make n documents "Person 7 likes …" with a word for each set of k, and the splits train, dev and test.
+    """Make n documents "Person 7 likes …", one word for each set of k documents, and train, dev and test.
 
     Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. A tenth of
-    the queries goes to dev, and the others are halved into train and test. Raises SystemExit if there are too
-    few words.
+    the queries goes to dev, and the remaining queries are halved into train and test. Raises SystemExit if
+    there are too few words.
     """
     sets = capacity.all_sets(settings.documents, settings.relevant)
     vocabulary = load_tokenizer(packaged("offline")).get_vocab()

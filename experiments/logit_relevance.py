@@ -2,9 +2,9 @@
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, because log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
-constant. But C differs by query and prefix. At several states of one training, this script measures how small
-p is; how the logit, the logit minus its mean over the vocabulary, and log p order each query's candidates;
-and how good these orders are.
+constant. But C differs by query and prefix. At several steps of one training, this script measures how small
+p is, how each query's candidates are ordered by the logit, by the logit minus its mean over the vocabulary,
+and by log p, and how good these orders are.
 """
 
 import os
@@ -73,7 +73,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:
-    """Measure `state` before the training of the seed's model, and at evenly spaced steps."""
+    """Measure `state` before training the seed's model, and at evenly spaced training steps."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     remove_folder(folder, TRAINED)  # an interrupted run has lost its states
     torch.manual_seed(seed)
@@ -95,7 +95,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
 
 
 def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[float]]:
-    """Map each quantity to a value per query, over the query's candidates.
+    """Map each quantity to one value per query, computed over the query's candidates.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """
@@ -148,7 +148,7 @@ def claims(values: Values, paradigm: str, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the facts of the study, and the page's sections by file name."""
+    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[settings.paradigm]
     values = {
         key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])

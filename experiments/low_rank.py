@@ -1,10 +1,11 @@
 """Distance of generative retrieval's alignment from rank one, and cross-attention's share of rel.
 
-Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For the best name of each test query's
-most relevant document and every head, the script measures: the errors of the best rank-one matrix and of
+Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For every head, and for the best name of
+each test query's most relevant document, the script measures: the errors of the best rank-one matrix and of
 1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; the
-error of rel with elu's kernel in place of exp; the share of rel from the cross-attention of the last layer,
-or of all layers through the residual stream alone; and how much a document's D depends on the query.
+error of rel with elu's kernel in place of exp; the share of rel that comes from the cross-attention of the
+last layer, or of all layers through the residual stream alone; and how much a document's D depends on the
+query.
 """
 
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def weight_norm(view: Seen) -> tuple[Array, Array]:
 
 
 def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generator) -> Heads:
-    """Compute the quantities of the claims for one query and name, each [L, H]."""
+    """Compute the quantities that the claims use, for one query and name, each [L, H]."""
     D, Q = view.projected
     S = D @ Q.swapaxes(-1, -2)
     A, printed = lemma.alignment(S), lemma.rank_one_as_printed(S)
@@ -153,7 +154,7 @@ def elu_error(D: Array, Q: Array) -> Array:
 def parts_of_rel(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {"scorer, form": [rel of each query and name, the part Σ(DᵀQ ⊙ A) of rel]}."""
+    """Return {"scorer, form": [rel of each query and name, the part Σ(DᵀQ ⊙ A) of each rel]}."""
     shares: dict[str, list[list[float]]] = {}
     scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
     for scorer in scorers:
@@ -173,7 +174,7 @@ def parts_of_rel(
 def cosines_of_D(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {form: [mean and least cosine of a name's D under two queries, for each of `FEW` names]}.
+    """Return {form: [[mean, minimum] of the cosines of a name's D under two queries, for `FEW` names]}.
 
     A cosine compares one document token D_lhi under two of the first `FEW` queries.
     """
@@ -239,7 +240,7 @@ def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the facts of the study, and the page's sections by file name."""
+    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
@@ -287,7 +288,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the row of a scorer and form, with the mean R² over seeds."""
+    """Format the row for a scorer and form, with the mean R² over seeds."""
     left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
     total = np.abs(part) + np.abs(unexplained)
     share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)

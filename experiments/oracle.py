@@ -1,9 +1,10 @@
-"""Compare quality reached with quality possible, by bytes: is the index or the query encoder the limit?
+"""Compare achieved and achievable quality, by bytes: is the index or the query encoder the limit?
 
 Every finished encoder of compare.py is measured untrained and trained, at full width and on the first
 principal axes. Two shares of test queries are reported: queries that some query vectors answer, ranking every
 relevant document above all others, and queries that the model's query vectors answer (`python -m paradigms
-oracle`). Where neither a query nor a certificate was found, the possible share lies in a range.
+oracle`). For some queries, neither such query vectors nor a certificate that none exist are found; the first
+share is then a range.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def measured(
 ) -> Iterator[dict[str, Any]]:
     """Measure a system at each number of dimensions below its full width, and at full width.
 
-    Query vectors that answer a query on the first axes also answer it on more axes.
+    Query vectors that answer a query on the first principal axes also answer it on more axes.
     """
     known: list[np.ndarray | None] = []
     for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):
@@ -138,7 +139,7 @@ def measured(
 
 
 def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
-    """Make a row with the shares of a system's queries and their intervals."""
+    """Make a row with a system's shares of queries, and their intervals."""
     possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
     tried = [one.verified for one in made if one.verified is not None]
     values = (
@@ -166,7 +167,7 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(rows: Rows) -> str:
-    """Summarise the facts that all rows share."""
+    """Summarise what all rows share: the queries, the columns, and how many results were verified."""
     held, tried = np.sum([row["verified"] for row in rows], axis=0)
     counts = sorted({row["queries"] for row in rows})
     return (

@@ -2,9 +2,9 @@
 
 The script draws Figure 3 of Luan et al., TACL 2021, for any collection, beside the exact laws of `theory`:
 the 10th, 100th and 1000th smallest margins (3a) and the k for recall@r (3b) by document length. It also
-measures how far published bounds overshoot, and the effect of placing the idf in the query, in both or in the
-document. Intervals of k resample the queries. `python -m paradigms dimensions SOURCE` gives only the answer,
-in seconds.
+measures how far published bounds overshoot, and the effect of placing the idf in the query, in the document
+or in both. Intervals for k resample the queries. `python -m paradigms dimensions SOURCE` gives only the
+answer, in seconds.
 """
 
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """Return medians over queries of (a published bound's k / exact k), for recall@r over all documents."""
+    """Return medians over queries of each published bound's k / exact k, for recall@r over all documents."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
@@ -194,7 +194,7 @@ def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) ->
 
 
 def named(k: Dimension) -> dict[str, float | None]:
-    """Return the cells of a dimension and its interval; empty if no query has enough documents."""
+    """Return table cells for a dimension and its interval; empty cells if no query has enough documents."""
     names = ("exact k", "low", "high")
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 
@@ -204,8 +204,8 @@ def claims_about_length(
 ) -> list[Claim]:
     """Return claims of §2.1.3 about margins, dimensions and length, tested per query.
 
-    The exponents a of y ∝ length^a are fitted by least squares over the bins, for queries with y in every
-    bin.
+    The exponents a of y ∝ length^a are fitted by least squares over the bins, for queries that have a y in
+    every bin.
     """
     claims = []
     if len(lengths) > 2:

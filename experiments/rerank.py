@@ -1,8 +1,8 @@
-"""Rerank a TREC run with a saved paradigm, and compare both rankings, with intervals and significance.
+"""Rerank a TREC run with a saved paradigm, and compare both rankings, with intervals and significance tests.
 
 The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json, and fused.run if
---fuse is set. Several processes or GPUs share the encoding:
-accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
+--fuse is set. Several processes or GPUs share the encoding: accelerate launch --config_file
+experiments/configs/gpus.yaml experiments/rerank.py
 """
 
 import tempfile

@@ -2,9 +2,9 @@
 
 The script trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each
 document's tokens, searches with a share β^q of each query's tokens, and rescores the retrieved documents with
-all vectors. It reports bytes, milliseconds and multiply-adds, and measures which words are salient, how many
-tokens are ever retrieved (§3, §4.4), and an alignment adapted after pruning. The full model has no salience.
-Methods and seeds may be added to a results folder.
+all vectors. It reports bytes, milliseconds and multiply-adds. It also measures which words are salient, how
+many tokens are ever retrieved (§3, §4.4), and the effect of adapting the alignment after pruning. The full
+model has no salience. Methods and seeds may be added to a results folder.
 """
 
 import time
@@ -120,10 +120,10 @@ def job(method: str, seed: int, data: StudyData, settings: Settings, accelerator
 def content_words(
     paradigm: Paradigm, index: Index, data: StudyData, queries: Tokens
 ) -> dict[str, list[float]]:
-    """Measure content words' rank advantage by salience, for each query and the relevant document.
+    """Measure how far salience ranks content words above function words, in queries and relevant documents.
 
-    The advantage is the difference of mean ranks to function words, as a share of the text's tokens. It is 0
-    if one of the two kinds is missing.
+    For each query and its first relevant document, the advantage is the difference of the mean ranks of the
+    two kinds, divided by the text's number of tokens. It is 0 if one of the two kinds is missing.
     """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
@@ -143,7 +143,7 @@ def content_words(
 
 
 def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
-    """Return the class of each token that counts: 1 in a content word, 0 in a function word, −1 otherwise."""
+    """Return the class of each token that counts: 1 in a content word, 0 in a function word, otherwise −1."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
     for word, places in words(paradigm, text, side, counts):
@@ -161,7 +161,7 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """Return the share of a document's tokens that any query token retrieves, averaged over MOST documents.
+    """Return the share of a document's tokens that query tokens retrieve, averaged over MOST documents.
 
     Each query token retrieves RETRIEVED tokens of the corpus. The average is over the MOST documents with the
     most retrieved tokens.
@@ -176,10 +176,10 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
 
 
 def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
-    """Measure each pair's costs, and each query before and after refinement.
+    """Measure the costs of each pair of shares, and each query's results before and after refinement.
 
-    Salient words are measured too or, without salience, the share of tokens that are retrieved. strategies:
-    whether to refine Figure 7's pair with every alignment too.
+    If the model has salience, content words are measured too; otherwise, the share of retrieved tokens is
+    measured. strategies: whether Figure 7's pair is also refined with every alignment.
     """
     test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))

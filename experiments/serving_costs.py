@@ -1,9 +1,9 @@
 """Costs of serving: bytes, build seconds, milliseconds per query and recall, by paradigm and index or engine.
 
-Every paradigm encodes some documents of a collection once. These go into the exact index, FAISS's token
-index, the compressed index and every installed engine. Queries are encoded before timing and searched one at
-a time. recall is the share of the documents of the paradigm's exact search that are found.
-paradigms/find/COSTS.md has the formulas that extend bytes to other sizes.
+Every paradigm encodes some documents of a collection once. Their vectors go into the exact index, FAISS's
+token index, the compressed index and every installed engine. Queries are encoded before timing and searched
+one at a time. recall is the share of the documents from the paradigm's exact search that an index or engine
+finds. paradigms/find/COSTS.md has the formulas that extend bytes to other sizes.
 """
 
 import os
@@ -133,7 +133,7 @@ def main(settings: Settings) -> None:
 
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
-    """Return a paradigm's rows: read from a file of a run with the same settings, or measured now."""
+    """Return a paradigm's rows, read from the file of an earlier run with these settings or measured now."""
     file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
     if (kept := json_or_empty(file)).get("settings") == chosen:
         return kept["rows"]
@@ -192,7 +192,7 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
-    """Return the documents' vectors from a folder; encode the documents if the folder has no vectors."""
+    """Return the documents' vectors from the folder `place`; encode the documents if it has no vectors."""
     if place.is_dir():
         store = open_index(place).store
         if store.ids == list(texts):
@@ -202,7 +202,7 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
 
 
 def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
-    """Return BM25's weights as a store and as queries, and BM25's results."""
+    """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
     matrix, ids = bm25.matrix(), list(texts)
     blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
@@ -224,7 +224,10 @@ def as_tokens(rows: Any, axis: int) -> Tokens:
 
 
 def opened(name: str, settings: Settings) -> Paradigm:
-    """Load the paradigm if `load` names it, or make it untrained. Raises ValueError for a wrong paradigm."""
+    """Load the paradigm if `load` names it; otherwise, make it untrained.
+
+    Raises ValueError if the loaded model is another paradigm.
+    """
     if name not in settings.load:
         torch.manual_seed(0)  # seed of projections
         options = lengths_of(settings) | settings.options.get(name, {})
@@ -236,7 +239,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
 
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
-    """Draw random documents and queries by id, the same for all paradigms; 0: all, in the original order."""
+    """Draw random documents and queries, the same for all paradigms; a limit of 0: all, in original order."""
     draw = np.random.default_rng(0)
     corpus, asked = collection.corpus, collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
@@ -252,7 +255,10 @@ def clock(settings: Settings) -> Callable[[], float]:
 def timed(
     find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
 ) -> tuple[np.ndarray, Answers]:
-    """Return each query's fastest milliseconds of `find` in `rounds` after a warm-up, and the results."""
+    """Return each query's shortest time of `rounds` calls of `find`, in milliseconds, and the results.
+
+    A warm-up call before the timed calls gives the results.
+    """
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
     for _ in range(rounds):
@@ -264,7 +270,7 @@ def timed(
 
 
 def recall(answers: Answers, wanted: Answers) -> float:
-    """Return the mean share of the wanted documents that were found, over queries with wanted documents."""
+    """Return the mean share of the wanted documents that were found, over queries that have any."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
@@ -272,7 +278,7 @@ def recall(answers: Answers, wanted: Answers) -> float:
 def measure_index(
     base: Store, recipe: Recipe, queries: Tokens, work: Path, settings: Settings, kind: Kind
 ) -> Costs:
-    """Measure an index of a kind, with the vectors of `base`."""
+    """Build and measure an index of this kind from the vectors in `base`."""
     now = clock(settings)
     began = now()
     index = Index(base.copy(kind, work / "index"))
@@ -310,7 +316,7 @@ def one_vector(model: Paradigm) -> bool:
 def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
-    """Measure an engine, embedded or as a server, with the vectors of `base`."""
+    """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
     folder, dim, single = work / name, model.encoder.dim, one_vector(model)
     with ExitStack() as servers:
         engine: Engine
@@ -342,5 +348,5 @@ def measure_engine(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
+    """Return the total size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

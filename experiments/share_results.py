@@ -1,8 +1,8 @@
-"""The values of every query in a results folder of compare.py as a dataset, on disk or on the hub.
+"""Publish the values of every query in a results folder of compare.py as a dataset, on disk or on the hub.
 
 The output folder gets per_query.parquet, with the columns collection, stage, system, query, measure and
-value, and a README.md, the dataset's card. It has ids of queries and no texts, whose licence is their
-collection's. --push uploads the folder to the hub.
+value, and README.md, the dataset card. The dataset contains query ids but no texts, because the texts are
+under the licence of their collection. --push uploads the folder to the hub.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings: the results, and where they go."""
+    """Settings: the results, and the destination of the dataset."""
 
     results: str
     """results folder of compare.py"""
@@ -68,7 +68,7 @@ def main(settings: Settings) -> None:
 
 
 def table(file: Path, collection: str) -> pyarrow.Table:
-    """Read the values. Raises ValueError, naming the file, if it is damaged."""
+    """Read per_query.csv and add the collection. Raises ValueError, naming the file, if it is damaged."""
     types = dict.fromkeys(COLUMNS, pyarrow.string()) | {"value": pyarrow.float64()}
     convert = pyarrow.csv.ConvertOptions(column_types=types, include_columns=list(types))
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
@@ -80,7 +80,7 @@ def table(file: Path, collection: str) -> pyarrow.Table:
 
 
 def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> str:
-    """The text of the dataset's card."""
+    """Return the text of the dataset card."""
     measured = Path(settings.results, "table.md")
     systems = ", ".join(sorted({str(name) for name in rows["system"].to_pylist()}))
     lines = [
@@ -108,7 +108,7 @@ def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> 
 def push_to_hub(folder: Path, name: str, *, private: bool = True) -> None:
     """Upload the dataset to the repository `name`, which is created if it is missing.
 
-    The hub's errors are passed on.
+    Errors from the hub are raised unchanged.
     """
     from huggingface_hub import HfApi
 

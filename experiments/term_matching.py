@@ -3,9 +3,9 @@
 Wu et al. 2024 (arXiv:2404.00684), §7.2. Two rates are measured for each query token of a ColBERT (q→d), as
 means over the query's candidates. The hard rate is whether the aligned document token has the same id; the
 soft rate is the weight on tokens with the same id in the softmax of A's column. For each document token
-(d→q), both rates are measured under q←d (softmax of A's row), and the soft rate for SEAL, whose A is the mean
-over all layers and heads, as in the exact identity, or over the last layer's heads, as is usual in practice.
-Figure 5 shows one pair of texts, in which names draw the attention of GR. Here names are the query's tokens
+(d→q), both rates are measured under q←d (softmax of A's row). The soft rate is also measured for SEAL, whose
+A is the mean over all layers and heads, as in the exact identity, or over the last layer's heads, as is usual
+in practice. Figure 5 shows one pair of texts in which GR attends to names. Here names are the query's tokens
 with an IDF of at least 4, and the measure is the attention on names minus the names' share of the query.
 
 Rates are over all tokens, and over tokens that occur on the other side. "uniform" aligns all tokens equally.
@@ -200,7 +200,7 @@ def limits(n: int) -> str:
 
 
 def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the facts of the study, and the page's sections by file name."""
+    """Return the study's summary, and the page's sections keyed by file name."""
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
         totals = at_path(by_task[TASK], "rates", n, "totals")
@@ -211,8 +211,10 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
     def section(
         heading: str, text: str, direction: str, drawn: Sequence[str], more: Sequence[str]
     ) -> Section:
-        """Make a table of these series and `more`, and curves of rates by bin, over all tokens and over
-        tokens that can match."""
+        """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
+
+        Rates are over all tokens, and over tokens that can match.
+        """
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
         for name, kind in product([*drawn, *more], KINDS):

@@ -86,7 +86,7 @@ def check(name: str, samples: int, seed: int) -> Result:
 
 
 def worst(first: Result, second: Result) -> Result:
-    """Combine a claim's results with two seeds: the largest violations, all samples, the first's curves."""
+    """Combine a claim's results for two seeds: largest violations, all samples, and curves of the first."""
 
     def nearness(result: Result) -> tuple[bool, float]:
         violation, tolerance = result.evidence.violation, result.evidence.tolerance

@@ -163,7 +163,7 @@ def main(settings: Settings) -> None:
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
-    """Return the content that a results folder depends on: the settings, and the files that settings name."""
+    """Return what a results folder depends on: the settings, and the contents of the files that they name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
     return asdict(settings) | {"fingerprint": collection.fingerprint} | script.content(**named)
 
@@ -171,7 +171,7 @@ def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
 def trained(
     settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator
 ) -> Paradigm | Generative | CrossAttention:
-    """Train the paradigm of the settings in `folder`, and return it."""
+    """Train the paradigm named in the settings, write results to `folder`, and return the paradigm."""
     splits = fit.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
@@ -230,7 +230,7 @@ def trained(
 def judges(
     settings: Settings, collection: Collection, split: Split, folder: Path, accelerator: Accelerator
 ) -> tuple[ScorePairs | None, FalseNegatives | None]:
-    """Return the settings' teacher and filter; a model that serves as both scores each pair once."""
+    """Return the teacher and the filter named in the settings; one model as both scores each pair once."""
 
     def scores(source: str, name: str) -> ScorePairs:
         return pair_scores(source, folder / f"{name}.run", split.queries, collection.corpus, accelerator)
@@ -245,7 +245,10 @@ def judges(
 
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """Read a run from a file, or mine a run into mined.run with the paradigm in a folder, in one process."""
+    """Read a run from a file; if `run` is a paradigm's folder, mine a run with it into mined.run.
+
+    Only one process mines.
+    """
     if not Path(run).is_dir():
         return read_run(run)
     return fit.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)

@@ -147,7 +147,7 @@ def saved(folder: Path) -> Paradigm:
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
-    """Open the systems' indexes in the output folder, and build missing indexes."""
+    """Open the systems' indexes in the output folder, and build the missing ones."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
         folder = Path(settings.output, "indexes", SHARED.get(name, name))

@@ -1,4 +1,4 @@
-"""How many dimensions do your own vectors need? Lemma 1 of Luan et al. 2021 against the exact law and a draw.
+"""How many dimensions do your own vectors need? Lemma 1 of Luan et al. 2021, the exact law, and a simulation.
 
     python experiments/examples/check_a_bound.py vectors.npy      # rows: a query, its document, the others
 

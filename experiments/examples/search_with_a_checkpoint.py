@@ -1,4 +1,4 @@
-"""Load any checkpoint, from the hub or a folder, and search some texts with it.
+"""Load any checkpoint, from the hub or a folder, and search a few texts with it.
 
 python experiments/examples/search_with_a_checkpoint.py lightonai/GTE-ModernColBERT-v1 "how do magnets work?"
 """

@@ -1,4 +1,4 @@
-"""Train ColBERT on your own pairs or triplets, and search the documents with it.
+"""Train ColBERT on your own pairs or triplets, and search the documents with the trained model.
 
 python experiments/examples/train_on_own_pairs.py rows.jsonl
 

@@ -5,8 +5,8 @@ r"""A new D, as a plug-in: ColBERT with a learned weight for each document token
     python -m paradigms index notes --plugin experiments/examples/weighted_colbert.py \
         --model results/weighted-colbert/weighted_colbert/checkpoint
 
-D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): training can shorten uninformative tokens, so that they win
-less often. Training starts from w = 1, which is ColBERT.
+D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): training can shorten the vectors of uninformative tokens, so
+that these are the maximum less often. Training starts from w = 1, which is ColBERT.
 """
 
 from dataclasses import replace
