@@ -65,7 +65,7 @@ def test_a_run_measures_every_system_and_goes_on(
     assert checkpoint.stat().st_mtime_ns == written
     folder = tmp_path / "results"
     claims = {"claims_table6", "claims_table7", "claims_table8", "claims_search", "claims_controls"}
-    assert published(folder) == claims | {"retrieve", "training"}
+    assert published(folder) == claims | {"retrieve", "retrieve.svg", "training"}
     systems = [row["system"] for row in json.loads((folder / "retrieve.json").read_text())]
     assert systems == [BM25, *chosen]
     # What was written of a system is what its saved model ranks.

@@ -56,6 +56,10 @@ def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     assert found["paradigms"][0]["R@2"].startswith("1.000")
     assert {row["alignment"] for row in found["free"]} == set(free_vectors.FREE)
     assert found["laws"][0]["random h"] == capacity.random_dimension(6)
+    judged = json.loads((tmp_path / "limit/claims.json").read_text())
+    assert judged[0]["quantity"] == "R@2, bm25 − dpr, untrained"
+    drawn = (tmp_path / "limit/free.svg").read_text()
+    assert "one vector, M = 1, printed" in drawn, "the paper's fit is drawn beside ours"
     assert (tmp_path / "limit/report.html").is_file()
     assert (tmp_path / "limit/collection/corpus.jsonl").is_file()
     assert "LIMIT: every paradigm" in capsys.readouterr().out
