@@ -7,7 +7,7 @@ documents, so an order changes only across hyperplanes of R^P. The number of cel
 the number of patterns that any documents answer. P is nMh, minus h where adding one vector to all document
 vectors changes no order (the first three rows).
 
-| A | which token counts is decided by | then the order by |
+| A | what decides which token counts | what then decides the order |
 |---|---|---|
 | one (DPR) | nothing | m·C(n, 2) hyperplanes |
 | all (A = 1) | nothing: the sum of a document's vectors counts, as with M = 1 | m·C(n, 2) |

@@ -1,7 +1,7 @@
 """Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
-dimensions keeps the ranking of a query if d1 is still among the first r documents. Two maps are compared:
+dimensions keeps the ranking of a query if d1 is still among the top r documents. Two maps are compared:
 Gaussian random projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the
 truncated singular value decomposition. Failure is a mean over queries, so k depends on the sample of queries
 and has a 95% interval over queries. With fewer than 50 queries, the interval is too narrow, and the k of the
@@ -174,7 +174,7 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 
 
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
-    """(k [K], lost [m, K]): 1 where a truncated SVD pushes the best document out of the first r, else 0.
+    """(k [K], lost [m, K]): 1 where a truncated SVD pushes the best document out of the top r, else 0.
 
     D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every
     k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors are left
@@ -234,7 +234,7 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Return whether Gaussian maps push the best document by cosine out of the first r, [m, K, samples].
+    """Return whether Gaussian maps push the best document by cosine out of the top r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
     ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the

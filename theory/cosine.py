@@ -1,12 +1,12 @@
 """How often does a random projection swap two documents that are ranked by cosine, and how large must k be?
 
-Users renormalise after a projection, so cos(Aq, Ad) counts, not ⟨Aq, Ad⟩ (`theory.projections`). For Gaussian
-A, the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends only on k and on the cosines ρ₁ = cos(q, d1) > ρ₂ =
-cos(q, d2) and ρ₁₂ = cos(d1, d2). The three projected vectors are k independent draws from a normal law in R³,
-so the projected cosines are sample correlations about a known mean, with a variable in common, and the event
-concerns a 3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898 (Φ with the variance V
-below; for projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The one-dimensional integral is
-derived here.
+Users renormalise after a projection, so cos(Aq, Ad) matters, not ⟨Aq, Ad⟩ (`theory.projections`). For
+Gaussian A, the error P(cos(Aq, Ad1) ≤ cos(Aq, Ad2)) depends only on k, on the cosines ρ₁ = cos(q, d1) and
+ρ₂ = cos(q, d2) < ρ₁, and on ρ₁₂ = cos(d1, d2). The three projected vectors are k independent draws from a
+normal law in R³, so the projected cosines are sample correlations about a known mean, with a variable in
+common, and the event concerns a 3 × 3 Wishart matrix. The asymptotic law is due to Pearson and Filon 1898
+(Φ with the variance V below; for projections also Tadić, Becker and Neville 2024, arXiv:2404.10148). The
+one-dimensional integral is derived here.
 
 Derivation. Let G be the ratio of the lengths of Ad2 and Ad1 outside Aq, each divided by the expected scale
 √(1−ρᵢ²). Given G, the documents are ordered like the inner products of q with G·d1/√(1−ρ₁²) and d2/√(1−ρ₂²),

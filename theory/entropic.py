@@ -1,7 +1,8 @@
 """Entropy-regularised top-k: max sᵀλ + εH(λ) over 1ᵀλ = k, λ ∈ [0,1]^m  (Qian et al. 2022, Eq. 4, 5, 9).
 
 Here H(λ) = −Σ λ_i ln λ_i. The solution is a softmax with a cap, λ_i = min(1, exp((s_i + a)/ε)): the n1
-largest scores are capped at 1, and the rest U share the remaining budget, λ_U = (k − n1)·softmax(s_U/ε).
+largest scores are capped at 1, and the other scores U share the remaining budget,
+λ_U = (k − n1)·softmax(s_U/ε).
 
 In all functions below, scores s are [..., m]. A score of −inf, or a False in `mask` [..., m], marks padding,
 which gets λ = 0 and does not count towards the length. k and ε broadcast against the leading axes [...]. If

@@ -1,8 +1,8 @@
-"""Probability that a random projection pushes the best document out of the first r.
+"""Probability that a random projection pushes the best document out of the top r.
 
 Luan et al., TACL 2021, section 2.1.1. A query q has a best document d1 and n competitors d2 with margins
-μ(q, d1, d2) > 0 (`theory.projections`). All documents share one k × v projection A. The projection loses d1
-from the first r exactly if R ≥ r, where R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. Competitors that tie with d1
+μ(q, d1, d2) > 0 (`theory.projections`). All documents share one k × v projection A. The projection pushes d1
+out of the top r exactly if R ≥ r, where R = #{d2 : ⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩}. Competitors that tie with d1
 before the projection (μ = 0) are not covered: leave them out.
 
 Bounds need only the margins. The exact Gaussian law needs the vectors, since competitors err together: given

@@ -84,7 +84,7 @@ def lemur(
     probes: int = 16,
     candidates: int = 0,
 ) -> Kind:
-    """float16 vectors, and one fitted vector per document that predicts MaxSim and selects those to score.
+    """float16 vectors, and a fitted vector per document, which predicts MaxSim to select documents to score.
 
     width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of the fitted vectors.
     probes: number of lists to read per query. candidates: as in `fixed`.

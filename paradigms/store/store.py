@@ -160,8 +160,8 @@ class Store:
 
         parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
         Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
-        at random to train the centroids of a large compressed index; None means the first documents. Other
-        arguments and errors are as in `build`.
+        at random to train the centroids of a large compressed index; None means the first documents. See
+        `build` for the other arguments and for errors.
         """
         reduction, names = TokenReduction(keep, pool, pooling), list(fields)
         drawn = None if sample is None else token_shards(sample, reduction)
@@ -177,9 +177,9 @@ class Store:
         pool: int = 1,
         pooling: Pooling = "ward",
     ) -> "Store":
-        """Convert to a store of another kind, with the same tokens or fewer, without encoding texts again.
+        """Convert to a store of a different kind, optionally with fewer tokens, without encoding texts again.
 
-        keep, pool, pooling: as in `build`, but applied to this store's tokens.
+        keep, pool, pooling: see `build`, but applied to this store's tokens.
         """
         reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
         living = np.flatnonzero(self.living)
@@ -246,7 +246,7 @@ class Store:
 
     @property
     def dim(self) -> int:
-        """Dimensions of a token vector."""
+        """Number of dimensions of a token vector."""
         return int(self.manifest["dim"])
 
     @property
@@ -293,7 +293,7 @@ class Store:
         return made
 
     def with_tokens(self) -> np.ndarray:
-        """Return the rows that a search may find: documents that are not deleted and have a token."""
+        """Return the rows that a search may find: documents with tokens that are not deleted."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:
@@ -543,7 +543,7 @@ class Store:
         return quantiser.open(writer, self.dim)
 
     def certify(self, whole: "Store") -> "Store":
-        """Store the distances of each document's tokens from its tokens in `whole`: `errors` [documents, 2].
+        """Store the distances between each document's tokens here and in `whole`: `errors` [documents, 2].
 
         The two columns are `pruning.directed_distances` plus an allowance for rounding, and bound the error
         of a sum of maxima. `add` and `compact` remove the errors. Raises KeyError if `whole` lacks a
