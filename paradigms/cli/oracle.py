@@ -73,22 +73,16 @@ class Question:
     def answer(self, rows: np.ndarray, known: np.ndarray | None = None) -> Answer:
         """Return whether some query vectors rank the documents `rows` above all others.
 
-        known [N, h]: query vectors to try after the model's. Their saliences are those of the model's
-        vectors, or all equal if there are fewer vectors.
+        known [N, h]: query vectors to try after the model's, with equal saliences.
         """
         for query in [self.query] if known is None else [self.query, known]:
-            equal = None if len(query) == len(self.query) else np.ones(len(query))
-            if separates(self.scores(query, equal), rows):
+            weights = None if query is self.query else np.ones(len(query))
+            if separates(self.scores(query, weights), rows):
                 return Answer(True, query=query)
-        if self.salience is not None:
-            # One query token's rel is the largest similarity. Several tokens have no upper bound here.
-            one = max_over_tokens(self.tokens, self.owners, rows)
-            right = one.query is not None and separates(self.scores(one.query, np.ones(1)), rows)
-            return one if right else Answer(None)
         if self.kinds is not None and not len(self.query):
             return Answer(False)  # no document has a token of the query: all scores are 0
-        if len(self.query) > 1 or self.kinds is not None:
-            return sum_of_maxima(
+        if len(self.query) > 1 or self.kinds is not None or self.salience is not None:
+            found = sum_of_maxima(
                 self.tokens,
                 self.owners,
                 rows,
@@ -97,6 +91,12 @@ class Question:
                 kinds=self.kinds,
                 asked=self.asked,
             )
+            if self.salience is None:
+                return found
+            # Vectors that answer if documents' saliences are equal mostly answer with the given ones. If none
+            # do, some may still answer with the given saliences.
+            equal = None if found.query is None else self.scores(found.query, np.ones(len(found.query)))
+            return found if equal is not None and separates(equal, rows) else Answer(None)
         if len(self.tokens) == self.owners[-1] + 1:
             return one_vector(self.tokens, rows)
         return max_over_tokens(self.tokens, self.owners, rows)
