@@ -85,7 +85,7 @@ class Made(Checkpoint):
 
 @dataclass(frozen=True)
 class Opened:
-    """An opened folder."""
+    """A searchable folder, opened: its documents, index and model."""
 
     folder: Path
     made: Made

@@ -172,8 +172,9 @@ def seeds_interval(
     """Return the 95% interval of the mean over training seeds and queries, both drawn with replacement.
 
     clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
-    because queries within a cluster are not independent. All drawn seeds share the drawn queries. S seeds
-    show (S − 1)/S of the variance between seeds, so with very few seeds the interval is too narrow.
+    because queries within a cluster are not independent. All drawn seeds share the drawn queries. With S
+    seeds, resampling reflects only (S − 1)/S of the variance between seeds, so with very few seeds the
+    interval is too narrow.
     """
     seeds = len(values)
     means = (

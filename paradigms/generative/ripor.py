@@ -1,10 +1,11 @@
 """rel(d, q) = Σᵢ s·hᵢᵀ E_{i,cᵢ}: the decoder generates the residual-quantisation codes of d's vector.
 
-RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): every place i has a separate set of `codes` tokens.
+RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): every position i has a separate set of `codes` tokens.
 Their output vectors are initialised with k-means centroids of the document vectors' residuals after the
-earlier places. Documents are scored by logits. If the decoder state were one vector s(q) at every place, rel
-would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document vectors. RIPOR
-trains margins between prefixes; this implementation maximises log p, as the other generative paradigms do.
+earlier positions. Documents are scored by logits. If the decoder state were one vector s(q) at every
+position, rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document
+vectors. RIPOR trains margins between prefixes; this implementation maximises log p, as the other generative
+paradigms do.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def ripor(
     """Build RIPOR over `backbone`. settings: fields of `GenerativeSettings`.
 
     embedder: the encoder whose mean-pooled document vectors are quantised, with `codes` centroids at each of
-    `levels` places. Raises ValueError if the embedder and the backbone differ in width, or if PAWA is on,
+    `levels` positions. Raises ValueError if the embedder and the backbone differ in width, or if PAWA is on,
     because PAWA has no output table.
     """
     options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
@@ -72,8 +73,8 @@ def residual(
     """x_d ↦ (c₁, …, c_L) with c_i the centroid nearest to x_d − Σ_{l<i} E_{l,c_l}, and E [levels · codes, h].
 
     vectors: [documents, features]. The centroids of a level come from k-means on all residuals at that level.
-    Code c at place i is token i·codes + c + 2. A level with fewer distinct residuals than codes leaves tokens
-    unused. Documents with equal codes share an identifier and are counted in `problems`.
+    Code c at position i is token i·codes + c + 2. A level with fewer distinct residuals than codes leaves
+    tokens unused. Documents with equal codes share an identifier and are counted in `problems`.
     """
     left = np.array(vectors, dtype=np.float32)
     rows: list[list[int]] = [[] for _ in documents]

@@ -394,7 +394,7 @@ def _multiplying(precision: str) -> Iterator[None]:
 
 
 def _schedule(step: int, s: TrainingSettings) -> float:
-    """Factor of the learning rate: linear warm-up over warmup·steps from above 0, then linear decay to 0."""
+    """Learning-rate factor: linear warm-up over warmup·steps from above 0, then linear decay to 0."""
     rise = max(1, round(s.warmup * s.steps))
     if step < rise:
         return (step + 1) / rise

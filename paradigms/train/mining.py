@@ -34,7 +34,7 @@ def mine(
 
 
 def with_random(run: Run, corpus: Corpus, count: int, seed: int = 0) -> Run:
-    """Append `count` random documents of the corpus to each query's ranking.
+    """Append `count` random documents from the corpus to each query's ranking.
 
     Luan et al. 2021 (§4.2, §5) use 100 documents from BM25 and 100 random documents as candidates.
     """
