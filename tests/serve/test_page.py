@@ -99,6 +99,18 @@ def test_what_is_typed_is_searched_by_every_system(page, retrievers):
     assert state(page)["query"] == "zzz"
 
 
+def test_a_pointed_or_focused_document_is_marked_in_all_columns(page):
+    marked = "[...document.querySelectorAll('.entry.marked')].map((one) => one.dataset.id)"
+    page.point(entry("bm25", "7"))
+    page.wait(f"{marked}.length")
+    everywhere = page.count(".entry[data-id='7']")
+    assert page.script(marked) == ["7"] * everywhere
+    page.point("#query")
+    page.wait(f"{marked}.length === 0")
+    page.script(f"""document.querySelector("{entry("bm25", "7")}").focus()""")
+    assert page.script(marked) == ["7"] * everywhere
+
+
 def test_a_document_opens_with_the_cards_of_all_systems(page, retrievers):
     opened(page)
     assert page.texts("#systems h3") == ["bm25", "colbert", "aligner", "fused: bm25", "fused: colbert"]
