@@ -78,6 +78,8 @@ class Predictors:
         fitted = _Fitted(store.files, store.dim)
         if int(store.offsets[-1]) and len(fitted.layer) != self.width - 1:
             raise store.files.damaged(FEATURES, f"{len(fitted.layer)} features, not {self.width - 1}")
+        if int(store.offsets[-1]) and not len(fitted.vectors):
+            raise store.files.damaged(LEARNED, "it is missing")
         return Opened(fitted.features.queries, Nearest(store.files, (len(store.living), self.width)))
 
 
