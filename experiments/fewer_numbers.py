@@ -102,7 +102,7 @@ def main(settings: Settings) -> None:
         asked = len(values["control"][0]["ways"]["all"]["values"])
         summary = (
             f"{len(data.collection.corpus):,} documents of at most {settings.document_length} tokens, "
-            f"{asked} test queries, {len(settings.seeds)} seeds; {settings.steps} steps of "
+            f"{asked} test queries, seeds {settings.seeds}; {settings.steps} steps of "
             f"{settings.batch_size} queries, {settings.trained_layers} trained layers of {settings.backbone}."
         )
         publish(settings, "Fewer numbers", summary, sections(settings, values), accelerator)
