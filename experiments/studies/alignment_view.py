@@ -1,4 +1,4 @@
-"""Choose pairs of texts to inspect, explain them with every system of a comparison, and find the words."""
+"""Choose text pairs to inspect, explain them with every system in a comparison, and map tokens to words."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ def align_query(
     pool: Mapping[str, float],
     retrievers: Mapping[str, Retriever],
 ) -> list[AlignmentExample]:
-    """Explain a relevant document and BM25's best other document with every system of a comparison.
+    """Explain a relevant document and BM25's best other document with every system in a comparison.
 
     test: judged queries. pool: document -> score, for the query's candidates. retrievers: one per system.
     """
@@ -47,10 +47,10 @@ def align_query(
 
 
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:
-    """Return the text's words from tokens that count, each with the positions of its pieces.
+    """Return the text's words, each with the positions of its pieces; only tokens in `mask` count.
 
     WordPiece marks pieces that continue a word (##); SentencePiece and byte-level BPE mark pieces that begin
-    one (▁, Ġ).
+    a word (▁, Ġ).
     """
     begins, special = _pieces(paradigm.encoder.tokenizer)
     spans: list[tuple[str, list[int]]] = []

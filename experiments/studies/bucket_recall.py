@@ -1,4 +1,4 @@
-"""Recall of the exact first ten by fixed-dimensional encodings: predicted from angles, and measured."""
+"""Recall of the exact top ten with fixed-dimensional encodings: predicted from angles, and measured."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ MEAN = 2.0  # norm of the mean that is added to unit vectors in an extra dimensi
 
 
 def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
-    """Predict and measure the recall of the exact first ten among the encodings' first CANDIDATES.
+    """Predict and measure the recall of the exact top ten among the first CANDIDATES found by encodings.
 
-    Vectors are measured in three forms: unchanged; with a mean of norm MEAN in an extra dimension, which does
-    not change the order by MaxSim; and with this mean subtracted for the planes.
+    Vectors are measured in three forms: unchanged; with a mean of norm MEAN added in an extra dimension,
+    which does not change the order by MaxSim; and with this mean added, then subtracted from documents and,
+    for the planes only, from queries.
     """
     count = min(settings.law_documents, len(exact))
     documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
@@ -57,7 +58,7 @@ def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
 def moments(
     D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return means and variances of scores in one repetition, [b, n], and the exact first ten, [b, 10]."""
+    """Return means and variances of scores in one repetition, [b, n], and the exact top ten, [b, 10]."""
     zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
     means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
     for b, n in np.ndindex(*means.shape):

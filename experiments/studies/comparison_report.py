@@ -47,7 +47,11 @@ ALIGNED = 6  # test queries in the report's alignment view
 def make_report(
     data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
-    """Make the report. settings: settings of compare.py, here and below. where: the machine."""
+    """Make the report of a comparison.
+
+    settings: settings of compare.py; the other functions of this module take the same settings. where: a
+    description of the machine.
+    """
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
     trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
@@ -211,12 +215,12 @@ def learning_picture(
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
-    """Return a system's costs, without the numbers of rows that `read_stage` compares."""
+    """Return a system's costs, without the row counts that `read_stage` checks."""
     return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
 
 
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
-    """Return the system's name in tables, with remarks on how to read the row."""
+    """Return the system's name for tables, with a remark on how to read its row if one is needed."""
     system = settings.chosen[name]
     if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"
@@ -302,9 +306,9 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
 def show(
     report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
 ) -> None:
-    """Print the table of each stage; write tables, pictures and report, and log them to W&B.
+    """Print the table of each stage; write tables, pictures and report, and log tables and pictures to W&B.
 
-    study.json has the contents that a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
+    study.json contains what a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
     """
     folder = Path(settings.output)
     for table in report.tables:

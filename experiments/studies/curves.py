@@ -1,4 +1,4 @@
-"""Figures with intervals: measures by k', length or step, with a table."""
+"""Figures with intervals: measures by k', length or step, each figure with a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Point = Values | Interval | float | None  # a number has no interval; None: no p
 
 
 def at_path(results: Sequence[Any], *path: Any) -> np.ndarray:
-    """Return the numbers at `path` of all results."""
+    """Return the numbers at `path` in every result."""
     for key in path:
         results = [result[key] for result in results]
     return np.array(results, dtype=float)
 
 
 def interval_of(point: Point) -> Interval:
-    """Return the mean and interval over seeds and queries, or NaN if there is no point."""
+    """Return a point's mean and interval over seeds and queries, or NaN if there is no point."""
     if isinstance(point, np.ndarray):
         return seeds_interval(point)
     number = np.nan if point is None else point
@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of series: measure -> system -> points, one for each x. Words as x are evenly spaced."""
+    """Panels of series: measure -> system -> points, one for each x. Words as x values are equidistant."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]
@@ -70,7 +70,7 @@ class Curves:
     def draw(self) -> "Figure":
         """Draw means with their intervals; a system has the same colour in all panels.
 
-        A paper's printed values are dashed, with hollow marks.
+        A paper's printed values have hollow markers and dashed lines.
         """
         from matplotlib.figure import Figure
 

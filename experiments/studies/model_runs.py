@@ -55,7 +55,7 @@ class StudyData:
 
     @cached_property
     def mined(self) -> Run:
-        """BM25's run of the training queries, from which to draw hard negatives."""
+        """BM25's run for the training queries, from which hard negatives are drawn."""
         return self.bm25.search(self.train.queries, NEGATIVES_DEPTH, progress=self.progress)
 
     @cached_property
@@ -70,7 +70,7 @@ class StudyData:
         ]
 
     def clusters(self, queries: Sequence[str]) -> list[str]:
-        """Map each query to the title (or, without a title, the id) of the most relevant document.
+        """Return, for each query, the title of the most relevant document, or its id if it has no title.
 
         Queries about the same article are not independent.
         """
@@ -94,8 +94,8 @@ def open_study(
 ) -> StudyData:
     """Open the settings' collection, or `collection`; hold out dev queries if there are none.
 
-    needs: kinds of queries that must exist. A `division` "within" in the settings divides queries anew.
-    Raises SystemExit if one of the `needs` has no queries.
+    needs: kinds of queries that must exist. If the settings have `division` "within", queries are divided
+    anew. Raises SystemExit if one of the `needs` has no queries.
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
@@ -118,7 +118,7 @@ def open_study(
 
 
 def some_queries(split: Split, count: int) -> Split:
-    """Draw `count` of the split's queries, which depend only on the ids; 0: all."""
+    """Draw `count` queries from the split; the draw depends only on the query ids. 0: keep all."""
     if not 0 < count < len(split.queries):
         return split
     return hold_out(split, count / len(split.queries))[1]
@@ -127,9 +127,9 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder with other settings, except for the settings in `free`.
+    """Refuse a results folder that was made with other settings, apart from the settings in `free`.
 
-    named: settings that name files or folders; the contents of these must be the same.
+    named: settings that name files or folders, whose contents must not have changed.
     """
     kept = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
@@ -147,7 +147,7 @@ def trained_once(
 ) -> Any:
     """Return the model in FOLDER/checkpoint; if it is missing, train(make(), FOLDER/training) from the seed.
 
-    FOLDER/training keeps the losses and the result of `training_cost`. The checkpoints for resuming, several
+    FOLDER/training keeps the losses and the data for `training_cost`. The checkpoints for resuming, several
     times the size of the model, are deleted after training.
     """
     checkpoint, training = folder / "checkpoint", folder / "training"
@@ -174,16 +174,16 @@ def trained_once(
 
 
 def training_cost(folder: Path) -> dict[str, Any]:
-    """Return the kept "step" (0: the untrained model) and the "seconds" of training in `trained_once`.
+    """Return the training step of the kept model and the training seconds, as {"step", "seconds"}.
 
-    The result is empty if the model in `folder` was not trained there.
+    Step 0 is the untrained model. The result is empty if `trained_once` did not train the model in `folder`.
     """
     file = folder / "training" / "cost.json"
     return read_json(file) if file.is_file() else {}
 
 
 def training_of(folder: Path) -> Measured:
-    """Return the "kept step" of training in `trained_once`, and dev values under DEV."""
+    """Return the training step of the kept model as "kept step", and its dev values under DEV."""
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
@@ -192,7 +192,7 @@ def training_of(folder: Path) -> Measured:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: `file` keeps the result of `measure`, which gets the result of `prepare`."""
+    """A measurement: `file` keeps the result of `measure`, which receives the result of `prepare`."""
 
     name: str  # name in messages
     file: Path
@@ -234,7 +234,7 @@ def encoder_job(
     checkpoint: Path | None = None,
     **changes: Any,
 ) -> Job:
-    """Make the job of FOLDER/values.json for a paradigm that is trained by the settings and indexed.
+    """Make a job that trains a paradigm by the settings, indexes the corpus, and writes FOLDER/values.json.
 
     checkpoint: a model to measure without training. The values include "kept step", the training step of the
     kept model (0: untrained; None: a given checkpoint), and DEV, nDCG@10 of reranking BM25's first documents
@@ -285,10 +285,10 @@ def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
-    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have.
+    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have learned.
 
-    Such a system is below LEARNED times BM25's mean of the same measure, or its untrained encoder was kept
-    (`models`).
+    Such a system is below LEARNED times BM25's mean of this measure (`bm25`), or training kept the untrained
+    encoder in one of the `models`.
     """
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)
@@ -298,7 +298,7 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
 def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
     """Make a row for each model: how training changed the dev values that `encoder_job` measured.
 
-    The rows are one family for Holm's correction. Models without dev values are left out.
+    The tests in these rows are one family for Holm's correction. Models without dev values are left out.
     """
     trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
     sides = {
@@ -328,9 +328,9 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
 
 
 def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
-    """Return, for `Claim.unmoved`, the first model that training did not move, tested alone; "" if none.
+    """Return, for `Claim.unmoved`, the first model that training did not improve; "" if there is none.
 
-    A given checkpoint was trained elsewhere, so it counts as moved.
+    Each model is tested alone. A given checkpoint was trained elsewhere, so it counts as improved.
     """
     for name, seeds in models.items():
         if all(seed.get("kept step") is None for seed in seeds):

@@ -40,9 +40,9 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class Section:
-    """A heading, a paragraph, rows (all with the same keys) and a figure, on the page and the console.
+    """A heading, a paragraph, rows (all with the same keys) and a figure, for the page and the console.
 
-    A cell of values [seeds, queries] is shown as the mean with an interval.
+    A cell with values [seeds, queries] is shown as the mean with an interval.
     """
 
     heading: str
@@ -55,7 +55,7 @@ class Section:
 
     @cached_property
     def image(self) -> str:
-        """The figure as a base64 SVG, which is deterministic, or "" without a figure."""
+        """The figure as a base64 SVG, which is deterministic, or "" if there is no figure."""
         stream = io.BytesIO()
         if self.figure is not None:
             import matplotlib
@@ -112,9 +112,9 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
 
 
 def printed(paper: str) -> dict[str, Any]:
-    """Read a paper's printed values, claims with places, and claims that no run can decide, by name.
+    """Read a paper's printed values, its claims with their locations, and claims that no run can decide.
 
-    paper: name of a folder in experiments/papers.
+    The result is a dict keyed by name. paper: name of a folder in experiments/papers.
     """
     path = Path(__file__).parents[1] / "papers" / paper / "printed.yaml"
     return yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def verdicts(
     heading: str = "What the paper says, and what we measured",
     clusters: Sequence[str] | None = None,
 ) -> Section:
-    """Make the section of verdicts: rows of the claims (one family of tests), of `undecided`, and `more`.
+    """Make the section of verdicts: rows for the claims (one family of tests), for `undecided`, and `more`.
 
     clusters: clusters of queries, as in `judge`. undecided: claims that no run here can decide, with keys
     place, claim and takes (the requirement for a decision).
@@ -170,8 +170,8 @@ def publish(
 ) -> None:
     """Write a study's files: sections, an HTML page, verdicts.md, and study.json.
 
-    study.json has all rows with the command, for `fill_pages.py`. Sections without rows are left out.
-    settings: a dataclass with an output folder; headings name the `division` of queries.
+    study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
+    settings: a dataclass with an output folder; if it has a `division` of queries, headings name it.
     """
     from paradigms.train.script import environment
 
@@ -201,7 +201,7 @@ def publish(
 
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
-    """Collect the contents that a page quotes. minutes: CPU time of all calls that wrote to the folder."""
+    """Collect what a page quotes from a study. minutes: CPU time of all calls that wrote to the folder."""
     before, name = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     names = [name] if name else getattr(settings, "collections", [])
     return {
@@ -246,7 +246,7 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> Any:
-    """Replace values [seeds, queries] by the mean with an interval; return other values unchanged."""
+    """Replace values [seeds, queries] with their mean and interval; return other values unchanged."""
     return shown(seeds_interval(value)) if isinstance(value, np.ndarray) else value
 
 

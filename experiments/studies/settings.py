@@ -20,7 +20,7 @@ DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # name
 
 
 def launch(module: str, settings: type, description: str | None) -> None:
-    """Run `main` of the launched script, with the settings of the command line.
+    """Run `main` of the launched script, with settings parsed from the command line.
 
     A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
     another module imports the script.
@@ -34,10 +34,10 @@ def launch(module: str, settings: type, description: str | None) -> None:
 
 @contextmanager
 def refusing(before: str = "", after: str = "", *, options: bool = False) -> Iterator[None]:
-    """Turn errors of input, such as files, data or a diverging loss, into SystemExit with one line.
+    """Turn input errors, such as invalid files or data or a diverging loss, into SystemExit with one line.
 
-    options: also convert errors of options that a builder does not have or that need another package. In
-    other places these errors are bugs, so the traceback is shown.
+    options: also convert errors caused by options that a builder does not have or that need another package.
+    Elsewhere, such errors are bugs, so the traceback is shown.
     """
     kinds = ValueError, OSError, KeyError, FloatingPointError, *((TypeError, ImportError) if options else ())
     try:
@@ -56,7 +56,7 @@ def at_least(settings: Any, **least: int) -> None:
 
 
 def different(settings: Any, *names: str) -> None:
-    """Raise SystemExit if a list is empty or has repeated values."""
+    """Raise SystemExit if a list is empty or contains a value twice."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):
@@ -77,7 +77,7 @@ def quoted(names: Iterable[str]) -> str:
 
 @dataclass(kw_only=True)
 class OneCollection:
-    """Settings of the collection, to which scripts add more settings."""
+    """Collection settings; subclasses add more settings."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the BEIR layout or another layout
@@ -88,7 +88,7 @@ class OneCollection:
 
 @dataclass
 class Results:
-    """Settings that all experiments share, such as the results folder. Scripts add more settings."""
+    """Settings that all experiments share, such as the results folder; subclasses add more settings."""
 
     output: str = ""
     """results folder; empty: a folder named after the script and the collection"""
@@ -104,12 +104,12 @@ class Results:
 
     @property
     def experiment(self) -> str:
-        """Name of the script in the names of results folders."""
+        """Name of the script, as used in the names of results folders."""
         return type(self).__module__.replace("_", "-")
 
 
 def lengths_of(settings: Any) -> dict[str, int]:
-    """Return the lengths of encoders, in tokens."""
+    """Return the maximum lengths that encoders read, in tokens."""
     return {name: getattr(settings, name) for name in ("query_length", "document_length")}
 
 
@@ -122,7 +122,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
 
 @dataclass
 class EncoderTraining:
-    """Settings for training an encoder, with the recipe of the main job. Experiments add more settings."""
+    """Settings for training an encoder, using the main job's recipe; subclasses add more settings."""
 
     steps: int = 30
     batch_size: int = 32
@@ -152,7 +152,7 @@ class EncoderTraining:
 
 @dataclass
 class EncoderStudy(Results, EncoderTraining):
-    """Settings for training and measuring encoders. Experiments add a collection and more settings."""
+    """Settings for training and measuring encoders; subclasses add a collection and more settings."""
 
     documents: int = 2000
     """size of a fixed subset, for pydocs only; 0: all documents"""
@@ -173,7 +173,7 @@ class EncoderStudy(Results, EncoderTraining):
 
 @dataclass
 class PairSettings(Results, OneCollection):
-    """Settings of models, training, and measured queries. Experiments add more settings."""
+    """Settings for models, training and measured queries; subclasses add more settings."""
 
     documents: int = 600
     """number of documents: the documents with the most queries (for pydocs, a fixed subset); 0: all"""
@@ -250,7 +250,7 @@ class SystemSettings:
 def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings]:
     """Read name -> system from a list of paradigms, or from a mapping of names to fields.
 
-    Raises SystemExit with the name of a wrong system and the error.
+    Raises SystemExit, naming the invalid system and the error.
     """
     systems = {}
     named = listed if isinstance(listed, dict) else {name: {} for name in listed}
@@ -279,7 +279,10 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
 
 
 def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
-    """Raise ValueError if fields are incompatible. others: systems that can be fused."""
+    """Raise ValueError if fields are incompatible.
+
+    others: systems that can be fused. teachers: systems that can be teachers.
+    """
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 

@@ -63,7 +63,7 @@ TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # timed single queries, runs per query, and
 
 @dataclass(frozen=True)
 class ComparisonData(StudyData):
-    """A collection's data, as all systems of a comparison use it."""
+    """A collection's data, shared by all systems in a comparison."""
 
     others: dict[str, Split] = field(default_factory=dict)  # queries of other splits
     bm25_seconds: float = 0.0  # seconds to build BM25
@@ -84,7 +84,7 @@ class Training(NamedTuple):
 def training_settings(system: SystemSettings, settings: Any, seed: int) -> TrainingSettings | None:
     """Return the system's training settings, or None if it is not trained.
 
-    settings: settings of compare.py, here and below.
+    settings: settings of compare.py; the other functions of this module take the same settings.
     """
     if system.checkpoint or system.fuse:
         return None
@@ -104,7 +104,7 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
 
 
 def hard_negatives(system: SystemSettings, settings: Any) -> int:
-    """Return the hard negatives per query, by the system's settings or by the common settings.
+    """Return the number of hard negatives per query, from the system's settings or the common settings.
 
     Raises ValueError if the number is negative.
     """
@@ -114,10 +114,10 @@ def hard_negatives(system: SystemSettings, settings: Any) -> int:
 
 
 def training_runs(settings: Any) -> dict[str, Training]:
-    """Map each folder to its training; a system without training has one seed.
+    """Map each results folder to its training; a system without training runs for one seed only.
 
     An encoder that will be trained is first measured untrained. Systems with a teacher come after systems
-    without, and fused systems come last.
+    without a teacher, and fused systems come last.
     """
     chosen = settings.chosen
     names = sorted(chosen, key=lambda name: (bool(chosen[name].fuse), bool(chosen[name].teacher)))
@@ -177,7 +177,8 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
     """Return BM25 on the part of each document that the first encoder reads, and a description of the part.
 
-    The result is (None, "") if this encoder reads whole documents or passages, or if there is no encoder.
+    The result is (None, "") if this encoder reads whole documents, or if documents are split into passages or
+    there is no encoder.
     """
     for name, system in {} if settings.passages else settings.chosen.items():
         if system.fuse or system.paradigm in GENERATIVE:
@@ -206,10 +207,10 @@ def retriever(
     folder: Path,
     launch: Accelerator,
 ) -> Retriever:
-    """Make the retriever of a trained model; without an index, all processes encode documents into `folder`.
+    """Make the retriever for a trained model; without an index, all processes encode documents into `folder`.
 
-    A reranker orders the documents that BM25 finds. Raises ValueError for a generative paradigm that names
-    the documents of another corpus.
+    A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
+    documents of another corpus.
     """
     corpus, pieces = data.collection.corpus, data.pieces
     model.check_corpus(corpus.ids)
@@ -247,9 +248,9 @@ def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = 
 def search_costs(
     retriever: Retriever, model: Model | None, queries: Mapping[str, str], k: int
 ) -> dict[str, float | None]:
-    """Return median milliseconds to encode a query, and to search with it, one at a time in this process.
+    """Return median milliseconds to encode one query, and to search with it, in this process.
 
-    The search time is the time of a whole query minus the encoding time.
+    Queries are timed one at a time. The search time is the time of a whole query minus the encoding time.
     """
     texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
     local = _alone(retriever)
@@ -302,9 +303,9 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
 
 
 def opened(system: SystemSettings) -> Model:
-    """Load the system's checkpoint, and change the recipe, such as the alignment, by the options.
+    """Load the system's checkpoint, and override fields of its recipe, such as the alignment, by `options`.
 
-    Raises ValueError if the checkpoint has another paradigm, or a paradigm without these options.
+    Raises ValueError if the checkpoint has another paradigm, or if its paradigm does not have these options.
     """
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
@@ -328,7 +329,7 @@ def trained(
 ) -> Model:
     """Load the system's checkpoint, or build and train its model; a trained model is kept in `folder`.
 
-    Raises Paused when the minutes run out.
+    Raises Paused when the time limit, `minutes`, is reached.
     """
     system = settings.chosen[trial.system]
     if system.checkpoint:
@@ -412,7 +413,7 @@ def write_runs(
 
 
 def read_stage(folder: Path, name: str, stage: str) -> Run:
-    """Read a run from `write_runs`. Raises ValueError if the file has fewer rows than were written."""
+    """Read a run written by `write_runs`. Raises ValueError if the file has fewer rows than were written."""
     file, costs = folder / "runs" / f"{name}.{stage}.run", folder / name / "costs.json"
     run, written = read_run(file), read_json(costs).get("rows", {}).get(stage, 1)
     if rows(run) < written:
@@ -428,7 +429,7 @@ def rows(run: Run) -> int:
 
 
 def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
-    """Fuse the runs of the first seed, with weights from the settings, equal, or chosen on dev."""
+    """Fuse runs of the first seed; the weights are given in the settings, equal, or chosen on dev queries."""
     folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
     if system.fusion == "sum" and not weights:
         own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)

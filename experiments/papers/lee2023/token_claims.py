@@ -52,7 +52,7 @@ def label(kind: Kind) -> str:
 class TokenResults:
     """Measurements of all kinds of models on the queries of one collection, for each seed.
 
-    Raises SystemExit if the results and BM25's measurements have different queries.
+    Raises SystemExit if the results and BM25's measurements cover different queries.
     """
 
     name: str
@@ -83,7 +83,7 @@ Side = tuple[Kind, str, int]  # model, way of scoring (WAYS), k'
 
 
 def claims(results: TokenResults) -> list[Claim]:
-    """Return every claim for which there are models."""
+    """Return every claim whose models were measured."""
     (colbert, xtr), made = results.pair, list[Claim]()
     few, many, k = results.search_tokens[0], results.search_tokens[-1], results.table_tokens
 
@@ -99,7 +99,7 @@ def claims(results: TokenResults) -> list[Claim]:
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
-        """Add a claim on token shares: XTR − `times` · ColBERT, or the negative if sign is −1."""
+        """Add a claim on token shares: XTR − `times` · ColBERT; sign = −1 reverses the difference."""
         contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
@@ -177,7 +177,7 @@ def claims(results: TokenResults) -> list[Claim]:
 
 
 def describe(results: TokenResults) -> dict[str, Section]:
-    """Return the page's sections by file name."""
+    """Return the page's sections, keyed by file name."""
     xs, many, every = results.search_tokens, results.search_tokens[-1], (results.colbert, *results.xtrs)
     ranks = [int(rank) for rank in results.models[results.colbert][0]["by rank"]["gold"]]
     by_rank = {

@@ -1,7 +1,7 @@
 """Measure the tokens that a model retrieves and the resulting document scores: one value per test query.
 
 Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
-largest k' serves every smaller k', whose results are its first k' tokens.
+largest k' serves every smaller k': the results for a smaller k' are the first k' tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +137,7 @@ def measure(
     search_tokens: Sequence[int],
     table_tokens: int,
 ) -> Measured:
-    """Measure a trained model: token retrieval, scores against k', imputations and costs.
+    """Measure a trained model: token retrieval, scores for each k', imputations and costs.
 
     ids: from `stored_ids`. search_tokens: the k' of Figure 5. table_tokens: the k' of Tables 1 and 5.
     """
@@ -203,10 +203,10 @@ def measure(
 def scoring_stage(
     paradigm: Paradigm, index: Index, retrieved: Retrieved, text: str, k: int
 ) -> dict[str, float]:
-    """Measure one query's milliseconds per stage with k' = k, and count the FLOPs of both ways to score.
+    """Measure one query's milliseconds per stage with k' = k, and count the FLOPs of both scoring methods.
 
     Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking. Gathering is timed as
-    the index's rerank. FLOPs follow appendix B, counted consistently for the actual candidates
+    reranking with the index. FLOPs follow appendix B, counted consistently for the actual candidates
     (`theory.token_retrieval.scoring_cost`).
     """
     wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
@@ -239,5 +239,5 @@ def scoring_stage(
 
 
 def _mean(values: np.ndarray) -> float:
-    """Return the mean, or 0 without values, as for a query without tokens."""
+    """Return the mean, or 0 for an empty array, which a query without tokens has."""
     return float(values.mean()) if values.size else 0.0

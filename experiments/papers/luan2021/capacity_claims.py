@@ -30,7 +30,7 @@ Terms = list[tuple[float, str, int]]  # weight, system, length
 
 @dataclass
 class CapacityResults:
-    """Measurements at all lengths, predictions of theory, and the paper's statements."""
+    """Measurements at all lengths, predictions from the theory, and the paper's statements."""
 
     task: str
     lengths: list[int]
@@ -71,9 +71,10 @@ class CapacityResults:
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """Return whether the system reaches `LEARNED` of BM25-uni, or a random projection, at all lengths.
+        """Return whether the system reaches `LEARNED` times BM25-uni, or a random projection, at all lengths.
 
-        Retrieval counts if the system searches: among few candidates even a poorly trained system ranks well.
+        The measure is for retrieval if the system can search, because even a poorly trained system ranks well
+        among few candidates.
         """
         stage = "retrieve" if system in self.values["retrieve"] else "rerank"
         for length in self.lengths:
@@ -85,12 +86,15 @@ class CapacityResults:
         return True
 
     def trained(self, systems: Iterable[str]) -> dict[str, list[Any]]:
-        """Return what training changed in the named systems and in hybrids' dense parts, at each length."""
+        """Return the training results of the named systems and of hybrids' dense parts, at each length."""
         names = {parts(name)[0] if name.startswith("HYBRID-") else name for name in systems}
         return {f"{s}, {n} tokens": seeds for (s, n), seeds in self.trainings.items() if s in names}
 
     def claims(self) -> list[Claim]:
-        """Return the paper's claims about the measured systems. Claims that compare lengths need several."""
+        """Return the paper's claims about the measured systems.
+
+        Claims that compare lengths need at least two lengths.
+        """
         made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
         for name, contrasts in self._contrasts().items():
             [(stage, statement)] = SAID[self.task][name].items()
@@ -159,13 +163,16 @@ class CapacityResults:
 
 
 def parts(hybrid: str) -> tuple[str, str]:
-    """Return the names of a hybrid's dense system and BM25."""
+    """Return the names of a hybrid's dense system and BM25 variant."""
     dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
     return dense, f"BM25-{sparse}"
 
 
 def describe(results: CapacityResults) -> dict[str, Section]:
-    """Return the page's sections by file name. Dotted lines are random projections to the encoders' sizes."""
+    """Return the page's sections, keyed by file name.
+
+    In the figures, dotted lines are random projections to the encoders' dimensions.
+    """
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {
         "claims": verdicts(

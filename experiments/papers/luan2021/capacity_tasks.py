@@ -1,4 +1,4 @@
-"""The tasks of capacity.py at every passage length, and predictions for a random projection of BM25.
+"""The tasks of capacity.py at every passage length, and predictions for random projections of BM25's vectors.
 
 containing: find the passage that contains the query's words (Luan et al., TACL 2021, §5), by RR@10.
 answers: check whether the first passages, with a fixed total number of tokens, contain an answer (§6).
@@ -42,7 +42,7 @@ class PassageTask:
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """Return the split; if it has answers, they judge the run's passages."""
+        """Return the split; if it has answers, a passage in the run is relevant if it contains one."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
@@ -76,7 +76,7 @@ def question_passages(
     lengths: Sequence[int],
     tokenizer: Any,
 ) -> dict[int, Collection]:
-    """Return {length: questions over articles cut at that length}. counts: split -> number of questions.
+    """Return {length: questions over articles cut into passages}. counts: split -> number of questions.
 
     In training, a passage is relevant if it contains an answer within the question's paragraph; in dev and
     test, if it contains an answer anywhere. A training question whose answers are all cut in two has no
@@ -132,9 +132,9 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
 def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
     """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
 
-    Keys of the result: k*, the dimensions that keep BM25's first passage first in 95% of the queries by the
-    exact law of `theory.recall`, with an interval over queries; values, k -> the measure of each query, by
-    the same law for all passages together. BM25's terms are words here.
+    The result has two keys. k*: the dimensions that keep BM25's first passage first in 95% of the queries by
+    the exact law of `theory.recall`, with an interval over queries. values: k -> the measure of each query,
+    by this law applied to all passages together. BM25's terms are words here.
     """
     test = task.collection.split("test")
     counts = count_terms(task.collection.corpus, test.queries, queries, 0)
@@ -172,7 +172,7 @@ def projected_ranks(
 
 
 def worth(ranks: np.ndarray, measure: str) -> np.ndarray:
-    """Return RR@n or Success@n, given the ranks of the first relevant documents."""
+    """Return RR@n or Success@n for each rank of a first relevant document."""
     name, n = measure.split("@")
     inside = ranks <= int(n)
     return inside / ranks if name == "RR" else inside.astype(float)

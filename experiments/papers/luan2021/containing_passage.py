@@ -2,10 +2,12 @@
 
 Luan et al., "Sparse, Dense, and Attentional Representations for Text Retrieval", TACL 2021, §5, after the
 inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open Domain Question Answering", ACL
-2019. Only exact words count: errors come from a model's compression of passages, and grow with the passages.
+2019. Only exact words count: errors come from a model's compression of passages, and grow with passage
+length.
 
-Each passage length gets a separate collection, and all collections share the same queries. Passages nest, and
-a query lies in a passage of the smallest length. Choices that the paper leaves open:
+Each passage length gets a separate collection, and all collections share the same queries. Short passages are
+nested in longer passages, and a query lies in a passage of the smallest length. Choices that the paper leaves
+open:
 
 - A query occurs once in the whole source, and one passage is relevant to it.
 - A distractor is another passage into which the query is inserted with one or two words replaced. Passages
@@ -44,7 +46,7 @@ class Unit(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query from a unit: the original text, and the words of the text."""
+    """A query drawn from a unit: the original text, and its words."""
 
     id: str
     unit: Unit
@@ -98,11 +100,11 @@ def containing_passages(
 
     queries: split -> number of queries. A query has at least 5 words and at most 25 tokens.
     passages: number of passages, including the passages with a query; by default all.
-    distractors: additional passages per query. They differ from the query in one word and in two, in turn.
+    distractors: additional passages per query, which alternately differ from it in one and in two words.
     tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words count.
     lengths: multiples of the smallest length. Smallest passages with fewer than 25 tokens are left out.
 
-    Raises ValueError if the corpus is too small for these numbers, or if the settings fit no passage.
+    Raises ValueError if the corpus is too small for these numbers, or if no passage fits the settings.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
@@ -199,7 +201,7 @@ def _collection(
 
 
 def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
-    """Return the ids of the collection's passages: all, or `golds` filled up to the requested number."""
+    """Return the collection's passage ids: all, or `golds` and other ids up to the requested number."""
     if passages is None:
         return ids
     if not len(golds) <= passages <= len(ids):
@@ -251,9 +253,10 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Return (start, end) of the characters to replace by `tokens` new tokens.
+    """Return (start, end) of the characters that will be replaced by `tokens` new tokens.
 
-    The span has at least `tokens` tokens. A passage with fewer tokens loses only its first run, and grows.
+    The span has at least `tokens` tokens. In a passage with fewer tokens, only the first run is replaced, so
+    the passage grows.
     """
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):

@@ -28,7 +28,7 @@ def hybrid_name(dense: str, sparse: str) -> str:
 
 
 class HybridResults:
-    """Measurements for all seeds, on the same queries."""
+    """Measurements of all seeds, which share one set of queries."""
 
     def __init__(self, seeds: Sequence[Measured]) -> None:
         same_queries(seeds)
@@ -86,7 +86,7 @@ def claims(results: HybridResults) -> list[Claim]:
 
 
 def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
-    """Return the page's sections by file name. vectors: m of ME-BERT."""
+    """Return the page's sections, keyed by file name. vectors: m of ME-BERT."""
     rounds = []
     for system, trained in results.seeds[0]["rounds"].items():
         for round in trained:

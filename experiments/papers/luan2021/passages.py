@@ -27,7 +27,7 @@ class Runs(NamedTuple):
 
 
 def articles(corpus: Corpus) -> Corpus:
-    """Join consecutive documents with the same title, one per line, under the id of the first."""
+    """Join consecutive documents that have the same title, one per line, under the first document's id."""
     ids, texts, titles = [], [], []
     rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
     for _, run in groupby(enumerate(rows), lambda row: row[1][1] or row[0]):
@@ -41,9 +41,9 @@ def articles(corpus: Corpus) -> Corpus:
 def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
     """Cut every text into passages of at most `length` tokens.
 
-    tokenizer: a fast Hugging Face tokenizer; by default, words count. Each passage is as long as white space
-    allows; longer runs without white space are left out. Passage n of document "d" has the id "d:n" and keeps
-    the document's title.
+    tokenizer: a fast Hugging Face tokenizer; by default, words count. Each passage is as long as cuts at
+    white space allow; longer runs without white space are left out. Passage n of document "d" has the id
+    "d:n" and keeps the document's title.
     """
     ids, titles, texts = [], [], []
     read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
@@ -79,8 +79,8 @@ def read_runs(texts: Iterable[str], tokenizer: Any = None) -> Iterator[tuple[str
 def units(runs: Runs, length: int, *, group: int = 1, least: int = 1) -> Iterator[tuple[int, int, int]]:
     """Cut a text into units (number, start, end) of at most `length` tokens, as long as its runs allow.
 
-    Units of fewer than `least` tokens are left out, as are runs of more than `length` tokens. Units numbered
-    from one multiple of `group` to the next follow each other without a gap in the text.
+    Units of fewer than `least` tokens are left out, as are runs of more than `length` tokens. Units with the
+    same number // group follow each other without a gap in the text.
     """
     first = place = 0
     while first < len(runs.starts):

@@ -32,9 +32,9 @@ SHARE = 8  # queries per judged query; with 3, 95% intervals of gains cover only
 
 
 class Task:
-    """A collection, and the measurements of ALIGNERs trained with one alignment (the default strategy).
+    """Measurements on one collection of ALIGNERs trained with one alignment (the default strategy).
 
-    models: nDCG@10 of each model for the same queries and strategies.
+    models: nDCG@10 of each model, all for the same queries and strategies.
     """
 
     def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class Task:
 
     @cached_property
     def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
-        """Return nDCG@10 of the default and of the strategies that the paper chooses among."""
+        """Return nDCG@10 of the default strategy and of the strategies that the paper chooses among."""
         names = [self.own, *(name for name in STRATEGIES if name != self.own)]
         return self.values[:, [self.strategies.index(name) for name in names]]
 
@@ -112,7 +112,7 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
 
 
 def _of_table(task: Task) -> list[Claim]:
-    """Return claims on strategies whose printed nDCG@10 differs from the default's by at least `POINT`."""
+    """Return claims on strategies whose printed nDCG@10 differs from the default's by `POINT` or more."""
     table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
     for name in table["strategies"]:
         other, contrast = task.printed(name), task.of(task.own) - task.of(name)
@@ -147,7 +147,7 @@ def _claim(
 
 
 def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
-    """Return a claim on two training alignments, each tested as trained, in the mean over collections."""
+    """Return a claim that compares two training alignments, each tested as trained, averaged over pairs."""
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
     contrasts = [b.of(best_of)[:n] - w.of(other)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]
@@ -202,9 +202,10 @@ def _average(contrasts: Sequence[Values]) -> Values:
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """State whether choosing a strategy with few judged queries gains or costs nDCG@10.
+    """Make rows that state whether choosing a strategy with few judged queries gains or costs nDCG@10.
 
-    The first rows are means over the collections of each training alignment; then follow single collections.
+    The first rows are means over collections, for each training alignment; rows for single collections
+    follow.
     """
     groups = [
         [task for task in tasks if task.own == trained_with]
@@ -225,7 +226,7 @@ def answer(tasks: Sequence[Task]) -> Rows:
 
 
 def describe(tasks: Sequence[Task]) -> dict[str, Section]:
-    """Return the page's sections by file name."""
+    """Return the page's sections, keyed by file name."""
     strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
     several = [

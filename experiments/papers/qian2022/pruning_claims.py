@@ -28,7 +28,7 @@ JUDGED = 8  # judged queries for choosing an alignment after pruning
 
 
 class PruningResults:
-    """Measurements of all models, and the ratios that the models were trained with."""
+    """Measurements of all models, and the pruning ratios that the models were trained with."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
         self.results, self.trained, self.bm25 = results, trained, bm25
@@ -44,7 +44,7 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """Return the measured pairs whose other ratio is as in training, smallest first."""
+        """Return the pairs of ratios that differ from training only on this side, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:
@@ -58,7 +58,10 @@ class PruningResults:
         }
 
     def _flat(self, methods: Sequence[str]) -> str:
-        """Describe a flat gate (`Gate.flat`) for `Claim.unlearned`, since it supports no verdict, or ""."""
+        """Describe the first flat gate (`Gate.flat`), if any, for `Claim.unlearned`; "" if no gate is flat.
+
+        A flat gate supports no verdict.
+        """
         for method in methods:
             gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]
             if any(gate.flat for gate in gates):
@@ -68,7 +71,7 @@ class PruningResults:
 
 
 def claims(pruning: PruningResults) -> list[Claim]:
-    """Return every claim of §4.3 whose models and pairs were measured. The full model has no salience."""
+    """Return every claim of §4.3 whose models and ratios were measured. The full model has no salience."""
     (q, d), none, made = pruning.trained, ("none", [WHOLE]), list[Claim]()
     pruned = [pair for pair in pruning.along(1) if pair[1] < 1]
     few = [pair for pair in pruned if pair[1] <= 0.2]
@@ -77,7 +80,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
         return method, [(query, document)]
 
     def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
-        """Add a claim on the difference between two methods' means, each taken over the method's pairs."""
+        """Add a claim on the difference between two methods' means, each over the given pairs of ratios."""
         chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
         if not set(methods) <= pruning.models.keys() or not more[1] or not chosen <= set(pruning.pairs):
             return
@@ -124,7 +127,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """Make the rows without a test: retrieved tokens, and savings, which follow from the ratios."""
+    """Make rows without a test: retrieved tokens, and savings, which follow from the ratios."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:
@@ -158,7 +161,7 @@ def _shares(pairs: list[Pair]) -> str:
 
 
 def describe(pruning: PruningResults) -> dict[str, Section]:
-    """Return the page's sections by file name."""
+    """Return the page's sections, keyed by file name."""
 
     def curves(side: int, symbol: str, kept: str) -> Section:
         line = pruning.along(side)

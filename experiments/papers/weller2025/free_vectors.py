@@ -1,4 +1,4 @@
-"""Free vectors: vectors without text, trained directly on the relevance, and the critical n that they reach.
+"""Free vectors: vectors without text, trained directly on relevance judgments, and the critical n they reach.
 
 Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", Figure 2: the critical n is
 the largest number n of documents for which all sets of k documents are answered, for one vector and for each
@@ -81,7 +81,7 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) 
 
 
 def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> np.ndarray:
-    """Train unit vectors on the relevance; return, for each seed, whether all sets of k of n rank first.
+    """Train unit vectors on relevance; return, for each seed, whether all sets of k documents rank first.
 
     The loss is the sum over relevant documents of softplus(log Σ exp over irrelevant scores − the score),
     with scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in
@@ -128,7 +128,10 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
 
 
 def fits(rows: Rows) -> Rows:
-    """Fit n = c · h^p by least squares, for each alignment and M with three dimensions or more."""
+    """Fit n = c · h^p by least squares, for each (alignment, M) with three or more measured values of h.
+
+    Values of h at which a seed reached the largest n are left out.
+    """
     fitted: Rows = []
     for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
         points = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
@@ -142,7 +145,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """Plot the critical n by dimension, beside the paper's fit (one vector; its own optimiser).
+    """Plot the critical n by dimension, beside the paper's fit for one vector with another optimiser.
 
     A dotted line shows the n that random projections guarantee.
     """

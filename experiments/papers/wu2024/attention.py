@@ -1,9 +1,9 @@
 """A decoder's cross-attention, head by head, and how often an alignment chooses equal tokens.
 
-A = softmax(S) and S = D W_QᵀW_K Qᵀ, where D are the decoder's normalised states, Q are the encoder's states,
+A = softmax(S) and S = D W_QᵀW_K Qᵀ, where D contains the decoder's normalised states, Q the encoder's states,
 and W_Q and W_K are the matrices of one head of T5, which does not scale scores (Lemmas 5.1 and 5.2 of Wu et
 al. 2024, arXiv:2404.00684). Rates of equal tokens are measured for ColBERT's alignment in both directions and
-for means over heads.
+for means over a decoder's heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def best_name(model: Generative, query: str, document: int) -> list[int]:
 
 
 def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
-    """Return the heads' input for a query and a name."""
+    """Return the input of the attention heads for a query and a name."""
     crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
     states: list[Tensor] = []
     hooks = [
@@ -99,7 +99,10 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """Yield (direction, series, rates) for tokens of a query and its candidates; id −1 does not count."""
+    """Yield (direction, series, rates) for the tokens of a query and of its candidates.
+
+    Tokens with id −1 do not count.
+    """
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
     equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
@@ -160,10 +163,10 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """Return the ids and rates of documents' tokens, or of a query's tokens with means over candidates.
+    """Return ids and rates of document tokens, or of query tokens with means over candidates.
 
-    candidates: average over candidates. conditional: use only tokens that can match, or only the candidates
-    in which a query token can match.
+    candidates: average over candidates. conditional: use only tokens that can match or, for means, only the
+    candidates in which a query token can match.
     """
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)

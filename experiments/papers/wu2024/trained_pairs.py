@@ -3,7 +3,7 @@
 All models start from the same backbone and learn from the same queries and documents. Generative models have
 the same training passages and spans for every seed. A model whose checkpoint is in the folder `models` is not
 trained again, and a measurement in the results folder is not repeated. The last state of every model is kept,
-without a choice on dev queries.
+without selection on dev queries.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -161,9 +161,9 @@ def study(
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
     The result of measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values
-    from `training_of`; its "queries" must be the same for all. report(settings, data, results) returns
-    (summary, sections). keep_recall: also keep R@10 of every model, for `unlearned_models`. half: measure
-    generative models in the precision of training instead of float32.
+    from `training_of`; all tasks and seeds must return the same "queries". report(settings, data, results)
+    returns (summary, sections). keep_recall: also keep R@10 of every model, for `unlearned_models`. half:
+    measure generative models in the training precision instead of float32.
     """
     accelerator, console = begin(settings)
     data, models = model_runs.open_study(settings, console), Path(settings.models)
@@ -210,7 +210,7 @@ def study(
 
 
 def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
-    """Map each model to the result of `training_of` for each seed."""
+    """Map each model to its list of `training_of` results, one per seed."""
     return {
         name: [seed["training"][name] for seed in seeds]
         for seeds in results.values()
@@ -221,7 +221,7 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
 def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
     """Measure the mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
-    A model reranks BM25's first `depth` documents and the relevant documents, with the score of its training.
+    A model reranks BM25's first `depth` documents and the relevant documents, using its training score.
     """
     pool, corpus = data.pool(depth), data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
