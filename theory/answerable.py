@@ -71,7 +71,7 @@ def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
 def max_over_tokens(
     tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike, *, programmes: int = 200
 ) -> Answer:
-    """Decide whether some q has max_i ⟨q, d_i⟩ larger for each relevant document than for all others.
+    """Decide whether some q gives each relevant document a larger max_i ⟨q, d_i⟩ than all other documents.
 
     tokens: [t, h]. owners: the document 0 … n−1 of each token, [t]. Choices of tokens are tried depth first,
     starting with the choices nearest to a solution; a choice that fails for some documents also fails with

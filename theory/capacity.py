@@ -122,7 +122,7 @@ def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> flo
     radius γ/2 around the queries are disjoint and fit into a ball of radius 1 + γ/2: C(n, k) ≤ (1 + 2/γ)^h.
     The second bound holds for every h: γ is at most the distance between the mean of S and the mean of the
     complement of S, averaged over S (Wang et al. 2026, arXiv:2601.20844). The regular simplex attains the
-    second bound from h = n − 1 on. All arguments broadcast.
+    second bound for h ≥ n − 1. All arguments broadcast.
     """
     n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
     most = _some_of(k, n - 1)
@@ -155,8 +155,8 @@ def pattern_bits(
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
     """The least n ≥ 6 at which rounded `moment_vectors` fail for a pair with one document between them.
 
-    Documents and queries are rounded to `dtype`; scores are computed in float64. Raises ValueError if `dtype`
-    loses no pair at any n ≤ `most`.
+    Documents and queries are rounded to `dtype`; scores are computed in float64. Raises ValueError if no pair
+    fails at any n ≤ `most`.
     """
     for n in range(6, int(checks.whole(most, "most", least=6)) + 1):
         pairs = (np.arange(n)[:, None] + [0, 2]) % n
@@ -188,7 +188,7 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """m unit vectors, [m, 2]; as tokens whose maximum counts, they answer any relevance matrix.
+    """m unit vectors, [m, 2]; used as tokens with the maximum over tokens, they answer any relevance matrix.
 
     Query j is the token u_j. A document has the token u_j for every query j to which it is relevant. For any
     m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most cos(2π/m) for others.
@@ -198,7 +198,7 @@ def ring(queries: int) -> Array:
 
 
 def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
-    """Return all subsets of k of n documents, [C(n, k), k], in lexicographic order, as in LIMIT's queries."""
+    """Return all subsets of k out of n documents, [C(n, k), k], in lexicographic order, as in LIMIT."""
     from itertools import combinations
 
     n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))

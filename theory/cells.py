@@ -67,7 +67,7 @@ def log_cells(hyperplanes: float, dimension: float) -> float:
 
 
 def warren(polynomials: float, degree: float, dimension: float) -> float:
-    """ln of (8eDH/P)^P: a bound on the strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
+    """ln of (8eDH/P)^P ≥ number of strict sign patterns of H ≥ P polynomials of degree D ≥ 1 in R^P.
 
     The bound is Warren's (1968), with the constant of Goldberg and Jerrum 1995. The result is at most H·ln 2.
     """
@@ -83,7 +83,7 @@ def log_patterns(
 ) -> float:
     """ln of a bound on the number of relevance patterns that documents answer under A, for fixed queries.
 
-    aligned: A, as in the table above. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
+    aligned: A, as in the module's table. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
     document. tokens: N per query (for buckets, N planes). Raises ValueError if A is unknown.
     """
     if aligned not in get_args(Aligned):
@@ -154,12 +154,12 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The number m of judged queries that predict the answered share of new queries within `error`.
+    """The number m of judged queries needed to estimate the share of new queries that are answered.
 
-    For any document vectors, the answered share of m random queries differs from the probability of answering
-    a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m), except with probability `failure` (Vapnik and
-    Chervonenkis 1971, with the growth function Π of `log_patterns`). This m is an upper bound on the number
-    needed.
+    For any document vectors, the share of answered queries among m random queries differs from the
+    probability of answering a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m) ≤ `error`, except with
+    probability `failure` (Vapnik and Chervonenkis 1971, with the growth function Π of `log_patterns`). The
+    result is an upper bound on the number needed.
     """
     gap, level = float(checks.probability(error, "error")), float(checks.probability(failure, "failure"))
 

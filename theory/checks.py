@@ -59,7 +59,7 @@ def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:
-    """Check finite vectors on the last axis, [..., v], v ≥ 1.
+    """Check finite vectors along the last axis, [..., v], v ≥ 1.
 
     axes: required number of axes, 1 for a single vector, 2 for a matrix of row vectors.
     nonzero: whether zero vectors raise ValueError.

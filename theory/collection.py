@@ -176,9 +176,9 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
     """(k [K], lost [m, K]): 1 where a truncated SVD pushes the best document out of the top r, else 0.
 
-    D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k numbers that keep most of the documents' squared length. Every
-    k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors are left
-    out.
+    D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k dimensions that keep most of the documents' squared length.
+    Every k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors
+    are left out.
     """
     rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
     left = left_vectors(problem.documents, most)

@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_] | None
 
 
 class Solution(NamedTuple):
-    """λ = min(1, exp((s + a)/ε)), and the quantities for derivatives of λ.
+    """λ = min(1, exp((s + a)/ε)), and quantities for computing derivatives of λ.
 
     gates [..., m] is λ. shift [...] is a: −inf at k = 0, +inf if all tokens are capped. capped [...] is n1,
     the number of tokens at the cap. free [..., m] marks U.
@@ -85,7 +85,7 @@ def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Ma
     """λ [..., m] = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1; ε = 0 gives the hard limit.
 
     Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). See `solve` for arguments and errors;
-    in addition, ε may be 0, for all rows at once.
+    ε may also be 0, but only for all rows at once.
     """
     if np.all(np.asarray(epsilon) == 0):
         return hard_top_k(scores, k, mask)
@@ -290,7 +290,7 @@ def stationarity_as_printed(
 
 
 def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
-    """Return λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (maybe 0)."""
+    """Return λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (possibly 0)."""
     solution = solve(scores, k, epsilon, mask)
     s, _, temperature = _arguments(scores, k, epsilon, mask)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)

@@ -56,7 +56,7 @@ def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap)
 
 
 def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
-    """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one side of the printed upper bound.
+    """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one factor of the printed upper bound.
 
     Wu et al. 2024, after Lemma 5.2: rel ≤ factor(D)·factor(Q), which the paper also divides by p̂, a constant
     here. The product orders documents by factor(D), which is the same for every query, so it cannot rank.

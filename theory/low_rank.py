@@ -10,7 +10,7 @@ statement holds without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄
 where ‖·‖_∞ is the largest row sum of absolute values. All quantities are functions of S. ln A may replace S,
 because constants per row cancel.
 
-Everywhere below, S and A are [..., M, N] (leading axes are heads, layers or examples; cut off padding first),
+Everywhere below, S and A are [..., M, N] (leading axes are heads, layers or examples; remove padding first),
 documents D are [..., M, h], queries Q are [..., N, h], and W is [..., h, h] (the identity by default). All
 numbers are finite.
 """

@@ -208,7 +208,7 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
     "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. The error at β = .05 is under .01 for
     ε ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; the error at β = .01 and ε = .4
     is .09. Near β = ½ the approximation falls below 1, by up to ½.
-    "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k from this value on suffices, for both ensembles.
+    "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k at or above this value suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
     The last three methods return real thresholds that are not rounded. margin and beta broadcast.
     """
