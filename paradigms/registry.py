@@ -6,6 +6,7 @@ from typing import Any
 
 from paradigms.aligner import aligner
 from paradigms.baselines.cross_attention import CrossAttention, cross_attention
+from paradigms.bge_m3 import bge_m3
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
@@ -39,6 +40,7 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = {
     "aligner": aligner,
     "xtr": xtr,
     "splade": splade,
+    "bge_m3": bge_m3,
 }
 
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights

@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     "colbert": Case(QueryToDocument(), "query_tokens"),
     "coil": Case(EqualIds(), "one"),
     "splade": Case(EqualIds(), "one", document_tokens=2 * I),
+    "bge_m3": Case(EqualIds(), "one", document_tokens=2 * I, query_tokens=2 * J),
     "coil as published": Case(PositiveEqualIds(), "one"),
     "aligner": Case(TopK(k=1), "total", salience=True),
     "aligner top-3": Case(TopK(k=3), "total", salience=True),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade"}
+PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade", "bge_m3"}
 # Lowest first: a part imports itself and lower layers.
 LAYERS: list[set[str]] = [
     {"core", "explanation", "io"},

@@ -24,9 +24,9 @@ from paradigms.io.terminal import interruptible, shown
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
 # Copied keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed", "lemur")
-LAYOUT_NAMES = ("paradigms", "sentence-transformers")
+LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3")
 FORMAT_NAMES = (
-    *("xtr", "classifier", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain"),
+    *("xtr", "classifier", "bge-m3", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain"),
     "library",
 )
 

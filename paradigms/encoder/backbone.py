@@ -172,7 +172,17 @@ def positions(name: str | Path) -> int | None:
             return int(light["max_position_embeddings"])
     from transformers import AutoConfig
 
-    return getattr(pretrained(AutoConfig, name), "max_position_embeddings", None)
+    return most_positions(pretrained(AutoConfig, name))
+
+
+def most_positions(config: Any) -> int | None:
+    """The longest text that an encoder has positions for, None if there is no limit.
+
+    The positions of RoBERTa's family begin after the padding token's id.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    shifted = limit is not None and "roberta" in str(getattr(config, "model_type", ""))
+    return limit - config.pad_token_id - 1 if limit is not None and shifted else limit
 
 
 def check_backbone(name: str | Path) -> None:

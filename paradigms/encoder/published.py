@@ -36,10 +36,9 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     if folder is None:
         return settings
     published: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
-    pooled = "pooled" in (settings.query_vectors, settings.document_vectors) or settings.pooled_dim != 0
-    if pooled and "t5" in str(json_or_empty(folder / "config.json").get("model_type")):
+    if settings.pools and "t5" in str(json_or_empty(folder / "config.json").get("model_type")):
         published["pooling"] = "mean"
-    if pooled and "pooling" not in fixed and (folder / MODULES).is_file():
+    if settings.pools and "pooling" not in fixed and (folder / MODULES).is_file():
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
                 published["pooling"] = pooling(place)

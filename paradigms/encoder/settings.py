@@ -83,6 +83,11 @@ class EncoderSettings:
         if self.salience_l1 and self.salience == "none":
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
+    @property
+    def pools(self) -> bool:
+        """Return whether a text has a pooled vector, alone or beside its tokens."""
+        return "pooled" in (self.query_vectors, self.document_vectors) or self.pooled_dim != 0
+
     def weighs(self, side: Side) -> bool:
         """Return whether the tokens on a side have salience."""
         return self.salience != "none" and self.salience_sides in ("both", side)

@@ -22,6 +22,7 @@ from paradigms.encoder.backbone import (
     load_backbone,
     load_heads,
     load_tokenizer,
+    most_positions,
     orthogonal,
     packaged,
     quiet,
@@ -150,7 +151,7 @@ class TextEncoder(nn.Module):
         ids = [vocabulary[marker]] if marker in vocabulary else []
         prefix = "" if ids else marker
         around = self.tokenizer(prefix)["input_ids"]
-        needed, limit = len(around) + len(ids), getattr(self.backbone.config, "max_position_embeddings", None)
+        needed, limit = len(around) + len(ids), most_positions(self.backbone.config)
         if length <= needed:
             raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
         if limit is not None and length > limit:

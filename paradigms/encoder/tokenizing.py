@@ -66,6 +66,7 @@ class LightTokenizer:
         self.backend_tokenizer = backend
         ids = {name: backend.token_to_id(token) for name, token in SPECIAL.items()}
         self.pad_token_id, self.cls_token_id, self.mask_token_id = (ids[n] for n in ("pad", "cls", "mask"))
+        self.unk_token_id = ids["unk"]
 
     @classmethod
     def read(cls, folder: Path) -> "LightTokenizer | None":

@@ -11,6 +11,7 @@ retriever from any kind of model. `AllProcesses`, `Passages` and `WithoutOwn` wr
 
 from paradigms.retrieve.fusion import Fused, fuse, union
 from paradigms.retrieve.indexed import Indexed
+from paradigms.retrieve.readouts import Readouts
 from paradigms.retrieve.reranking import Model, Reranking, retriever_of
 from paradigms.retrieve.retriever import Retriever
 from paradigms.retrieve.wrappers import AllProcesses, Passages, WithoutOwn

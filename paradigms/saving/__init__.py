@@ -12,7 +12,7 @@ from typing import NamedTuple
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.published import MODULES
 from paradigms.model import Paradigm
-from paradigms.saving import authors, plain
+from paradigms.saving import authors, m3, plain
 from paradigms.saving.layouts import KINDS, SAVE_LAYOUTS, SaveLayout, push_to_hub, save_pretrained
 from paradigms.saving.library import read_library, wrap
 from paradigms.saving.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -31,6 +31,7 @@ class Format(NamedTuple):
 FORMATS: dict[str, Format] = {
     "xtr": Format("XTR (a T5 with 2_Dense and no modules.json)", authors.is_xtr, authors.read_xtr),
     "classifier": Format("a reranker (…ForSequenceClassification)", plain.is_reranker, plain.read_reranker),
+    "bge-m3": Format("BGE-M3 (colbert_linear.pt and sparse_linear.pt)", m3.is_m3, m3.read_m3),
     "sentence-transformers": Format(
         f"sentence-transformers or PyLate ({MODULES})", is_sentence_transformers, read_sentence_transformers
     ),

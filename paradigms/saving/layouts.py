@@ -15,11 +15,12 @@ from paradigms.model import Paradigm, Trainable
 from paradigms.saving.card import model_card
 from paradigms.saving.export import write_sentence_transformers
 from paradigms.saving.library import LIBRARY, RECIPE, Library
+from paradigms.saving.m3 import HEADS, write_m3
 from paradigms.saving.weights import PICKLED, SETTINGS_AND_WEIGHTS
 
 # Files and folders of a saved model, in whichever layout.
 SAVED_FOLDERS = ("backbone/", f"{LIBRARY}/", *(f"{side}/" for side in SIDES), "[0-9]_*/")
-SAVED = (*SETTINGS_AND_WEIGHTS, "README.md", *SAVED_FOLDERS)
+SAVED = (*SETTINGS_AND_WEIGHTS, *(f"{name}.pt" for name in HEADS), "README.md", *SAVED_FOLDERS)
 
 
 class SaveLayout(NamedTuple):
@@ -42,6 +43,7 @@ KINDS: dict[str, type[Trainable]] = {
 SAVE_LAYOUTS: dict[str, SaveLayout] = {
     "paradigms": SaveLayout(lambda model, folder: model.write(folder, merged=True), KINDS),
     "sentence-transformers": SaveLayout(write_sentence_transformers, {MODULES}, model_card),
+    "bge-m3": SaveLayout(write_m3, {f"{name}.pt" for name in HEADS}, model_card),
 }
 
 

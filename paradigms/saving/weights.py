@@ -28,6 +28,7 @@ SETTINGS_AND_WEIGHTS = (
 PICKLED = ("*.bin", "*.pt")
 # Names of pickled weights -> their names as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
+PICKLES |= {f"{name}_linear.pt": f"{name}_linear.safetensors" for name in ("colbert", "sparse")}  # BGE-M3's
 MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # a module's folder
 MANY = 12  # most files listed in an error
 

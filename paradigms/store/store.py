@@ -152,6 +152,7 @@ class Store:
         fields: Sequence[str] = ("vectors",),
         count: int | None = None,
         sample: Iterable[tuple[list[str], Tokens]] | None = None,
+        weights: str | None = None,
         keep: float = 1.0,
         pool: int = 1,
         pooling: Pooling = "ward",
@@ -160,12 +161,13 @@ class Store:
 
         parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
         Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
-        at random to train the centroids of a large compressed index; None means the first documents. See
-        `build` for the other arguments and for errors.
+        at random to train the centroids of a large compressed index; None means the first documents. weights:
+        `weights_checksum` of the model that encoded them. See `build` for the other arguments and for errors.
         """
         reduction, names = TokenReduction(keep, pool, pooling), list(fields)
         drawn = None if sample is None else token_shards(sample, reduction)
         how = {"paradigm": paradigm, "dim": dim, "fields": names, "count": count, "sample": drawn}
+        how |= {} if weights is None else {"weights": weights}
         return cls._build(kind, token_shards(parts, reduction), folder, reduction, **how)
 
     def copy(

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.bge_m3 import PARTS, BgeM3Settings, part_of
 from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder.text import Batch, first_coordinates
@@ -23,16 +24,16 @@ from paradigms.train.parallel import gather, gather_documents, place_among
 class Contrastive(Objective):
     """The objective of every paradigm that encodes queries and documents separately.
 
-    The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, and SPLADE's sparsity term
-    (`SpladeSettings`). distillation: a loss combined with the first term, over each query's positive and hard
-    negatives. chunk: texts per part with cached gradients (`batches.in_parts`); 0 = no caching. in_batch:
-    whether other queries' documents are negatives. If not, only the query's hard negatives count, as in
-    ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of training steps. SPLADE's term rises over the
-    first third, or has full weight from the start if `steps` is 0. matryoshka: numbers h′ < h; for each, the
-    loss on the first h′ coordinates, renormalised, is added to the loss on all coordinates (Kusupati et al.
-    2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension of the codes that replace
-    document vectors (`coded.straight_through`); 0 = no codes. Only encoders use mixed precision: rel, softmax
-    and loss are float32.
+    The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, SPLADE's sparsity term
+    (`SpladeSettings`), and the losses of BGE-M3's parts (`bge_m3`). distillation: a loss combined with the
+    first term, over each query's positive and hard negatives. chunk: texts per part with cached gradients
+    (`batches.in_parts`); 0 = no caching. in_batch: whether other queries' documents are negatives. If not,
+    only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of
+    training steps. SPLADE's term rises over the first third, or has full weight from the start if `steps` is
+    0. matryoshka: numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to
+    the loss on all coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits:
+    bits per dimension of the codes that replace document vectors (`coded.straight_through`); 0 = no codes.
+    Only encoders use mixed precision: rel, softmax and loss are float32.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Contrastive(Objective):
         coded_bits: int = 0,
     ) -> None:
         settings = paradigm.encoder.settings
-        if matryoshka and (max(matryoshka) >= paradigm.encoder.dim or settings.pooled_dim):
+        joined = settings.pooled_dim or isinstance(settings, BgeM3Settings)
+        if matryoshka and (max(matryoshka) >= paradigm.encoder.dim or joined):
             raise ValueError(
                 f"matryoshka={list(matryoshka)} must be below the {paradigm.encoder.dim} dimensions of "
                 f"{paradigm.name}, and not of vectors that a pooled one joins"
@@ -90,6 +92,13 @@ class Contrastive(Objective):
                 sides[0] = straight_through(sides[0], self.coded_bits)
             scores = in_batch_rel(sides[0], sides[1], self.paradigm.align, self.paradigm.normalise)
             loss = loss + self._of_scores(scores, batch, positions)
+        if isinstance(settings, BgeM3Settings):
+            for part, share in settings.losses.items():
+                recipe, sides = PARTS[part], [part_of(t, part) for t in (pool, queries)]
+                scores = in_batch_rel(sides[0], sides[1], recipe.align, recipe.normalise_function)
+                scores = scores / settings.weights[part]  # which Q has
+                loss = loss + share * self._of_scores(scores, batch, positions)
+            loss = loss / (1 + len(settings.losses))
         if isinstance(settings, SpladeSettings):
             all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
             few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)

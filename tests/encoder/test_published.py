@@ -33,7 +33,7 @@ def published(backbone: Path, folder: Path, pooling: dict[str, Any] | None = Non
 def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
     tiny_bert, tmp_path, caplog, name
 ):
-    folder, pools = published(tiny_bert, tmp_path / "own"), name in ("dpr", "me_bert", "coil")
+    folder, pools = published(tiny_bert, tmp_path / "own"), name in ("dpr", "me_bert", "coil", "bge_m3")
     with caplog.at_level(logging.INFO, "paradigms"):
         own = built(name, folder).encoder.settings
     (told,) = (record.getMessage() for record in caplog.records)

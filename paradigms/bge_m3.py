@@ -1,0 +1,181 @@
+"""rel(d, q) = w₁ ⟨cls_d, cls_q⟩ + w₂ Σ_t w_t(d) w_t(q) + (w₃/N) Σⱼ maxᵢ dᵢᵀqⱼ: three readouts of one pass.
+
+Chen et al. 2024 (BGE-M3, arXiv:2402.03216), §3.3: a dense vector, the weights of the text's own terms and a
+vector per token are three linear readouts of the same hidden states; documents are ranked by the weighted sum
+of their scores. The sum is one rel: D and Q hold the tokens of all three, the dense vector with the id
+`DENSE`, token vectors with the id `TOKEN`, and terms with their own ids and one number other than 0. A reads
+S and the ids: equal ids align by their maximum over i, so that A is block-diagonal; Z = 1. The weights w₁, w₂
+and w₃/N multiply the vectors of Q, which changes no maximum.
+
+A loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4, as in the paper, without its
+self-distillation; a part without a loss does not count in the 4.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from paradigms.align import AllPairs, EqualIds, QueryToDocument
+from paradigms.core import Tokens, at_least_float32
+from paradigms.encoder.backbone import orthogonal, salience_head
+from paradigms.encoder.pooling import pool
+from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
+from paradigms.io.checks import Range
+from paradigms.model import paradigm
+from paradigms.recipe import Recipe
+
+DENSE, TOKEN = -1, -2  # ids of the dense vector and of all token vectors
+Part = Literal["dense", "sparse", "tokens"]
+# A and Z of each part alone: since Q has the weights, the sum of their rels is the rel of all.
+PARTS: dict[Part, Recipe] = {
+    "dense": Recipe("bge_m3.dense", AllPairs(), "one"),
+    "sparse": Recipe("bge_m3.sparse", EqualIds(), "one"),
+    "tokens": Recipe("bge_m3.tokens", QueryToDocument(), "one"),
+}
+Weight = Annotated[float, Range(0, 1e6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BgeM3Settings(EncoderSettings):
+    """Settings of BGE-M3: the weights of the three parts, in rel (w) and in the training loss (λ)."""
+
+    encoder: str = "bge_m3"
+    dense_weight: Weight = 1.0  # w₁
+    sparse_weight: Weight = 0.3  # w₂
+    token_weight: Weight = 1.0  # w₃
+    dense_loss: Weight = 1.0  # λ₁
+    sparse_loss: Weight = 0.1  # λ₂
+    token_loss: Weight = 1.0  # λ₃
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fixed = {"dim": None, "layer_norm": False, "pooled_dim": 0, "salience": "none", "normalize": True}
+        fixed |= {"truncate": None, "query_vectors": "all", "document_vectors": "all"}
+        wrong = [name for name, value in fixed.items() if getattr(self, name) != value]
+        if wrong:
+            raise ValueError(f"BGE-M3 has no other {', '.join(wrong)}: its three readouts are fixed")
+        if not any(self.weights.values()):
+            raise ValueError("one of dense_weight, sparse_weight and token_weight must be above 0")
+
+    @property
+    def pools(self) -> bool:
+        return True
+
+    @property
+    def weights(self) -> dict[Part, float]:
+        """w of each part."""
+        return {"dense": self.dense_weight, "sparse": self.sparse_weight, "tokens": self.token_weight}
+
+    @property
+    def losses(self) -> dict[Part, float]:
+        """λ of each part whose weight is not 0."""
+        each: dict[Part, float] = {
+            "dense": self.dense_loss,
+            "sparse": self.sparse_loss,
+            "tokens": self.token_loss,
+        }
+        return {part: share for part, share in each.items() if share and self.weights[part]}
+
+
+class BgeM3(TextEncoder):
+    """Encode texts as tokens of the three readouts. The heads start without changing what the backbone knows.
+
+    The token projection starts as a rotation, and the term projection with the weight 1 for every term.
+    """
+
+    Settings: ClassVar[type[EncoderSettings]] = BgeM3Settings
+    settings: BgeM3Settings
+
+    def __init__(self, backbone: str | Path, settings: BgeM3Settings) -> None:
+        super().__init__(backbone, settings)
+        width = self.backbone.config.hidden_size
+        self.token_projection = orthogonal(width, width, bias=True)
+        self.term_projection = salience_head(width)
+        others = (getattr(self.tokenizer, f"{name}_token_id") for name in ("unk", "mask"))
+        special = [*self.tokenizer("")["input_ids"], *(id for id in others if id is not None)]
+        self._no_term = torch.tensor(special)
+
+    def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
+        batch = self.tokenize([text], side)
+        if ids is None:
+            training = self.training
+            self.eval()
+            with torch.inference_mode():
+                ids = self(batch.to(self.device), side).ids
+            self.train(training)
+        assert ids is not None
+        vectors = batch.input_ids[batch.counts & (batch.input_ids != self.tokenizer.cls_token_id)].tolist()
+        names = iter(self.tokenizer.convert_ids_to_tokens(vectors))
+        known = ids.flatten().tolist()
+        terms = iter(self.tokenizer.convert_ids_to_tokens([id for id in known if id >= 0]))
+        return [
+            "[dense]" if id == DENSE else next(names, "") if id == TOKEN else f"={next(terms)}"
+            for id in known
+        ]
+
+    def _together(self, batch: Batch, side: Side) -> Tokens:
+        hidden = self._hidden(batch)
+        ids, counts, w = batch.input_ids, batch.counts, self.settings.weights
+        dense = self._finish(pool(hidden, batch.attention_mask, self.settings.pooling))
+        tokens = self._finish(self.token_projection(hidden))
+        content = counts & ~torch.isin(ids, self._no_term.to(ids.device))
+        heavy = at_least_float32(self.term_projection(hidden).squeeze(-1).relu())
+        terms, weights, there = heaviest(ids, heavy, content)
+        counts = counts & (ids != self.tokenizer.cls_token_id)
+        if side == "query":
+            each = w["tokens"] / counts.sum(-1).clamp(min=1).to(tokens.dtype)[:, None, None]
+            dense, weights, tokens = dense * w["dense"], weights * w["sparse"], tokens * each
+        single = nn.functional.pad(weights[..., None], (0, tokens.shape[-1] - 1))
+        named = [ids.new_full((len(ids), 1), DENSE), torch.full_like(ids, TOKEN), terms]
+        mask = [batch.counts.any(-1, keepdim=True), counts, there]
+        parts = torch.cat([dense, tokens, single], 1), torch.cat(mask, 1), torch.cat(named, 1)
+        whole = Tokens(*(t.unsqueeze(1 if side == "query" else 0) for t in parts))
+        return _packed(whole, whole.mask)  # so that places do not depend on the other texts of a batch
+
+
+def heaviest(
+    ids: Int[Tensor, "x l"], weights: Float[Tensor, "x l"], counts: Bool[Tensor, "x l"]
+) -> tuple[Int[Tensor, "x t"], Float[Tensor, "x t"], Bool[Tensor, "x t"]]:
+    """The different ids of each text, the largest weight of each, and which of them have a weight above 0."""
+    row, place = counts.nonzero(as_tuple=True)
+    span = int(ids.amax()) + 1 if ids.numel() else 1
+    keys, of = (row * span + ids[row, place]).unique(return_inverse=True)
+    best = weights.new_zeros(len(keys)).scatter_reduce(0, of, weights[row, place], "amax")
+    row, id = keys // span, keys % span
+    sizes = torch.bincount(row, minlength=len(ids))
+    place = torch.arange(len(keys), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+    shape = len(ids), max(1, int(sizes.max())) if len(sizes) else 1
+    at = row, place
+    heavy = weights.new_zeros(shape).index_put(at, best)
+    return ids.new_zeros(shape).index_put(at, id), heavy, ~(heavy <= 0)  # NaN stays
+
+
+def part_of(tokens: Tokens, part: Part) -> Tokens:
+    """The tokens of one part: one vector, a vector per token, or terms with h = 1, with their ids."""
+    ids = tokens.ids
+    assert ids is not None
+    there = {"dense": ids == DENSE, "tokens": ids == TOKEN, "sparse": ids >= 0}[part] & tokens.mask
+    chosen = _packed(tokens, there)
+    return replace(chosen, vectors=chosen.vectors[..., :1]) if part == "sparse" else chosen
+
+
+def _packed(tokens: Tokens, there: Bool[Tensor, "x n l"]) -> Tokens:
+    """The tokens that are there, in their order and before all padding."""
+    longest = max(1, int(there.sum(-1).max())) if there.numel() else 1
+    at = there.byte().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    return replace(tokens, mask=there).map(
+        lambda t: t.take_along_dim(at if t.ndim == 3 else at[..., None], 2)
+    )
+
+
+ENCODERS["bge_m3"] = BgeM3
+
+
+@paradigm(BgeM3Settings)
+def bge_m3(settings: BgeM3Settings) -> Recipe:
+    """Build BGE-M3 over a backbone."""
+    return Recipe("bge_m3", EqualIds(), "one", temperature=0.02)

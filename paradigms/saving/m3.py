@@ -1,0 +1,62 @@
+"""Checkpoints in the layout of BGE-M3: an encoder, colbert_linear.pt and sparse_linear.pt (Chen et al. 2024).
+
+The two heads are pickled state dicts of linear layers, which `load` reads with pickled=True alone, by
+`torch.load` with weights_only.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from paradigms.bge_m3 import BgeM3, bge_m3
+from paradigms.model import Paradigm
+from paradigms.saving.export import write_sentence_transformers
+from paradigms.saving.heads import POOLED, encoder_with, one_vector
+from paradigms.saving.sentence_transformers import text_length
+
+HEADS = {"colbert_linear": "token_projection", "sparse_linear": "term_projection"}  # file -> module here
+
+
+def is_m3(folder: Path) -> bool:
+    return all(any((folder / f"{name}.{end}").is_file() for end in ("pt", "safetensors")) for name in HEADS)
+
+
+def read_m3(folder: Path) -> Paradigm:
+    """Read BGE-M3. Raises ValueError if a head has another shape, such as fewer dimensions than the width."""
+    length = text_length({}, folder)
+    model: Any = bge_m3(folder, pooling="cls", query_length=min(length, 1 << 13), document_length=length)
+    for name, head in HEADS.items():
+        file, module = folder / f"{name}.safetensors", getattr(model.encoder, head)
+        weights = {key: weight.float() for key, weight in load_file(file).items()}
+        shapes, needed = (
+            {key: list(t.shape) for key, t in w.items()} for w in (weights, module.state_dict())
+        )
+        if shapes != needed:
+            raise ValueError(f"{name} holds {shapes}, where {needed} belong")
+        module.load_state_dict(weights)
+    return model
+
+
+def write_m3(model: Any, folder: Path) -> None:
+    """Write BGE-M3's layout, whose dense vector sentence-transformers opens, too; one of `SAVE_LAYOUTS`.
+
+    The weights of the three parts have no place in it. Raises ValueError for another paradigm.
+    """
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, BgeM3) or encoder.settings.pooling != "cls":
+        raise ValueError(f"{model.name} is not BGE-M3 with the pooling cls, which this layout is for")
+    with tempfile.TemporaryDirectory() as temporary:
+        encoder.save(Path(temporary), merged=True)
+        s = encoder.settings
+        lengths: Any = {"query_length": s.query_length, "document_length": s.document_length}
+        dense = one_vector(
+            encoder_with(Path(temporary) / "backbone", None, **POOLED, **lengths, pooling="cls")
+        )
+    write_sentence_transformers(dense, folder)
+    for name, head in HEADS.items():
+        module: nn.Linear = getattr(encoder, head)
+        torch.save({key: weight.cpu() for key, weight in module.state_dict().items()}, folder / f"{name}.pt")

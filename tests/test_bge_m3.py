@@ -1,0 +1,265 @@
+"""BGE-M3: one rel of three readouts, by the paper's formulas; training, indexes, checkpoint layout."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, XLMRobertaConfig, XLMRobertaModel
+
+import paradigms
+from paradigms import PARADIGMS, Paradigm
+from paradigms.bge_m3 import DENSE, PARTS, TOKEN, part_of
+from paradigms.core import Tokens, interact, pad_tokens, rel
+from paradigms.data import Corpus
+from paradigms.find import kinds
+from paradigms.retrieve import Indexed, Readouts
+from paradigms.saving.card import model_card
+from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from tests import needs
+from tests.near import SCORES, assert_same, assert_within_rounding, same_run
+from tests.tiny import TERMS, WIDTH, _save, _size, _wordpiece, write_checkpoint
+
+QUERIES = ["where is the quick fox, the fox", "the sea, the sea", ""]
+DOCUMENTS = ["a quick fox in the garden and the sea; the fox", "", "snow; the stone, and the old sea", "fire"]
+W = {"dense_weight": 0.4, "sparse_weight": 0.2, "token_weight": 0.7}
+
+
+def write_m3(folder: Path, family: str = "bert") -> Path:
+    """What a hub folder of BGE-M3 holds: an encoder, its tokenizer and two pickled linear layers."""
+    if family == "bert":
+        write_checkpoint("bert", folder)
+    else:  # 66 positions, of which RoBERTa's family has 66 − padding id − 1
+        tokenizer = _wordpiece()
+        size = _size(tokenizer) | {"max_position_embeddings": 66, "pad_token_id": tokenizer.pad_token_id}
+        torch.manual_seed(0)
+        _save(XLMRobertaModel(XLMRobertaConfig(**size)), tokenizer, folder, torch.float32)
+    torch.manual_seed(1)
+    for name, out in (("colbert_linear", WIDTH), ("sparse_linear", 1)):
+        head = nn.Linear(WIDTH, out)
+        nn.init.constant_(head.bias, 0.4)  # most terms have a weight above 0
+        torch.save(head.state_dict(), folder / f"{name}.pt")
+    return folder
+
+
+def by_the_paper(folder: Path, w: dict[str, float] = W) -> Tensor:
+    """s = w₁ s_dense + w₂ s_lex + w₃ s_mul (Chen et al. 2024, §3.3), in float64, pair by pair."""
+    model, tokenizer = (
+        AutoModel.from_pretrained(folder).eval().double(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    heads = {
+        name: torch.load(folder / f"{name}_linear.pt", weights_only=True) for name in ("colbert", "sparse")
+    }
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ heads[name]["weight"].double().T + heads[name]["bias"].double()
+
+    @torch.no_grad()
+    def readouts(text: str) -> tuple[Tensor, dict[int, float], Tensor]:
+        encoded = tokenizer(text, return_tensors="pt")
+        hidden, ids = model(**encoded).last_hidden_state[0], encoded["input_ids"][0].tolist()
+        unused = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id}
+        lexical: dict[int, float] = {}
+        for id, weight in zip(ids, linear("sparse", hidden).relu()[:, 0].tolist(), strict=True):
+            if id not in unused:
+                lexical[id] = max(lexical.get(id, 0.0), weight)
+        unit = nn.functional.normalize
+        return unit(hidden[0], dim=-1), lexical, unit(linear("colbert", hidden[1:]), dim=-1)
+
+    scores = torch.zeros(len(QUERIES), len(DOCUMENTS), dtype=torch.float64)
+    for b, query in enumerate(QUERIES):
+        for n, document in enumerate(DOCUMENTS):
+            if query and document:  # of an empty text, rel is 0
+                (q, lq, Q), (d, ld, D) = readouts(query), readouts(document)
+                lexical = sum(weight * ld.get(id, 0.0) for id, weight in lq.items())
+                many = (Q @ D.T).amax(-1).mean()
+                scores[b, n] = w["dense_weight"] * (q @ d) + w["sparse_weight"] * lexical
+                scores[b, n] += w["token_weight"] * many
+    return scores
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_m3(tmp_path_factory.mktemp("m3") / "model")
+
+
+@pytest.fixture
+def model(folder: Path) -> Paradigm:
+    return opened(folder)
+
+
+def opened(folder: Path) -> Paradigm:
+    model = paradigms.load(folder, pickled=True)
+    settings = model.encoder.settings
+    for name, value in W.items():
+        object.__setattr__(settings, name, value)
+    return model.eval()
+
+
+def sides(model: Paradigm) -> tuple[Tokens, Tokens]:
+    wide = copy.deepcopy(model).double()
+    return wide.encode_documents(DOCUMENTS), wide.encode_queries(QUERIES)
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_a_checkpoint_of_its_layout_scores_as_the_paper_says(tmp_path, family):
+    folder = write_m3(tmp_path / family, family)
+    model = opened(folder)
+    assert model.document_length == {"bert": 512, "xlm-roberta": 65}[family]
+    D, Q = sides(model)
+    assert_same(model.score(D, Q), by_the_paper(folder))
+    with pytest.raises(ValueError, match="pickled weights"):
+        paradigms.load(folder)
+
+
+def test_rel_is_the_sum_of_its_parts_and_A_is_block_diagonal(model):
+    """The law: one rel, three blocks, which padding and the other parts do not change."""
+    D, Q = sides(model)
+    whole = model.score(D, Q)
+    parts = [
+        rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
+        for part, recipe in PARTS.items()
+    ]
+    assert_same(sum(parts), whole)
+    assert all(part.abs().max() > 0 for part in parts)
+    made = interact(D, Q, model.align, model.normalise)
+    kinds_d, kinds_q = (torch.where(t.ids >= 0, 0, t.ids) for t in (D, Q))
+    assert not made.alignment[(kinds_d[..., :, None] != kinds_q[..., None, :])].any()
+    assert set(made.alignment.unique().tolist()) == {0.0, 1.0}
+    assert_same(model.score(pad_tokens(D, 60), pad_tokens(Q, 50)), whole)
+    one_by_one = [model.double().score(model.encode_documents([d]), Q) for d in DOCUMENTS]
+    assert_same(torch.cat(one_by_one, 1), whole)
+    # One pass: the dense vector, a vector for each token but [CLS], and each term once.
+    assert part_of(D, "dense").vectors.shape == (1, 4, 1, WIDTH)
+    terms = part_of(Q, "sparse")
+    assert terms.ids[0, 0][terms.mask[0, 0]].unique().numel() == terms.mask[0, 0].sum()
+    assert (D.ids == TOKEN).sum() > (D.ids == DENSE).sum() == 4
+
+
+def test_one_part_alone(folder, model):
+    for name in W:
+        weights = dict.fromkeys(W, 0.0) | {name: 1.0}
+        for key, value in weights.items():
+            object.__setattr__(model.encoder.settings, key, value)
+        D, Q = sides(model)
+        assert_same(model.score(D, Q), by_the_paper(folder, weights))
+    with pytest.raises(ValueError, match="one of dense_weight"):
+        PARADIGMS["bge_m3"](folder, **dict.fromkeys(W, 0.0))
+    for wrong in ({"dim": 8}, {"truncate": 8}, {"normalize": False}, {"salience": "relu"}):
+        with pytest.raises(ValueError, match="BGE-M3 has no other"):
+            PARADIGMS["bge_m3"](folder, **wrong)
+
+
+def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
+    model.double()
+    corpus = Corpus.of(dict(zip("abcd", DOCUMENTS, strict=True)))
+    examples = [Example(QUERIES[0], 0, (), (0,)), Example(QUERIES[1], 2, (), (2,))]
+    objective = Contrastive(model, corpus, examples)
+    batch = objective.collate(examples)
+    loss = objective.loss(model, batch)
+    Q, D = model(batch.queries, batch.documents)
+    target, tau = torch.tensor([0, 1]), model.recipe.temperature
+
+    def of(scores: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores / tau, target)
+
+    wanted = of(rel(D, Q, model.align, model.normalise))
+    shares = {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}  # λ and w
+    for part, (share, w) in shares.items():
+        recipe = PARTS[part]
+        scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
+        wanted = wanted + share * of(scores / w)
+    assert_same(loss, wanted / 4)
+    loss.backward()
+    for name in ("token_projection", "term_projection", "backbone.embeddings.word_embeddings"):
+        assert model.encoder.get_submodule(name).weight.grad.abs().max() > 0
+    assert_same(in_batch_rel(D, Q, model.align, model.normalise), rel(D, Q, model.align, model.normalise))
+    with pytest.raises(ValueError, match="matryoshka"):
+        Contrastive(model, corpus, examples, matryoshka=[8])
+
+
+def test_one_index_or_three(model, tmp_path):
+    texts = dict(zip("abcd", DOCUMENTS, strict=True))
+    queries = {"q": QUERIES[0], "r": QUERIES[1], "s": QUERIES[2]}
+    whole = Indexed.build(model, texts, precision="no")
+    run = whole.search(queries, 4)
+    D, Q = (model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES[:1]))
+    wanted = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
+    assert run["q"] == pytest.approx({id: wanted[id] for id in "acd"}, abs=5e-3)
+    assert run["s"] == {}
+    of = {"dense": kinds.exact(), "sparse": kinds.inverted(16), "tokens": kinds.exact()}
+    calls = []
+    encode = model.encode_queries
+    model.encode_queries = lambda texts: calls.append(texts) or encode(texts)
+    three = Readouts.build(model, texts, tmp_path / "three", of=of, precision="no")
+    found = three.search(queries, 4)
+    assert len(calls) == 1  # one pass for three searches and their sum
+    for query in ("q", "r"):
+        assert found[query] == pytest.approx(run[query], abs=5e-3)
+    again = Readouts.open(tmp_path / "three", model, Corpus.of(texts))
+    same_run(again.search(queries, 4), found)
+    reranked = again.rerank(queries, {"q": dict.fromkeys("dcba", 0.0)})["q"]
+    assert list(reranked)[:3] == list(found["q"])
+    assert reranked["b"] == -torch.inf
+    assert sorted(path.name for path in (tmp_path / "three").iterdir()) == ["dense", "sparse", "tokens"]
+    assert again.size_in_bytes() > 0
+    (explained,) = again.explain(QUERIES[0], "a")
+    total = sum(s * a for _, _, s, a in explained.links)
+    assert total == pytest.approx(explained.rel, rel=1e-4)
+    joined = {(explained.query_tokens[j], explained.document_tokens[i]) for i, j, _, _ in explained.links}
+    assert {("[dense]", "[dense]"), ("=fox", "=fox")} <= joined
+    other = PARADIGMS["bge_m3"](write_m3(tmp_path / "other"))
+    nn.init.normal_(other.encoder.term_projection.weight)
+    with pytest.raises(ValueError, match="other weights"):
+        Readouts.open(tmp_path / "three", other)
+    with pytest.raises(FileNotFoundError, match="none of the folders"):
+        Readouts.open(tmp_path, model)
+
+
+def test_written_in_its_layout_and_in_ours(model, folder, tmp_path):
+    model.save_pretrained(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "theirs", layout="bge-m3", card=model_card(model, layout="bge-m3"))
+    D, Q = sides(model)
+    assert_same(model.score(D, Q), by_the_paper(tmp_path / "theirs"))
+    again, ours = opened(tmp_path / "theirs"), paradigms.load(tmp_path / "ours")
+    for one in (again, ours):
+        assert_same(
+            one.double().score(one.encode_documents(DOCUMENTS), one.encode_queries(QUERIES)),
+            by_the_paper(folder),
+        )
+    with pytest.raises(ValueError, match="is not BGE-M3"):
+        PARADIGMS["dpr"](folder).save_pretrained(tmp_path / "dpr", layout="bge-m3")
+    torch.save(
+        {"weight": torch.zeros(3, WIDTH), "bias": torch.zeros(3)}, tmp_path / "theirs/colbert_linear.pt"
+    )
+    with pytest.raises(ValueError, match="colbert_linear holds"):
+        paradigms.load(tmp_path / "theirs", pickled=True)
+
+
+def test_sentence_transformers_opens_its_dense_vector(model, tmp_path):
+    library = pytest.importorskip(
+        "sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras"
+    )
+    model.save_pretrained(tmp_path / "theirs", layout="bge-m3")
+    theirs = library.SentenceTransformer(str(tmp_path / "theirs"), local_files_only=True).double()
+    found = torch.from_numpy(theirs.encode(DOCUMENTS[:1]))
+    dense = part_of(sides(model)[0], "dense").vectors[0, 0]
+    assert_within_rounding(found, dense, torch.float32, TERMS)
+
+
+@needs.offline_encoder
+def test_untrained_it_knows_what_its_backbone_knows():
+    """Heads start as a rotation and weights of 1: shared terms are counted, cosines are the backbone's."""
+    model = PARADIGMS["bge_m3"]("offline", query_length=32, document_length=32)
+    assert model.encoder.settings.pooling == "mean"
+    D = model.encode_documents(["the cat sat on the mat", "a bank of a river"])
+    Q = model.encode_queries(["the cat on a mat"])
+    assert model.score(D, Q)[0].argmax() == 0
+    terms = rel(
+        part_of(D, "sparse"), part_of(Q, "sparse"), PARTS["sparse"].align, PARTS["sparse"].normalise_function
+    )
+    assert_within_rounding(terms / 0.3, torch.tensor([[4.0, 1.0]]), **SCORES)  # the, cat, on, mat; a
