@@ -100,10 +100,10 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """Return the claims of §7.1, for each Z of q←d and each scorer of GR.
+    """Return the claims of §7.1, for each Z in q←d and each scorer of GR.
 
     A system has not learned enough to be compared if its RR@10 does not exceed the RR@10 of a random order,
-    or if its model, ranking by the training score, has less than `LEARNED` of BM25's R@10.
+    or if its model, ranking by the training score, has less than `LEARNED` times BM25's R@10.
     """
     primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}

@@ -184,7 +184,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Replace the titles, by which texts are joined: if all titles differ, use the ids up to a colon."""
+    """Set the titles by which texts are joined: if all titles differ, use the ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])

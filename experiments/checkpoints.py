@@ -162,7 +162,10 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
 def measured(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
-    """Measure nDCG@10 of each query under every A that the checkpoint admits; an empty name: BM25."""
+    """Measure nDCG@10 of each query under every A that the checkpoint admits.
+
+    checkpoint: a folder or hub name; "": measure BM25.
+    """
     corpus, found = collection.corpus, dict[str, list[float]]()
 
     own = own_documents(corpus, split)
@@ -194,7 +197,7 @@ def opened(checkpoint: str, pickled: bool) -> Paradigm:
 
 
 def as_tokens(model: Paradigm) -> Paradigm | None:
-    """Return a single-vector model that keeps the token states it would pool; None for other models."""
+    """Return a single-vector model that outputs its token states instead of pooling them, otherwise None."""
     settings = model.encoder.settings
     if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
         return None

@@ -155,7 +155,10 @@ def reopened(folder: Path) -> tuple[Settings, Collection]:
 
 
 def main(settings: Settings) -> int:
-    """Compare the systems. Return the exit status: 0, or 75 (EX_TEMPFAIL) if `minutes` ran out."""
+    """Compare the systems, and return the exit status.
+
+    The status is 0, or 75 (EX_TEMPFAIL) if the time limit (`minutes`) was reached.
+    """
     began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
@@ -214,7 +217,7 @@ def main(settings: Settings) -> int:
 def run_all(
     data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
-    """Train and measure every unfinished system. Raises Paused when the time limit, `minutes`, is reached."""
+    """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
     runs, first = systems.training_runs(settings), True
     for number, (run, trial) in enumerate(runs.items(), 1):
         if run in finished:

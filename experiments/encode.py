@@ -139,7 +139,7 @@ def index_places(folder: Path, parts: int) -> list[Path]:
 
 
 def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes:
-    """Open index folders as one index. Raises ValueError if another model made one of them."""
+    """Open index folders as one index. Raises ValueError if one of them was made by another model."""
     index = open_indexes(folders)
     index.store.check(paradigm)
     return index

@@ -110,7 +110,8 @@ def filled(page: Path) -> str:
 def claims(page: Path, *names: str) -> str:
     """Make a table of claims: a row for each claim and collection, with the verdict and interval.
 
-    Claims that no study could measure come last, once. A description of how the studies were run follows.
+    Claims that no study could measure are listed last, once each. A description of how the studies were run
+    follows.
     """
     studies = [_study(page, name) for name in names]
     claimed: dict[str, list[dict[str, str]]] = {}

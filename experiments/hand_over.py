@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def index_all(engine: Any) -> None:
-    """Build an engine's index over the vectors handed over to it."""
+    """Build an engine's index over its stored vectors."""
     engine.approximate()
     engine.close()
 

@@ -41,13 +41,13 @@ class Settings(OneCollection, Results):
     rerank_steps: int = 400
     """training steps of cross-attention"""
     rerank_negatives: int = 7
-    """hard negatives per query of cross-attention, from BM25's first 100"""
+    """hard negatives per query for cross-attention, from BM25's first 100"""
     query_length: int = 32
     document_length: int = 128
     queries: int = 200
     """test queries to measure, drawn at random; 0: all"""
     dev_queries: int = 200
-    """dev queries for choices, drawn at random; 0: all"""
+    """dev queries for selection, drawn at random; 0: all"""
     depth: int = 100
     """documents that each system retrieves; a hybrid's candidates are the documents of both the dense and
     the sparse system"""
@@ -191,7 +191,7 @@ def measure(
     accelerator: Accelerator,
     models: dict[tuple[str, str], Any],
 ) -> Measured:
-    """Measure a seed's systems on the test queries, with the choices made on dev queries."""
+    """Measure a seed's systems on the test queries, using the choices made on dev queries."""
     test, depth, corpus = data.test, settings.depth, data.collection.corpus
     dev = some_queries(data.dev, settings.dev_queries)
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
@@ -261,5 +261,5 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """Return the mean RR@10, the measure by which dev queries decide."""
+    """Return the mean RR@10, the selection measure on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

@@ -139,7 +139,7 @@ def measured(
 
 
 def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
-    """Make a row with a system's shares of queries, and their intervals."""
+    """Make a row with the possible and the reached share of a system's queries, with intervals."""
     possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
     tried = [one.verified for one in made if one.verified is not None]
     values = (

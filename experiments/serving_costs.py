@@ -52,7 +52,7 @@ class Settings(OneCollection):
     """number of lists of the compressed index that each query token reads"""
     k: int = 10
     rounds: int = 3
-    """rounds; each query's fastest one counts"""
+    """number of rounds; each query's fastest time is reported"""
     threads: int = 0
     """threads; 0: one per core"""
     output: str = "results/serving_costs"
@@ -303,7 +303,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """Return the installed engines; LanceDB's index of several vectors per document needs unit vectors."""
+    """Return the installed engines that support the model; LanceDB's IVF index needs unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
     there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     return [name for name in there if unit or "IVF" not in name]

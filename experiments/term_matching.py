@@ -26,7 +26,7 @@ class Settings(PairSettings):
     """Settings: models, training, and measured queries."""
 
     fewest: int = 50
-    """least tokens that a bin needs to support a claim"""
+    """minimum number of tokens that a bin needs to support a claim"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -103,11 +103,11 @@ class Sums:
     counts: Int[np.ndarray, "seeds queries bins"]
 
     def rate(self, bins: Sequence[int] | range = range(len(BINS) - 1)) -> Float[np.ndarray, "seeds queries"]:
-        """Return values per query with the mean Σ rates / Σ tokens over these bins, which must have tokens.
+        """Return one value per query, such that the mean value is Σ rates / Σ tokens over these bins.
 
-        The values linearise the ratio r: r + (Σ rates of a query − r · tokens of the query) / (mean tokens
-        per query). Queries with more tokens count more, as in a rate over tokens, and queries without tokens
-        have the value r.
+        The bins must contain tokens. The values linearise the ratio r: r + (Σ rates of a query − r · tokens
+        of the query) / (mean tokens per query). Queries with more tokens count more, as in a rate over
+        tokens, and queries without tokens have the value r.
         """
         top, below = (x[..., list(bins)].sum(-1).astype(float) for x in (self.sums, self.counts))
         r = top.sum(1, keepdims=True) / below.sum(1, keepdims=True)

@@ -53,7 +53,7 @@ class Settings:
     threads: int = 1
     """number of torch threads"""
     repeats: int = 5
-    """measured repetitions, after a warm-up; the median counts"""
+    """measured repetitions, after a warm-up; the median is reported"""
     seed: int = 0
     output: str = "results/benchmarks/constrained_decoding.json"
 
@@ -106,7 +106,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Time the sets of next tokens after each prefix, by NGramIndex and by numpy on suffix array rows."""
+    """Time finding the next tokens of each prefix, with NGramIndex and with numpy on suffix array rows."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -243,7 +243,7 @@ def large_trie(settings: Settings, console: Terminal) -> list[Row]:
 
 
 def trie_costs(settings: Settings) -> tuple[int, int, float]:
-    """Return the trie's size in bytes, this process's peak memory growth in bytes, and the CPU seconds."""
+    """Return the trie's size and this process's peak memory growth, in bytes, and the build's CPU seconds."""
     tokens, _ = words(settings)
     random = np.random.default_rng(settings.seed)
     lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, settings.many)

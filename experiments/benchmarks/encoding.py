@@ -129,7 +129,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def ours(settings: Settings) -> dict[str, Encode]:
-    """Return our `encode_documents`, with the offline encoder's mean vectors, in each precision for CPUs."""
+    """Return our `encode_documents` (mean vectors of the offline encoder) in each precision for CPUs."""
     from dataclasses import replace
 
     from paradigms.encoder.precision import autocast

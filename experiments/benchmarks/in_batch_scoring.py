@@ -33,7 +33,7 @@ class Settings:
     document_tokens: int = 180
     dim: int = 128
     repeats: int = 3
-    """measured repetitions, after a warm-up; the median counts"""
+    """measured repetitions, after a warm-up; the median is reported"""
     threads: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if available"""

@@ -36,7 +36,7 @@ class Settings:
     """mean weight of a term that a text contains"""
     k: int = 10
     repeats: int = 5
-    """measured repetitions, after a warm-up; the median counts"""
+    """measured repetitions, after a warm-up; the median is reported"""
     seed: int = 0
     output: str = "results/benchmarks/inverted_index.json"
 

@@ -38,7 +38,7 @@ class Settings:
     collection: str = "pydocs"
     split: str = "test"
     documents: int = 0
-    """number of first documents of the collection; 0: all"""
+    """number of documents, from the start of the collection; 0: all"""
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
     clients: list[int] = field(default_factory=lambda: [1, 8, 64])
     seconds: float = 10.0
@@ -247,7 +247,10 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
 
 
 def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
-    """Make a request to encode a random query. peer: the model's name in PyLate's server; "": our service."""
+    """Return a function that asks a server to encode a random query.
+
+    peer: the model's name in PyLate's server; "": our service.
+    """
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         n = generator.randrange(len(texts))
@@ -265,7 +268,7 @@ def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
 def searching(
     names: list[str], texts: list[str], expected: dict[str, list[list[float]]], k: int, explained: float = 0.0
 ) -> Ask:
-    """Make a request to search for a random text with a random system.
+    """Return a function that searches for a random text with a random system.
 
     explained: share of searches that are followed by an explanation.
     """
@@ -295,7 +298,7 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
-    """Measure queries per second, latency percentiles in milliseconds, and wrong and lost answers."""
+    """Measure queries/s, latency percentiles in milliseconds, and numbers of wrong and lost answers."""
     latencies: list[list[float]] = [[] for _ in range(clients)]
     wrong, lost = [0] * clients, [0] * clients
     until = time.perf_counter() + seconds

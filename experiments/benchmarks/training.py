@@ -220,14 +220,17 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
 
 
 def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """Return the worker process's job for a row."""
+    """Return the job that a worker process runs for a row."""
     shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
     limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
     return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
 
 
 def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """Return the answer of `parts/trainers.py`, or the reason for a failure; −9 means out of memory."""
+    """Return the answer of `parts/trainers.py`, or the reason for a failure.
+
+    Exit status −9 means out of memory.
+    """
     done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
     if not done.returncode:
         return last_line(done.stdout)

@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of series: measure -> system -> points, one for each x. Words as x values are equidistant."""
+    """Panels of series: measure -> system -> points, one for each x. An x axis of words is evenly spaced."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]

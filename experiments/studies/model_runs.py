@@ -127,7 +127,7 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder that was made with other settings, apart from the settings in `free`.
+    """Refuse a results folder made with different settings; settings in `free` may differ.
 
     named: settings that name files or folders, whose contents must not have changed.
     """
@@ -183,7 +183,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
 
 def training_of(folder: Path) -> Measured:
-    """Return the training step of the kept model as "kept step", and its dev values under DEV."""
+    """Return the kept model's training step as "kept step", and dev values under DEV."""
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}

@@ -64,7 +64,7 @@ def different(settings: Any, *names: str) -> None:
 
 
 def known(settings: Any, name: str, names: Any) -> None:
-    """Raise SystemExit if a value of the list is not one of the names."""
+    """Raise SystemExit if the list `name` in the settings contains a value that is not in `names`."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:
         raise SystemExit(f"{name}: unknown {quoted(unknown)}; there are {quoted(names)}")

@@ -161,7 +161,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
-    """Divide the collection's queries (`divided`), and build BM25 and, if set, passages."""
+    """Divide the collection's queries (`divided`), build BM25, and split documents into passages if set."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began

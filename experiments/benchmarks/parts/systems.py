@@ -58,7 +58,7 @@ class System:
         raise NotImplementedError
 
     def work(self) -> dict[str, float] | None:
-        """Return the mean bytes to read and FLOPs to compute for one query, or None if unknown."""
+        """Return the mean bytes read and FLOPs computed per query, or None if unknown."""
         return None
 
     def find(self, queries: Sequence[int], k: int) -> Ranked:

@@ -239,5 +239,5 @@ def scoring_stage(
 
 
 def _mean(values: np.ndarray) -> float:
-    """Return the mean, or 0 for an empty array, which a query without tokens has."""
+    """Return the mean, or 0 if the array is empty, as for a query without tokens."""
     return float(values.mean()) if values.size else 0.0

@@ -73,7 +73,7 @@ class CapacityResults:
     def learned(self, system: str) -> bool:
         """Return whether the system reaches `LEARNED` times BM25-uni, or a random projection, at all lengths.
 
-        The measure is for retrieval if the system can search, because even a poorly trained system ranks well
+        If the system can search, its retrieval is measured, because even a poorly trained system ranks well
         among few candidates.
         """
         stage = "retrieve" if system in self.values["retrieve"] else "rerank"

@@ -76,11 +76,11 @@ def question_passages(
     lengths: Sequence[int],
     tokenizer: Any,
 ) -> dict[int, Collection]:
-    """Return {length: questions over articles cut into passages}. counts: split -> number of questions.
+    """Return {length: questions over articles cut into passages of this length}.
 
-    In training, a passage is relevant if it contains an answer within the question's paragraph; in dev and
-    test, if it contains an answer anywhere. A training question whose answers are all cut in two has no
-    relevant passage.
+    counts: split -> number of questions. In training, a passage is relevant if it contains an answer within
+    the question's paragraph; in dev and test, if it contains an answer anywhere. A training question whose
+    answers are all cut in two has no relevant passage.
     """
     splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
     known = {query for split in splits.values() for query in split.queries}

@@ -267,7 +267,7 @@ def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, i
 
 
 def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
-    """Replace 1 + n mod `CHANGED` words of the query by words of the source, drawn by frequency."""
+    """Replace 1 + n mod `CHANGED` words of the query with words from the source, drawn by frequency."""
     what = (query.id, n, attempt)
     text, places = query.text, [match.span() for match in WORD.finditer(query.text)]
     by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))

@@ -82,14 +82,14 @@ class Task:
 
 
 def difference(task: Task, better: float | None, worse: float | None) -> str:
-    """Format the difference of two printed values, for `Claim.printed`; "" if either is missing."""
+    """Format the difference between two printed values, for `Claim.printed`; "" if either is missing."""
     if better is None or worse is None:
         return ""
     return f"{better - worse:+.3f}" + " (NQ)" * (task.paper == "squad")
 
 
 def claims(tasks: Sequence[Task]) -> list[Claim]:
-    """Return every claim that these collections and training alignments test."""
+    """Return every claim that these collections and training alignments can test."""
     trained = [task for task in tasks if not task.zero_shot]
     made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
     owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")

@@ -44,7 +44,7 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """Return the pairs of ratios that differ from training only on this side, smallest first."""
+        """Return the measured pairs whose ratio on the other side is the training ratio, smallest first."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
 def attended(
     model: Generative, source: Batch, targets: Targets
 ) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
-    """Return the encoder's states of one query, and A of `interaction.decompose`, for given targets."""
+    """Return the encoder's states of one query, and A as in `interaction.decompose`, for given targets."""
     trace = Trace()
     with model.evaluating(), torch.no_grad():
         memory, past = model.begin(source.to(model.device))
