@@ -248,7 +248,10 @@ def test_a_link_holds_the_whole_state(page, address):
 
 
 def test_a_judged_query_marks_what_is_relevant(page):
+    page.choose("#judged-query", "q2")
+    page.wait(f"document.querySelector('#query').value === '{JUDGED.queries['q2']}'")
     page.choose("#judged-query", "q1")
+    page.wait(f"document.querySelector('#query').value === '{QUERY}'")
     page.wait("document.querySelectorAll('.entry.relevant').length > 0")
     marked = set(
         page.script("[...document.querySelectorAll('.entry.relevant')].map((one) => one.dataset.id)")
