@@ -34,7 +34,9 @@ class Settings(Results):
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
-    """systems as in compare.py: paradigms, or a mapping from names to settings"""
+    """systems as in compare.py: paradigms, or a mapping from names to settings. Decoders of identifiers:
+    '{"dsi-atomic": {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}},
+    "dsi-residual": {"paradigm": "ripor", "options": {"levels": 2, "codes": 8}}}'"""
     options: dict[str, Any] = field(default_factory=lambda: {"document_length": 192})
     """settings of every paradigm"""
     backbone: str = "offline"

@@ -89,7 +89,8 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
     if system.checkpoint or system.fuse:
         return None
     if system.paradigm in GENERATIVE:
-        chosen = TRAINING | {"seed": seed} | system.training
+        untrained = {} if settings.steps else {"steps": 0}
+        chosen = TRAINING | untrained | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
         own = {name: value for name, value in system.training.items() if name != "negatives"}

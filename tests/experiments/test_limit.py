@@ -48,11 +48,14 @@ def test_every_seed_has_its_own_critical_n(monkeypatch):
 
 def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     few = {"documents": 6, "steps": 0, "free_steps": 60, "largest": 5, "seeds": 1}
-    lists = {"systems": "[dpr]", "dimensions": "[2, 4]", "tokens": "[2]"}
+    atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
+    residual = {"paradigm": "ripor", "options": {"levels": 2, "codes": 2}}
+    systems = {"dpr": {}, "dsi-atomic": atomic, "dsi-residual": residual}
+    lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
     run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
     found = {n: json.loads((tmp_path / f"limit/{n}.json").read_text()) for n in ("paradigms", "free", "laws")}
     rows = [(row["system"], row["training"]) for row in found["paradigms"]]
-    assert rows == [("bm25", "–"), ("dpr", "untrained")]
+    assert rows == [("bm25", "–"), *((name, "untrained") for name in systems)]
     assert found["paradigms"][0]["R@2"].startswith("1.000")
     assert {row["alignment"] for row in found["free"]} == set(free_vectors.FREE)
     assert found["laws"][0]["random h"] == capacity.random_dimension(6)
