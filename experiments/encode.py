@@ -6,9 +6,9 @@ Several processes or GPUs share the documents:
 
 If all processes compute identically, the index is byte-identical for any number of processes and
 interruptions. The output folder must be on a disk that all processes share. It gets index/, config.json and
-environment.json. compare.py takes this folder with --indexes, and rerank.py with --index.
+environment.json. compare.py takes this folder as the `index` of a system, and rerank.py with --index.
 
---parts 4 writes four indexes, each with a quarter of the documents, which are searched as one. Machines
+--parts 4 writes four indexes, each with a quarter of the documents, which are searched as one index. Machines
 without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders index-N-of-4
 into one folder, with one of the config.json files.
 """

@@ -1,10 +1,12 @@
 """Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
 
-The input is vectors in folders that experiments/encode.py or `python -m paradigms index` wrote; they go into
-one table or collection, and documents are not encoded again. Several processes share the documents:
-accelerate launch --num_processes 4 experiments/hand_over.py --indexes … The output folder records progress: a
-second run hands over the remaining documents. Passwords and keys come from the engine's environment
-variables, such as PGPASSWORD.
+The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote are loaded into one
+table or collection; documents are not encoded again. Several processes share the documents:
+
+    accelerate launch --num_processes 4 experiments/hand_over.py --indexes …
+
+The output folder records progress: a second run hands over the remaining documents. Passwords and keys come
+from the engine's environment variables, such as PGPASSWORD.
 """
 
 from dataclasses import asdict, dataclass, field

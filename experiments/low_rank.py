@@ -81,7 +81,7 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
 
 
 def relevant(data: StudyData) -> dict[str, str]:
-    """Map each judged test query to the most relevant document."""
+    """Map each judged test query to its most relevant document."""
     return {
         query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
         for query in sorted(data.measured)

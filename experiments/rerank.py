@@ -1,8 +1,9 @@
 """Rerank a TREC run with a saved paradigm, and compare both rankings, with intervals and significance tests.
 
 The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json, and fused.run if
---fuse is set. Several processes or GPUs share the encoding: accelerate launch --config_file
-experiments/configs/gpus.yaml experiments/rerank.py
+--fuse is set. Several processes or GPUs share the encoding:
+
+    accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """
 
 import tempfile
@@ -146,7 +147,7 @@ def rescored(
     state: PartialState,
     console: Terminal,
 ) -> Run:
-    """Rescore the pool with the model, in all processes."""
+    """Rescore the pool with the model, using all processes."""
     queries, corpus, main = collection.split(settings.split).queries, pieces.corpus, state.is_main_process
     retriever: Retriever
     with ExitStack() as stack:
@@ -174,7 +175,7 @@ def rescored(
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
-    """Return the run's first documents for the split's queries.
+    """Return the run's first `depth` documents for each of the split's queries.
 
     Raises ValueError if the run belongs to another collection.
     """

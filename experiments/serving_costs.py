@@ -270,7 +270,7 @@ def timed(
 
 
 def recall(answers: Answers, wanted: Answers) -> float:
-    """Return the mean share of the wanted documents that were found, over queries that have any."""
+    """Return the mean share of wanted documents that were found, over queries with wanted documents."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
@@ -303,7 +303,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """Return the installed engines that support the model; LanceDB's IVF index needs unit vectors."""
+    """Return the installed engines; LanceDB's IVF index of token vectors requires unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
     there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     return [name for name in there if unit or "IVF" not in name]

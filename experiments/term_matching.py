@@ -189,7 +189,10 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """Return, for `Claim.unlearned`, a `poor` model, or a series whose rate is at most the uniform rate."""
+    """Return, for `Claim.unlearned`, the model if it is `poor`, or `name` if its rate is not above uniform.
+
+    If neither applies, return "".
+    """
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model
     return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""

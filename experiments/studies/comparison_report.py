@@ -278,7 +278,7 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
 
 
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
-    """Describe how active the gate of each system with salience is."""
+    """Describe how active the salience gate is, for each system with salience."""
     for name, retriever in retrievers.items():
         indexed = retriever.retriever if isinstance(retriever, Wrapper) else retriever
         if isinstance(indexed, Indexed) and "salience" in indexed.index.store.columns:

@@ -287,8 +287,8 @@ def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
     """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have learned.
 
-    Such a system is below LEARNED times BM25's mean of this measure (`bm25`), or training kept the untrained
-    encoder in one of the `models`.
+    A system has not learned if its mean is below LEARNED times BM25's (`bm25`), or if training kept the
+    untrained encoder of one of the `models`.
     """
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     kept = any(model.get("kept step") == 0 for model in models)

@@ -17,7 +17,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 def run_worker(
     name: str, job: Mapping[str, Any], python: str, threads: int, limit: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run parts/NAME.py on a job in a new process, and wait for the process.
+    """Run parts/NAME.py on a job in a new process, and wait until it ends.
 
     Paths in the job must be absolute. Raises TimeoutExpired after `limit` seconds.
     """

@@ -46,7 +46,7 @@ class PassageTask:
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
-        """Return the measure for each test query."""
+        """Return the task's measure for each test query."""
         return on_split(run, self.judged(run), (self.measure,)).values[self.measure].tolist()
 
 

@@ -157,7 +157,7 @@ def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Cl
 
 
 def _of_top_1(task: Task) -> list[Claim]:
-    """Return the claims about one model trained with k = 1."""
+    """Return the claims about a model trained with k = 1."""
     made = list[Claim]()
 
     def claim(place: str, statement: str, what: str, contrast: Values, *values: float | None) -> None:
