@@ -17,13 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.core import TokenPairs, Tokens, Valid
-from paradigms.io.checks import Range, check_several, check_types, naming
+from paradigms.io.checks import OneLine, Range, check_several, check_types, naming
 from paradigms.muvera import MOST_PLANES, buckets_of, random_planes, shares
 from paradigms.relax import SMALLEST_EPS, entropic_topk
+from paradigms.statistics import statistics_of
 
 Lengths: TypeAlias = Int[Tensor, "*n"]  # real tokens of documents
 
-READABLE = ("similarity", "vectors", "ids", "pool", "lengths")  # pool: the other candidates
+READABLE = ("similarity", "vectors", "ids", "pool", "lengths", "statistics")  # pool: the other candidates
 UNBOUNDED = 1 << 40  # tokens: longer than any document
 
 # Name -> class of every alignment. Defining a subclass of `Alignment` adds it.
@@ -216,6 +217,25 @@ class Entropic(Alignment, reads={"similarity"}):
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
         return entropic_topk(columns, float(self.k), self.eps, real, self.iterations).transpose(-1, -2)
+
+
+class Idf(Alignment, reads={"similarity", "statistics"}):
+    """A_ij = idf(id(j)) · 1[i = argmax_i' S_i'j]: MaxSim in which rare query tokens weigh more.
+
+    statistics: name of the corpus statistics (`paradigms.statistics`) from which the IDF of a query token's
+    id comes. With Z = Σ A ("total"), rel is a weighted mean. Vectors that are no token of the vocabulary (ids
+    below 0) weigh 1. Tokens in no document, such as the [MASK] of `query_augmentation`, weigh most. Raises
+    ValueError if queries have no ids, or the statistics are unknown.
+    """
+
+    statistics: Annotated[str, OneLine()]
+
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
+        if queries.ids is None:
+            raise ValueError("Idf needs the ids of query tokens; Tokens.ids is None")
+        ids = queries.ids.where(queries.mask, -1)
+        idf = statistics_of(self.statistics).idf(ids.clamp(min=0)).where(ids >= 0, 1.0)
+        return _argmax(S, valid, axis=-2) * idf.to(S.dtype)[:, :, None, :]
 
 
 class Buckets(Alignment, reads={"vectors", "lengths"}):

@@ -2,12 +2,12 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import Parameter, signature
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -32,8 +32,10 @@ from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
 from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
+from paradigms.statistics import Statistics, statistics_of
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
+COUNTED = 256  # documents tokenised at once to count a corpus
 Input: TypeAlias = Any  # a text; some models of other libraries read pictures too (`saving.library`)
 # What an alignment may read, in words.
 READS = {
@@ -42,6 +44,7 @@ READS = {
     "pool": "the similarities of the whole candidate pool",
     "ids": "the token ids",
     "lengths": "the document's length",
+    "statistics": "the corpus's document frequencies of the query's tokens",
     "salience": "the salience of each token",
 }
 
@@ -69,6 +72,17 @@ class Trainable(nn.Module, ABC):
     def document_length(self) -> int | None:
         """Return the maximum length of documents in tokens; None if the model's weights store documents."""
         return None
+
+    def count_corpus(self, texts: Iterable[str]) -> Statistics:
+        """Count in how many of the documents each token occurs, for an A that reads it (`align.Idf`)."""
+        encoder, rows = self.encoder, iter(texts)
+
+        def documents() -> Iterator[Tensor]:
+            while some := list(islice(rows, COUNTED)):
+                batch = encoder.tokenize(some, "document")
+                yield from (ids[real] for ids, real in zip(batch.input_ids, batch.counts, strict=True))
+
+        return Statistics.of(documents(), len(encoder.tokenizer))
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         """Return how many documents are truncated, and how far; None if the model encodes no documents."""
@@ -270,6 +284,8 @@ class Paradigm(Trainable):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
         write_json(folder / "paradigm.json", self.recipe.described())
+        if "statistics" in self.align.reads:
+            statistics_of(getattr(self.align, "statistics", "")).save(folder)
         if plugins := self._plugins():
             write_json(folder / "plugins.json", plugins)
 
@@ -289,7 +305,10 @@ class Paradigm(Trainable):
                 )
         recipe = read_settings(Recipe, folder / "paradigm.json", recipe_fields)
         kind = TwoTowers if (folder / "query").is_dir() else TextEncoder
-        return cls(recipe, kind.load(folder))
+        encoder = kind.load(folder)
+        if "statistics" in recipe.align.reads:
+            Statistics.load(folder, getattr(recipe.align, "statistics", ""), len(encoder.tokenizer))
+        return cls(recipe, encoder)
 
     def _plugins(self) -> dict[str, str]:
         """Return the content of plugins.json: a map from plugin names to the files that registered them."""

@@ -4,6 +4,7 @@ Each law has been seen to fail: with a multiplication by 0 in place of −∞ (p
 its neighbour (slicing, reading), a dropped Z (reductions), an undetached A (gradients).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from paradigms.align import (
     DocumentToQuery,
     Entropic,
     EqualIds,
+    Idf,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
@@ -41,6 +43,7 @@ from paradigms.core import (
     similarity,
 )
 from paradigms.muvera import random_planes
+from paradigms.statistics import Statistics
 from tests.near import assert_same
 
 B, N, I, J, H = 3, 5, 6, 4, 8
@@ -67,6 +70,9 @@ class Case:
         return interact(documents, queries, self.A, self.Z)
 
 
+# Of ids 0, 1 and 2, which the texts below have, in 2, 9 and 0 of 10 documents.
+COUNTED = Statistics(10, 30, torch.tensor([2, 9, 0]))
+
 CASES: dict[str, Case] = {
     "dpr": Case(AllPairs(), "one", document_tokens=1, query_tokens=1),
     "me_bert": Case(QueryToDocument(), "one", query_tokens=1),
@@ -83,6 +89,7 @@ CASES: dict[str, Case] = {
     "xtr, share of the pool": Case(PoolTopK(k=0.3), "retrieved"),
     "xtr, pool smaller than k": Case(PoolTopK(k=1000), "retrieved"),
     "fde": Case(Buckets(planes=2, repetitions=3), "one"),
+    "idf": Case(Idf(statistics=COUNTED.name), "total"),
     "mvdr q<-d": Case(DocumentToQuery(), "document_tokens"),
 }
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -156,6 +163,10 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
         case PositiveEqualIds():
             found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
             return sum((s.max().clamp(min=0) for s in found if len(s)), own.sum() * 0)
+        case Idf():
+            weights = {id: math.log(1 + (10 - df + 0.5) / (df + 0.5)) for id, df in enumerate((2, 9, 0))}
+            idf = torch.tensor([weights[id] for id in q_ids.tolist()], dtype=torch.float64)
+            return (own.max(0).values * idf).sum() / idf.sum()
         case PoolTopK():
             best = []
             for j in range(own.shape[1]):
@@ -213,7 +224,9 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
     bare = replace(documents, salience=None), replace(queries, salience=None)
     A = case.interact(*bare).alignment
     assert A.requires_grad == isinstance(case.A, Entropic)
-    if isinstance(case.A, Entropic | Buckets):
+    if isinstance(case.A, Idf):
+        assert set(A.unique().tolist()) == {0.0, *COUNTED.idf(torch.arange(3)).tolist()}
+    elif isinstance(case.A, Entropic | Buckets):
         assert ((A >= 0) & (A <= 1)).all()
     else:
         assert set(A.unique().tolist()) <= {0.0, 1.0}

@@ -15,7 +15,7 @@ PARADIGM_FILES = {"dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade
 LAYERS: list[set[str]] = [
     {"core", "explanation", "io"},
     {"view"},
-    {"relax", "muvera", "lemur", "data"},
+    {"relax", "muvera", "statistics", "lemur", "data"},
     {"align"},
     {"impute"},
     {"recipe"},

@@ -64,7 +64,9 @@ class Service:
             "systems": [system.described() for system in self.systems.values()],
             "documents": len(self.corpus),
             "candidates": CANDIDATES,
-            "alignments": {name: knobs_of(kind) for name, kind in ALIGNMENTS.items()},
+            "alignments": {
+                name: knobs_of(kind) for name, kind in ALIGNMENTS.items() if "statistics" not in kind.reads
+            },
             "normalisers": list(NORMALISERS),
             "queries": 0 if self.judged is None else len(self.judged.queries),
         }

@@ -65,7 +65,8 @@ class ServedSystem:
         if self.model is None:
             return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
         settings, recipe = self.model.encoder.settings, self.model.recipe
-        known = [name for name, kind in ALIGNMENTS.items() if "ids" not in kind.reads or self._has_ids]
+        lacking = {"statistics"} if self._has_ids else {"statistics", "ids"}  # whose knob is no number
+        known = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
         salient = any(settings.weighs(side) for side in get_args(Side))
         described |= {"align": str(recipe.align), "normalise": recipe.normalise}
         return described | {"salience": salient, "alignments": known, "reads": sorted(self.model.reads)}

@@ -13,6 +13,7 @@ from paradigms.align import (
     DocumentToQuery,
     Entropic,
     EqualIds,
+    Idf,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
@@ -21,6 +22,7 @@ from paradigms.align import (
 )
 from paradigms.core import Tokens
 from paradigms.recipe import Recipe
+from paradigms.statistics import Statistics
 
 ALIGNED = [
     AllPairs(),
@@ -37,6 +39,7 @@ ALIGNED = [
     Entropic(k=1.5, eps=0.1),
     Entropic(k=1.5, eps=0.1, iterations=5),
     Buckets(planes=2, repetitions=3),
+    Idf(statistics=Statistics(9, 99, torch.arange(9)).name),
 ]
 RECIPES = [Recipe("test", align, Z) for align, Z in product(ALIGNED, NORMALISERS)]
 

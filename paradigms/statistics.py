@@ -1,0 +1,115 @@
+"""Statistics of a corpus that an A may read: documents n, df_t of each token t, and the mean length.
+
+The one place for them is `STATISTICS`: name → statistics, where the name is a checksum of their content. An
+alignment has the name as a knob (`align.Idf`), and a checkpoint with such an alignment holds the statistics
+in `FILE`, whose checksum, vocabulary and numbers are checked when it is opened:
+
+    counted = model.count_corpus(texts)
+    weighed = model.with_alignment(Idf(statistics=counted.name), "total")
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paradigms.io.checks import check_header, naming
+
+FILE = "statistics.safetensors"
+STATISTICS: dict[str, "Statistics"] = {}  # of every corpus counted or read in this process
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Counts over the documents of a corpus, by the tokens that count in them; `STATISTICS` keeps each.
+
+    frequencies: df_t, the number of documents with token t, for each id of the vocabulary. tokens: number of
+    tokens of all documents. Raises ValueError if the numbers contradict each other.
+    """
+
+    documents: int
+    tokens: int
+    frequencies: Int[Tensor, " v"]
+
+    def __post_init__(self) -> None:
+        least, most = (int(value) for value in self.frequencies.aminmax())
+        if not 0 <= least <= most <= self.documents or int(self.frequencies.sum()) > self.tokens:
+            raise ValueError(
+                f"frequencies from {least} to {most} are not of {self.documents} documents with "
+                f"{self.tokens} tokens"
+            )
+        STATISTICS[self.name] = self
+
+    @classmethod
+    def of(cls, documents: Iterable[Int[Tensor, " l"]], vocabulary: int) -> "Statistics":
+        """Count documents, given as the ids of their tokens, all below `vocabulary`."""
+        frequencies, count, tokens = torch.zeros(vocabulary, dtype=torch.long), 0, 0
+        for ids in documents:
+            frequencies[ids.unique()] += 1
+            count, tokens = count + 1, tokens + len(ids)
+        return cls(count, tokens, frequencies)
+
+    @property
+    def name(self) -> str:
+        """The first 16 digits of sha256 over all numbers."""
+        content = hashlib.sha256(f"{self.documents} {self.tokens}".encode())
+        content.update(self.frequencies.long().cpu().numpy().tobytes())
+        return content.hexdigest()[:16]
+
+    @property
+    def mean_length(self) -> float:
+        return self.tokens / max(1, self.documents)
+
+    def idf(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x"]:
+        """log(1 + (n − df + ½) / (df + ½)) ≥ 0 of each id, in float64, as in BM25.
+
+        Raises ValueError for an id beyond the vocabulary.
+        """
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.frequencies):
+            raise ValueError(
+                f"ids from {int(ids.min())} to {int(ids.max())} are not of the {len(self.frequencies)} "
+                "tokens that were counted: another tokenizer made them"
+            )
+        df = self.frequencies.to(ids.device)[ids].double()
+        return ((self.documents - df + 0.5) / (df + 0.5)).log1p()
+
+    def save(self, folder: Path) -> None:
+        numbers = {"documents": torch.tensor(self.documents), "tokens": torch.tensor(self.tokens)}
+        save_file(numbers | {"frequencies": self.frequencies.long().cpu()}, folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path, name: str, vocabulary: int) -> "Statistics":
+        """Read what `save` wrote. name, vocabulary: of the checkpoint that needs the statistics.
+
+        Raises FileNotFoundError if there are none, and ValueError, naming the file, if they are damaged or
+        belong to another checkpoint.
+        """
+        file = folder / FILE
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} needs the corpus statistics {name}, and has no {FILE}")
+        with naming(file):
+            check_header(file)
+            values = load_file(file)
+            if values.keys() != {"documents", "tokens", "frequencies"}:
+                raise ValueError(f"it holds {', '.join(sorted(values))}")
+            read = cls(int(values["documents"]), int(values["tokens"]), values["frequencies"])
+            if read.name != name:
+                raise ValueError(f"these are {read.name}, not {name}, which the alignment reads")
+            if len(read.frequencies) != vocabulary:
+                raise ValueError(f"it counts {len(read.frequencies)} tokens, and the model has {vocabulary}")
+        return read
+
+
+def statistics_of(name: str) -> Statistics:
+    """Look up statistics in `STATISTICS`. Raises ValueError if this process has not counted or read them."""
+    if name not in STATISTICS:
+        raise ValueError(
+            f"no statistics {name!r:.40}: open the checkpoint that holds them, or count the corpus "
+            "(count_corpus)"
+        )
+    return STATISTICS[name]

@@ -1,0 +1,108 @@
+"""Corpus statistics: counted by hand, kept and checked by a checkpoint, and read by an A."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import paradigms
+from paradigms import PARADIGMS
+from paradigms.align import Idf
+from paradigms.core import interact
+from paradigms.data import Corpus
+from paradigms.model import Paradigm
+from paradigms.retrieve import Indexed
+from paradigms.statistics import FILE, STATISTICS, Statistics
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from tests.near import assert_same
+from tests.tiny import write_checkpoint
+
+TEXTS = ["the fish in the sea", "the fox", "", "the old sea and the fish"]
+QUERY = "the fox in the snow"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Paradigm:
+    return PARADIGMS["colbert"](write_checkpoint("bert", tmp_path / "bert")).eval()
+
+
+def test_counts_by_hand(model):
+    counted = model.count_corpus(iter(TEXTS))
+    vocabulary = model.encoder.tokenizer.get_vocab()
+    df = {word: int(counted.frequencies[vocabulary[word]]) for word in ("the", "fish", "fox", "sea", "snow")}
+    assert df == {"the": 3, "fish": 2, "fox": 1, "sea": 2, "snow": 0}
+    assert int(counted.frequencies[vocabulary["[CLS]"]]) == 3
+    assert counted.documents == 4
+    assert counted.tokens == 5 + 2 + 6 + 3 * 2  # [CLS] and [SEP] of three texts
+    assert counted.mean_length == 19 / 4
+    idf = counted.idf(torch.tensor([vocabulary["fox"], vocabulary["snow"]]))
+    assert_same(idf, [math.log(1 + 3.5 / 1.5), math.log(1 + 4.5 / 0.5)])
+    assert model.count_corpus(TEXTS).name == counted.name != model.count_corpus(TEXTS[1:]).name
+
+
+def test_A_reads_them_and_nothing_else_of_the_corpus(model):
+    """The law: a query token's column is its IDF times the maximum; other statistics give another A."""
+    counted = model.count_corpus(TEXTS)
+    weighed = model.with_alignment(Idf(statistics=counted.name), "total").double()
+    D, Q = weighed.encode_documents(TEXTS[:2]), weighed.encode_queries([QUERY])
+    made, plain = weighed.interact(D, Q), interact(D, Q, model.align, model.normalise)
+    assert_same(made.alignment, plain.alignment * counted.idf(Q.ids)[:, :, None, :])
+    other = model.with_alignment(Idf(statistics=model.count_corpus(TEXTS[:2]).name), "total")
+    assert not torch.equal(other.interact(D, Q).alignment, made.alignment)
+    explained = weighed.explain(QUERY, TEXTS[0])
+    assert explained.reads.startswith("the corpus's document frequencies")
+
+
+def test_it_is_indexed_and_trained(model):
+    texts = dict(zip("abcd", TEXTS, strict=True))
+    counted = model.count_corpus(texts.values())
+    weighed = model.with_alignment(Idf(statistics=counted.name), "total")
+    run = Indexed.build(weighed, texts, precision="no").search({"q": QUERY}, 3)["q"]
+    scores = weighed.score(weighed.encode_documents(TEXTS), weighed.encode_queries([QUERY]))[0].tolist()
+    assert run == pytest.approx({id: scores["abcd".index(id)] for id in "abd"}, abs=5e-3)
+    objective = Contrastive(weighed, Corpus.of(texts), [Example(QUERY, 1, (0,), (1,))])
+    objective.loss(weighed, objective.collate(objective.examples)).backward()
+    assert weighed.encoder.backbone.embeddings.word_embeddings.weight.grad.any()
+
+
+def test_a_checkpoint_keeps_and_checks_them(model, tmp_path):
+    counted = model.count_corpus(TEXTS)
+    folder = tmp_path / "saved"
+    model.with_alignment(Idf(statistics=counted.name), "total").save_pretrained(folder)
+    del STATISTICS[counted.name]  # as in another process
+    with pytest.raises(ValueError, match=r"no statistics .*open the checkpoint that holds them"):
+        model.with_alignment(Idf(statistics=counted.name)).explain(QUERY, TEXTS[0])
+    again = paradigms.load(folder)
+    assert again.recipe.align == Idf(statistics=counted.name)
+    assert STATISTICS[counted.name].frequencies.equal(counted.frequencies)
+    again.explain(QUERY, TEXTS[0])
+
+    whole = load_file(folder / FILE)
+    for change, message in (
+        ({"documents": torch.tensor(9)}, f"not {counted.name}, which the alignment reads"),
+        ({"documents": torch.tensor(1)}, "are not of 1 documents"),
+        ({"tokens": torch.tensor(2)}, "with 2 tokens"),
+        ({"more": torch.tensor(2)}, "it holds documents, frequencies, more, tokens"),
+    ):
+        save_file(whole | change, folder / FILE)
+        with pytest.raises(ValueError, match=rf"{FILE}.*{message}"):
+            paradigms.load(folder)
+    (folder / FILE).unlink()
+    with pytest.raises(FileNotFoundError, match=f"needs the corpus statistics {counted.name}"):
+        paradigms.load(folder)
+
+
+def test_another_vocabulary_is_refused(model, tmp_path):
+    few = Statistics(4, 20, torch.tensor([1, 2, 3]))
+    wrong = model.with_alignment(Idf(statistics=few.name))
+    with pytest.raises(ValueError, match="not of the 3 tokens that were counted: another tokenizer"):
+        wrong.score(model.encode_documents(TEXTS), model.encode_queries([QUERY]))
+    wrong.save_pretrained(tmp_path / "wrong")
+    with pytest.raises(ValueError, match="counts 3 tokens, and the model has"):
+        paradigms.load(tmp_path / "wrong")
+    tokens = model.encode_queries([QUERY])
+    with pytest.raises(ValueError, match="needs the ids of query tokens"):
+        wrong.score(model.encode_documents(TEXTS), type(tokens)(tokens.vectors, tokens.mask))
