@@ -28,7 +28,7 @@ class Scorer:
 
     def __init__(self, align: Alignment, normalise: str = "query_tokens", *, paired: bool = False) -> None:
         recipe = Recipe("the scorer", align, normalise)
-        if "ids" in recipe.align.reads:
+        if recipe.align.reads & {"ids", "statistics"}:
             raise ValueError(f"the alignment {align} reads token ids, which these losses do not pass")
         self.align, self.normalise, self.paired = recipe.align, recipe.normalise_function, paired
 
