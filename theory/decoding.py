@@ -79,6 +79,7 @@ def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
     for place in range(1, joint.ndim + 1):
         mass = joint.reshape(tokens**place, -1).sum(-1)
         longer = (live[:, None] * tokens + np.arange(tokens)).ravel()
-        longer = longer[inside.reshape(tokens**place, -1).any(-1)[longer]]
+        valid = np.asarray(inside.reshape(tokens**place, -1).any(-1))
+        longer = longer[valid[longer]]
         live = longer[np.argsort(-mass[longer], kind="stable")[:beams]]
     return np.stack(np.unravel_index(live, joint.shape), -1)

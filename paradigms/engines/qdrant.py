@@ -112,7 +112,7 @@ class QdrantEdgeEngine(Engine):
             params=edge.SearchParams(exact=self.exact or among is not None),
             with_payload=True,
         )
-        return [(point.payload["id"], point.score) for point in self.shard.query(request)]
+        return [((point.payload or {})["id"], point.score) for point in self.shard.query(request)]
 
     def approximate(self) -> None:
         """Merge segments, and build HNSW graphs for the segments that exceed Qdrant's size threshold."""

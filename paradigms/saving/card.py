@@ -106,7 +106,7 @@ def base_models(settings: Mapping[str, Any]) -> list[str]:
     own = [one for one in systems.values() if one.get("backbone")] if isinstance(systems, dict) else []
     name = settings.get("backbone")
     name = PACKAGED[name].original if name in PACKAGED else name
-    return [name] if not own and _is_hub_name(name) else []
+    return [str(name)] if not own and _is_hub_name(name) else []
 
 
 def datasets_of(settings: Mapping[str, Any]) -> list[str]:

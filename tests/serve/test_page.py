@@ -120,7 +120,11 @@ def test_a_document_opens_with_the_cards_of_all_systems(page, retrievers):
     assert page.count(f"{entry('bm25', '7')}[aria-pressed=true]") == 1
     assert page.count("#joins path.marked") > 0
     page.point("#systems .card:nth-child(2) .tokens.query .token")
-    assert page.text("#systems .card:nth-child(2) .linked").startswith("fish ↔ ")
+    pointed = page.text("#systems .card:nth-child(2) .linked")
+    assert pointed.startswith("fish ↔ ")
+    assert "(S " in pointed
+    page.point("#query")
+    assert "(S " not in page.text("#systems .card:nth-child(2) .linked")
     page.click("#close")
     page.wait("document.querySelector('#opened').hidden")
     assert "document" not in state(page)

@@ -16,6 +16,7 @@ from theory.claims import RANKERS, UNFORESEEN, Evidence, apart, theorem
 )
 def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
     worst, count = 0.0, min(samples, 200)
+    p: np.ndarray
     for _ in range(count):
         p, corpus = rng.dirichlet(np.full(27, 0.5)).reshape(3, 3, 3), rng.random((3, 3, 3)) < 0.4
         corpus[rng.integers(3), 0, 0] = corpus[0, 1, 2] = True
@@ -24,9 +25,9 @@ def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
         model = p.sum((1, 2))[valid] / p.sum((1, 2))[valid].sum()
         true = inside[valid] / inside.sum()
         by_enumeration = (true * np.log(true / model)).sum()
-        gap = decoding.foresight_gap(p.sum((1, 2)), inside)
+        gap = float(decoding.foresight_gap(p.sum((1, 2)), inside))
         worst = max(worst, abs(by_enumeration - gap), -min(gap, 0.0))
-    even = abs(decoding.foresight_gap([0.2, 0.5, 0.3], [0.1, 0.25, 0.15]))
+    even = abs(float(decoding.foresight_gap([0.2, 0.5, 0.3], [0.1, 0.25, 0.15])))
     p, keep = rng.dirichlet(np.ones(400)).reshape(4, 100), 0.5
     masses, draws = p.sum(1), rng.random((2000, 4, 100)) < keep
     mean = np.mean(decoding.foresight_gap(masses, (draws * p).sum(-1)))
