@@ -319,6 +319,8 @@ def test_the_keyboard_alone_is_enough(tab, address):
     tab.press("Enter")
     tab.wait("document.querySelectorAll('#systems .card').length === 5")
     tab_to("document.activeElement.matches('#systems .token')")
+    links = "document.activeElement.closest('.card').querySelector('.linked').textContent"
+    assert "(S " in tab.script(links) or "nothing is aligned to" in tab.script(links)
     tab.press("Enter")
     assert "hold" in state(tab)
     tab.press("Escape")
