@@ -500,7 +500,7 @@ def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, 
         axes.set_title(label, fontsize=9)
         axes.set_xlabel("documents", fontsize=8)
         axes.tick_params(labelsize=7)
-    panels[0].legend(fontsize=6, frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right", fontsize=6, frameon=False)
     return figure
 
 
