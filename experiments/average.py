@@ -8,8 +8,8 @@ BEIR reports CQADupStack in this way: the twelve parts are searched separately, 
     done
     .venv/bin/python experiments/average.py --folders '[results/cqa]'
 
-Intervals and tests resample the queries within each collection. The output folder gets table.md and
-table.csv.
+Intervals and tests resample the queries within each collection. Writes table.md and table.csv to the
+output folder.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,13 @@
 """Encode a collection with a saved paradigm into an index; a second run resumes an interrupted one.
 
-Several processes or GPUs share the documents:
+To divide the documents among several processes or GPUs:
 
     accelerate launch --config_file experiments/configs/gpus.yaml experiments/encode.py --checkpoint FOLDER
 
 If all processes compute identically, the index is byte-identical for any number of processes and
-interruptions. The output folder must be on a disk that all processes share. It gets index/, config.json and
-environment.json. compare.py takes this folder as the `index` of a system, and rerank.py with --index.
+interruptions. The output folder must be on a disk that all processes share. It will contain index/,
+config.json and environment.json. compare.py takes this folder as the `index` of a system, and rerank.py with
+--index.
 
 --parts 4 writes four indexes, each with a quarter of the documents, which are searched as one index. Machines
 without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders index-N-of-4

@@ -1,7 +1,7 @@
 """Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
 
 The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote are loaded into one
-table or collection; documents are not encoded again. Several processes share the documents:
+table or collection; documents are not encoded again. To divide the documents among several processes:
 
     accelerate launch --num_processes 4 experiments/hand_over.py --indexes …
 

@@ -16,7 +16,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and measured queries."""
+    """Settings: models, training, and evaluation queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """paradigm whose alignment is measured: dsi, genre or seal"""
@@ -288,7 +288,10 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the row for a scorer and form, with the mean R² over seeds."""
+    """Format the table row for one scorer and one functional form, with the mean R² over seeds.
+
+    name: "scorer, form". rel, part: rel and its part Σ(DᵀQ ⊙ A), each [seeds, queries].
+    """
     left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
     total = np.abs(part) + np.abs(unexplained)
     share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)

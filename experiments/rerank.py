@@ -1,7 +1,7 @@
 """Rerank a TREC run with a saved paradigm, and compare both rankings, with intervals and significance tests.
 
-The output folder gets reranked.run, table.md, table.csv, per_query.csv and config.json, and fused.run if
---fuse is set. Several processes or GPUs share the encoding:
+Writes reranked.run, table.md, table.csv, per_query.csv and config.json to the output folder, and fused.run if
+--fuse is set. To divide the encoding among several processes or GPUs:
 
     accelerate launch --config_file experiments/configs/gpus.yaml experiments/rerank.py
 """

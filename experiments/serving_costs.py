@@ -192,7 +192,7 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
-    """Return the documents' vectors from the folder `place`; encode the documents if it has no vectors."""
+    """Return the documents' vectors from the folder `place`; encode the documents if it contains none."""
     if place.is_dir():
         store = open_index(place).store
         if store.ids == list(texts):

@@ -1,8 +1,8 @@
-"""Publish the values of every query in a results folder of compare.py as a dataset, on disk or on the hub.
+"""Publish the per-query values from a results folder of compare.py as a dataset, on disk or on the hub.
 
-The output folder gets per_query.parquet, with the columns collection, stage, system, query, measure and
-value, and README.md, the dataset card. The dataset contains query ids but no texts, because the texts are
-under the licence of their collection. --push uploads the folder to the hub.
+Writes per_query.parquet (columns collection, stage, system, query, measure and value) and README.md, the
+dataset card, to the output folder. The dataset contains query ids but no texts, because the texts are covered
+by their collection's licence. --push uploads the folder to the hub.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,10 @@ def main(settings: Settings) -> None:
 
 
 def table(file: Path, collection: str) -> pyarrow.Table:
-    """Read per_query.csv and add the collection. Raises ValueError, naming the file, if it is damaged."""
+    """Read per_query.csv and add a column with the collection.
+
+    Raises ValueError, naming the file, if it is damaged.
+    """
     types = dict.fromkeys(COLUMNS, pyarrow.string()) | {"value": pyarrow.float64()}
     convert = pyarrow.csv.ConvertOptions(column_types=types, include_columns=list(types))
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)

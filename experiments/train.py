@@ -1,8 +1,10 @@
 """Train one paradigm on one collection; an interrupted run resumes exactly where it stopped.
 
-The output folder gets checkpoint/ (the paradigm that was best on dev queries, for `Paradigm.from_pretrained`
-and experiments/rerank.py), training/ (newest checkpoints, history.jsonl), config.json and environment.json.
-Several processes or GPUs: accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
+The output folder will contain checkpoint/ (the paradigm that was best on dev queries, for
+`Paradigm.from_pretrained` and experiments/rerank.py), training/ (newest checkpoints, history.jsonl),
+config.json and environment.json. To train with several processes or GPUs:
+
+    accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
 from collections.abc import Callable

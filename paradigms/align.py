@@ -37,9 +37,9 @@ ALIGNMENTS: dict[str, type["Alignment"]] = {}
 class Alignment:
     """The alignment A in rel. Each subclass becomes a frozen dataclass and is added to `ALIGNMENTS`.
 
-    reads: the members of `READABLE` that A may read; a test perturbs all other inputs and checks that A does
-    not change. Raises ValueError if `reads` contains any other name, or if a field has the wrong type or lies
-    outside its `Range`.
+    reads: the members of `READABLE` on which A may depend; a test perturbs all other inputs and checks that A
+    does not change. Raises ValueError if `reads` contains any other name, or if a field has the wrong type or
+    lies outside its `Range`.
     """
 
     reads: ClassVar[frozenset[str]]
@@ -65,7 +65,7 @@ class Alignment:
         """Return how many tokens are aligned per query token, by document length; None unless A is top-k.
 
         lengths: number of tokens in each document. The aligned tokens are the most similar tokens in the
-        document. If A reads ids, only document tokens with the query token's id are considered.
+        document. If A depends on ids, only document tokens with the query token's id are considered.
         """
         return None
 

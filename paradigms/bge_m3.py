@@ -3,9 +3,10 @@
 Chen et al. 2024 (BGE-M3, arXiv:2402.03216), §3.3: a dense vector, the weights of the text's own terms and a
 vector per token are three linear readouts of the same hidden states; documents are ranked by the weighted sum
 of their scores. The sum is one rel: D and Q hold the tokens of all three, the dense vector with the id
-`DENSE`, token vectors with the id `TOKEN`, and terms with their own ids and one number other than 0. A reads
-S and the ids: equal ids align by their maximum over i, so that A is block-diagonal; Z = 1. The weights w₁, w₂
-and w₃/N multiply the vectors of Q, which changes no maximum.
+`DENSE`, token vectors with the id `TOKEN`, and terms with their own ids and one number other than 0. A
+depends on S and the ids: each query token is aligned to the argmax over the document tokens with its id, so
+that A is block-diagonal; Z = 1. The weights w₁, w₂ and w₃/N multiply the vectors of Q, which changes no
+maximum.
 
 A loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4, as in the paper, without its
 self-distillation; a part without a loss does not count in the 4.

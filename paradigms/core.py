@@ -2,7 +2,7 @@
 
 D ∈ R^{h×M} contains a document's token vectors, Q ∈ R^{h×N} the query's, A ∈ R^{M×N} is the alignment and Z a
 normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; with Z = Σ A: Qian et al. 2022, Eq. 1). A paradigm is a
-choice of where D and Q come from, what A may read, and Z.
+choice of where D and Q come from, what A may depend on, and Z.
 
 Throughout, the axes are b queries, n candidate documents, i document tokens, j query tokens and h features.
 `rel` is the readable reference: every faster path states which `rel` it equals and is tested against it.

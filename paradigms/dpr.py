@@ -1,6 +1,6 @@
 """rel(d, q) = dᵀq: dense passage retrieval with one vector on each side.
 
-Karpukhin et al. 2020 (EMNLP). A is the 1×1 matrix of 1 and reads nothing; Z = 1. The paper uses two BERT
+Karpukhin et al. 2020 (EMNLP). A is the 1×1 matrix (1), whatever the input; Z = 1. The paper uses two BERT
 towers, [CLS] and the raw inner product. Here, the tower is shared and similarities are cosines by default.
 With mean pooling, this is also how sentence-transformers models are trained.
 

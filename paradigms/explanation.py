@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Picture:
-    """A document that is a picture, cut into columns × rows patches.
+    """A document that is an image, cut into columns × rows patches.
 
-    source: the picture as a data: URL. width, height: its size in pixels. tokens: the document token of each
+    source: the image as a data: URL. width, height: its size in pixels. tokens: the document token of each
     patch, row by row.
     """
 
@@ -24,7 +24,7 @@ class Explanation:
     """One model's A for one document and query: the terms that `rel` sums, by token.
 
     links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
-    Σ s·a + rest. reads: the inputs that A may read. Saliences are one weight per token, or None.
+    Σ s·a + rest. reads: the inputs on which A may depend. Saliences are one weight per token, or None.
     """
 
     system: str

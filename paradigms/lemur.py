@@ -121,7 +121,10 @@ def fit_features(
 
 @dataclass(frozen=True)
 class Regression:
-    """Step 2 on token `vectors` [t, h]: computes w_d of any document. solved [w, t]: maps g_d(x) to w_d."""
+    """Step 2: compute w_d for any document by regression on token vectors.
+
+    vectors: [t, h], the tokens x. solved: [w, t], the matrix that maps g_d(x) to w_d.
+    """
 
     vectors: Tensor
     solved: Tensor

@@ -1,8 +1,8 @@
 """rel(d, q) = max_{i ≤ m} dᵢᵀq: a document has m vectors, and a query has one.
 
-Luan et al. 2021 (TACL), §3: ME-BERT. A reads S: it is the argmax over i; Z = 1. Documents with fewer than m
-tokens have fewer vectors; padding never wins the max. Since rel is a max over inner products, exact search is
-a single-vector search over m entries per document.
+Luan et al. 2021 (TACL), §3: ME-BERT. A depends on S: it selects the argmax over i; Z = 1. Documents with
+fewer than m tokens have fewer vectors; padding never wins the max. Since rel is a max over inner products,
+exact search is a single-vector search over m entries per document.
 
 In the paper, a document's vectors are the states of [CLS] and of the first m − 1 tokens: me_bert(backbone,
 document_vectors="first"); with m = 1 and [CLS] pooling, this is DPR. The query's vector in the paper is the

@@ -36,7 +36,7 @@ from paradigms.statistics import Statistics, statistics_of
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
 COUNTED = 256  # documents tokenised at once to count a corpus
-Input: TypeAlias = Any  # a text; some models of other libraries read pictures too (`saving.library`)
+Input: TypeAlias = Any  # a text; some models from other libraries also accept images (`saving.library`)
 # What an alignment may read, in words.
 READS = {
     "similarity": "the similarities S within the document",
@@ -74,7 +74,7 @@ class Trainable(nn.Module, ABC):
         return None
 
     def count_corpus(self, texts: Iterable[str]) -> Statistics:
-        """Count in how many of the documents each token occurs, for an A that reads it (`align.Idf`)."""
+        """Count the documents in which each token occurs, for an A that uses the counts (`align.Idf`)."""
         encoder, rows = self.encoder, iter(texts)
 
         def documents() -> Iterator[Tensor]:
@@ -150,7 +150,7 @@ class Paradigm(Trainable):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Return the inputs that A may read: similarity, ids, pool, lengths, salience."""
+        """Return the inputs on which A may depend: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.align.reads | salience
 
@@ -249,7 +249,7 @@ class Paradigm(Trainable):
     def explain(self, query: Input, document: Input, pool: Tokens | None = None) -> Explanation:
         """Explain the score of one pair of texts: S, A and Z by token.
 
-        pool: tokens [1, n, i, h] of the query's other candidates, for an A that reads them (XTR).
+        pool: tokens [1, n, i, h] of the query's other candidates, for an A that depends on them (XTR).
         """
         queries, documents = self.encode_queries([query]), self.encode_documents([document])
         return self.explain_tokens(query, document, queries, documents, pool)

@@ -2,9 +2,9 @@
 
 Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model head
 computes the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. D and Q
-are the distinct terms with weights above 0, as tokens with ids and h = 1. A reads S and the ids: it aligns
-equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel; training uses this
-form.
+are the distinct terms with weights above 0, as tokens with ids and h = 1. A depends on S and the ids: it
+aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel;
+training uses this form.
 
 - query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
   which gives these terms the weight 1 and does not encode queries.

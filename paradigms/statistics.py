@@ -1,7 +1,7 @@
-"""Statistics of a corpus that an A may read: documents n, df_t of each token t, and the mean length.
+"""Corpus statistics on which an A may depend: documents n, df_t of each token t, and the mean length.
 
-The one place for them is `STATISTICS`: name → statistics, where the name is a checksum of their content. An
-alignment has the name as a knob (`align.Idf`), and a checkpoint with such an alignment holds the statistics
+They are kept in `STATISTICS`: name → statistics, where the name is a checksum of their content. An alignment
+has a field with the name (`align.Idf`), and a checkpoint with such an alignment holds the statistics
 in `FILE`, whose checksum, vocabulary and numbers are checked when it is opened:
 
     counted = model.count_corpus(texts)
@@ -84,7 +84,7 @@ class Statistics:
 
     @classmethod
     def load(cls, folder: Path, name: str, vocabulary: int) -> "Statistics":
-        """Read what `save` wrote. name, vocabulary: of the checkpoint that needs the statistics.
+        """Read statistics written by `save`. name, vocabulary: the name and the number of tokens to expect.
 
         Raises FileNotFoundError if there are none, and ValueError, naming the file, if they are damaged or
         belong to another checkpoint.
@@ -106,7 +106,10 @@ class Statistics:
 
 
 def statistics_of(name: str) -> Statistics:
-    """Look up statistics in `STATISTICS`. Raises ValueError if this process has not counted or read them."""
+    """Look up statistics in `STATISTICS` by name.
+
+    Raises ValueError if this process has neither counted nor loaded them.
+    """
     if name not in STATISTICS:
         raise ValueError(
             f"no statistics {name!r:.40}: open the checkpoint that holds them, or count the corpus "

@@ -1,10 +1,11 @@
 """rel(d, q) = 1/Z · Σⱼ maxᵢ Âᵢⱼ dᵢᵀqⱼ: ColBERT trained and scored on retrieved tokens only.
 
-Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A reads S of the whole pool:
-for each query token, it is the argmax over i if that similarity is among the pool's k best. Z is the number
-of query tokens that retrieved a token of the document. Unretrieved similarities are −∞ before the max, not 0
-as printed in the paper; otherwise, negative retrieved scores would become 0. In training, the pool is every
-document of the batch, from all processes, including relevant documents that the loss excludes for a query.
+Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A depends on the similarities S
+of the whole pool: for each query token, A selects the argmax over i, provided that its similarity is among
+the k largest in the pool. Z is the number of query tokens that retrieved a token of the document. Unretrieved
+similarities are −∞ before the max, not 0 as printed in the paper; otherwise, negative retrieved scores would
+become 0. In training, the pool is every document of the batch, from all processes, including relevant
+documents that the loss excludes for a query.
 """
 
 from dataclasses import dataclass

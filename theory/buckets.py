@@ -2,7 +2,7 @@
 
 In MUVERA (Dhulipala et al. 2024), `planes` random planes cut the space into 2^planes buckets. Let a query
 token have the angle θᵢ and the similarity Sᵢ to a document's token i. Instead of the maximum of Sᵢ, the query
-token gets the mean of Sᵢ over the document's tokens in its bucket or, if there are none, over the tokens at
+token scores the mean of Sᵢ over the document's tokens in its bucket or, if there are none, over the tokens at
 the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans & Williamson 1995),
 so
 

@@ -99,7 +99,7 @@ def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, f
 
 
 def measure(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Measure the seconds and the additional MiB that a forward and backward pass takes."""
+    """Measure the time (s) and additional memory (MiB) of a forward and backward pass."""
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()

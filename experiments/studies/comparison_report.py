@@ -306,9 +306,10 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
 def show(
     report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
 ) -> None:
-    """Print the table of each stage; write tables, pictures and report, and log tables and pictures to W&B.
+    """Print each stage's table, write tables, figures and report to disk, and log tables and figures to W&B.
 
-    study.json contains what a page quotes (`fill_pages.py`): `overview` and the pictures' numbers.
+    study.json contains the values that `fill_pages.py` inserts into the pages: `overview` and the data behind
+    the figures.
     """
     folder = Path(settings.output)
     for table in report.tables:

@@ -92,10 +92,10 @@ class StudyData:
 def open_study(
     settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
 ) -> StudyData:
-    """Open the settings' collection, or `collection`; hold out dev queries if there are none.
+    """Open `collection` or, by default, `settings.collection`; hold out dev queries if there are none.
 
-    needs: kinds of queries that must exist. If the settings have `division` "within", queries are divided
-    anew. Raises SystemExit if one of the `needs` has no queries.
+    needs: kinds of queries that must exist. If `settings.division` is "within", the queries are split again.
+    Raises SystemExit if any kind in `needs` has no queries.
     """
     name = collection or settings.collection
     opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)

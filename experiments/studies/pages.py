@@ -171,7 +171,7 @@ def publish(
     """Write a study's files: sections, an HTML page, verdicts.md, and study.json.
 
     study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
-    settings: a dataclass with an output folder; if it has a `division` of queries, headings name it.
+    settings: a dataclass with an output folder; headings name its `division` of queries, if it has one.
     """
     from paradigms.train.script import environment
 

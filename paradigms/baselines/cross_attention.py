@@ -163,7 +163,8 @@ class CrossAttention(Trainable):
 class SequenceClassifier(CrossAttention):
     """A published reranker such as cross-encoder/ms-marco-MiniLM-L6-v2, by folder or hub name.
 
-    Scores are logits. Raises ValueError if the model has several outputs or if the checkpoint lacks its head.
+    Scores are logits. Raises ValueError if the model has more than one output or if the checkpoint lacks its
+    head.
     """
 
     def __init__(self, name: str | Path) -> None:

@@ -81,7 +81,7 @@ def weigh(
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
     """Return vectors (documents [n, v], queries [m, v]) whose inner products are the `weighting` scores.
 
-    placement: the side that gets the idf. It does not affect "boolean", which has no idf.
+    placement: the side whose weights include the idf. It does not affect "boolean", which has no idf.
     """
     if weighting == "boolean":
         return counts.documents.sign(), counts.queries.sign()

@@ -205,8 +205,8 @@ def outcomes(
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
     """Build the n-th query's question.
 
-    Exact matches depend only on the tokens with the query's ids. A document without such tokens gets a zero
-    vector instead. If A drops non-positive similarities, every document also gets a zero vector.
+    Exact matches depend only on the tokens with the query's ids. A document without such tokens has a zero
+    vector instead. If A drops non-positive similarities, every document also has a zero vector.
     """
     mask = queries.mask[n, 0]
 

@@ -260,7 +260,7 @@ def body(title: str, text: str) -> str:
 
 
 def title_of(row: Mapping[str, Any]) -> str:
-    """Return the title of a BEIR row; if it is in `metadata.title`, the text does not begin with it."""
+    """Return the title of a BEIR row; `text_of` does not prepend a title from `metadata.title`."""
     metadata = row.get("metadata")
     title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
     return title.strip() if isinstance(title, str) else ""

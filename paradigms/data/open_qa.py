@@ -70,7 +70,7 @@ def read_open_qa(folder: Path) -> Collection:
 
 
 def _question_files(folder: Path) -> dict[str, Path]:
-    """Map names without suffixes to files, sorted. Raises ValueError if two files have the same name."""
+    """Map file stems to paths, in sorted order. Raises ValueError if two files share a stem."""
     files: dict[str, Path] = {}
     for place in PLACES:
         for path in sorted((folder / place).glob("*")):
@@ -135,7 +135,7 @@ def _columns(line: str, where: str) -> dict[str, Any]:
 
 
 def _row(line: str, where: str, columns: int, form: str) -> list[str]:
-    """Split a line at tabs, with quotes as in CSV. Raises ValueError unless it has `columns` cells."""
+    """Split a line at tabs, honouring CSV quoting. Raises ValueError unless it has `columns` cells."""
     try:
         row = next(csv.reader([line], delimiter="\t"))
     except csv.Error as error:

@@ -4,7 +4,7 @@ The documents are about ten thousand docstrings of the Python standard library a
 with `ast` and never imported. A query (`q:` before the id) is a docstring's summary, its first paragraph of 3
 to 12 words; the relevant document is the rest of the docstring, at least 30 words. The document's id is
 `module:qualified.name`. Its title is the id in words, such as "max pool2d in torch nn functional", or empty
-if that title would contain the query.
+if these words would contain the query.
 
 The split `parameters` has other queries (`p:`): the first sentence of a parameter's description (6 to 20
 words, among the document's first PARAMETER_WORDS words), one for each test document that describes a
@@ -189,7 +189,7 @@ def parameters(text: str) -> list[str]:
 
 
 def title(item: Docstring) -> str:
-    """Return the id in words: name, "in", module; or "" if they would contain the query (the summary)."""
+    """Return the id in words: name, "in", module; or "" if these words contain the query (the summary)."""
     module, _, name = item.id.partition(":")
     parts = [" ".join(re.findall(r"[^\W_]+", WORD_STARTS.sub(" ", part))) for part in (name, module) if part]
     words = " in ".join(parts)

@@ -1,7 +1,7 @@
-"""D and Q from a sentence-transformers model, which that library runs (`saving.library.wrap`).
+"""D and Q from a model that runs in sentence-transformers itself (`saving.library.wrap`).
 
-A `SentenceTransformer` yields one vector per text, a `SparseEncoder` term weights, and a `MultiVectorEncoder`
-one vector per token or, for images, per patch.
+A `SentenceTransformer` yields one vector per text, a `SparseEncoder` yields term weights, and a
+`MultiVectorEncoder` yields one vector per token or, for images, per patch.
 """
 
 import base64
@@ -19,7 +19,7 @@ from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.explanation import Picture
 
 LONGEST = 1 << 13  # tokens: stands in for a length that the model does not limit
-SIDE_LENGTH = 1024  # pixels of a picture's longer side in an explanation
+SIDE_LENGTH = 1024  # pixels of an image's longer side in an explanation
 
 
 class LibraryEncoder(nn.Module):
@@ -95,7 +95,7 @@ class LibraryEncoder(nn.Module):
         return names
 
     def picture(self, one: Any, ids: Tensor | None) -> Picture | None:
-        """Return an input's picture and its patches' token positions; None without a picture or patches."""
+        """Return an input's image and its patches' token positions; None if there are no patches."""
         image = _image(one)
         if image is None or ids is None:
             return None

@@ -27,7 +27,7 @@ def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:
     """Return the span of each token: ⌊(r + ½) · k/n⌋ for the r-th of n counted tokens, with k = min(m, n).
 
     The k spans follow the order of the text and differ in length by at most one token. Tokens that do not
-    count get −1.
+    count have span −1.
 
     >>> spans(torch.tensor([[True, True, False, True, True, True]]), 2)
     tensor([[ 0,  0, -1,  1,  1,  1]])

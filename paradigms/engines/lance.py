@@ -22,9 +22,9 @@ class LanceEngine(Engine):
     such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar variables from
     the environment.
 
-    Search is exact until `approximate` makes an index. LanceDB can index several vectors per document only by
-    cosine, so such vectors must have length 1. Raises ValueError if `place` contains a table with different
-    columns, or an index with a different metric.
+    Search is exact until `approximate` builds an index. LanceDB can index multiple vectors per document only
+    by cosine, so such vectors must have unit length. Raises ValueError if `place` contains a table with
+    different columns, or an index with a different metric.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class LanceEngine(Engine):
         return [(row["id"], len(query) - row["_distance"]) for row in rows]  # distances are Σⱼ (1 − dᵀqⱼ)
 
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
-        """Make an approximate index with LanceDB.
+        """Build an approximate index with LanceDB.
 
         index_type: LanceDB's name for the type of index, such as IVF_FLAT. settings: arguments of the index's
-        class in lancedb.index. Raises ValueError if documents have several vectors whose lengths are not 1.
+        class in lancedb.index. Raises ValueError if documents have multiple vectors that are not unit length.
         """
         from lancedb import index
 

@@ -1,4 +1,4 @@
-"""Qdrant: a server or cluster, or an engine in this process that stores a folder (extra `qdrant`)."""
+"""Qdrant: a server or cluster, or an in-process engine that keeps its data in a folder (extra `qdrant`)."""
 
 import json
 import uuid

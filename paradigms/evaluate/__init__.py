@@ -1,4 +1,4 @@
-"""Measure runs, test differences, and show results: tables, pictures and the report."""
+"""Measure runs, test differences, and show results: tables, figures and the report."""
 
 from paradigms.evaluate.measures import (
     MEASURES,

@@ -260,7 +260,7 @@ def has_answer(text: str, answers: Iterable[str]) -> bool:
 
 
 def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
-    """Judge a split by its answers: each document in the runs that contains an answer gets grade 1.
+    """Judge a split by its answers: each document in the runs that contains an answer has grade 1.
 
     A split without answers is returned unchanged. Under these judgements, only measures of retrieved
     documents, such as Success@k, are correct; recall is not.

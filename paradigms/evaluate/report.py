@@ -48,7 +48,7 @@ class AlignmentExample:
 class Picture:
     """A figure under a heading, and its numbers as rows with identical keys; the first key names the row.
 
-    name: file name of the picture.
+    name: file name of the figure, without .png.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Picture:
 
 @dataclass
 class Report:
-    """The content of the page: plain data and pictures.
+    """The content of the page: plain data and figures.
 
     curves: system -> k -> the measure `curve` at k. costs: rows whose first value is the system; the columns
     are all keys of the rows, in order of appearance.

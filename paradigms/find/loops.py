@@ -115,7 +115,7 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
     c runs over the lists that contain d and that token j probes.
 
     tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: range of each pair's list in
-    `entries`. alive: False for deleted documents, which get no bound. state: [documents, 2], initially 0;
+    `entries`. alive: False for deleted documents, which have no bound. state: [documents, 2], initially 0;
     state[d, 0] is set to the bound. documents: output, the documents with a bound. Returns the number of
     these documents.
     """

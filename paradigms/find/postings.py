@@ -42,7 +42,7 @@ def inverted(
     """Make the postings of all documents that are not deleted.
 
     ids, codes: [t], one per token. table: the weight of each code, ascending. offsets: [n + 1], the start of
-    each document's tokens. living: [n], False for deleted documents. If an id occurs several times in a
+    each document's tokens. living: [n], False for deleted documents. If an id occurs more than once in a
     document, the largest code is used. Codes with weight 0 are left out.
     """
     starts, by_term, weights = _by_term(ids, codes, offsets, living)

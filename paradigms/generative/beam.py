@@ -68,9 +68,9 @@ def beam_search(
     keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
     sequences then take up no beams either.
 
-    plan: a score for each of the constraint's documents, known before decoding. A prefix then gets the
-    largest score among the documents whose identifiers begin with it (planning ahead: Zeng et al. 2024,
-    arXiv:2404.14600); in a trie, these documents are neighbours.
+    plan: a score for each of the constraint's documents, known before decoding. The largest score among the
+    documents whose identifiers begin with a prefix is then added to the prefix's score (planning ahead: Zeng
+    et al. 2024, arXiv:2404.14600); in a trie, these documents are neighbours.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
@@ -124,7 +124,7 @@ def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray,
 
 
 def _rests(constraint: NGramIndex, prefixes: Hypotheses) -> list[np.ndarray]:
-    """Return each prefix's only completion, or [] if any prefix has several completions."""
+    """Return each prefix's only completion, or [] if any prefix has more than one completion."""
     rests = []
     for state in prefixes.states:
         if (rest := constraint.rest(state)) is None:

@@ -35,7 +35,7 @@ BATCH = 1000  # texts per call of a tokenizer
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Token sequences that name documents. Documents may share a sequence, or have several sequences.
+    """Token sequences that name documents. Documents may share a sequence or have more than one.
 
     Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
     sequences are stored separately. Raises ValueError if a document has no identifier, or if an identifier is
@@ -307,7 +307,7 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
 
 
 def name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
-    """Count identifiers that several documents share."""
+    """Count identifiers that are shared by multiple documents."""
     holders: dict[tuple[int, ...], list[str]] = {}
     for row, id in zip(rows, ids, strict=True):
         holders.setdefault(tuple(row), []).append(id)

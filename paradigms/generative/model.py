@@ -291,7 +291,7 @@ class Generative(Trainable):
         """log p(d_i | d_<i, q) of every target token, or its contribution under other scorers; 0 at padding.
 
         documents: positions of the targets' documents, whose set parts are added as one more column. With
-        several scorers, the result has a leading axis s.
+        multiple scorers, the result has a leading axis s.
         """
         names = scorers or ("log_probability",)
         memories = self.memories(sources, *names)

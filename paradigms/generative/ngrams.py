@@ -53,7 +53,7 @@ class NGramIndex:
     """Index of a corpus's valid n-grams; an n-gram's state is [lo, hi, depth].
 
     The n-gram is the first `depth` tokens of the suffixes of rows lo … hi − 1; lo = hi if the n-gram is
-    absent. A node is an n-gram with several successors, or with one successor that does not follow every
+    absent. A node is an n-gram with multiple successors, or with one successor that does not follow every
     occurrence. The index takes about 26 bytes per token.
     """
 
@@ -131,7 +131,7 @@ class NGramIndex:
         return Branches(offsets, tokens, successors)
 
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """Return an n-gram's continuation to the end of its document, or None if there are several."""
+        """Return an n-gram's continuation to the end of its document, or None if there is more than one."""
         lo, hi, depth = state.tolist()
         first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted

@@ -117,7 +117,7 @@ def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
 
 @contextmanager
 def _workplace(target: Path) -> Iterator[Path]:
-    """Create a locked hidden folder beside `target`, after removing the folders of killed writers.
+    """Create a locked hidden folder beside `target`, after removing those that killed writers left behind.
 
     `_leftovers` finds the hidden folder by its name. The lock ends with the process, so it shows `_sweep`
     whether the writer is alive.
@@ -346,7 +346,7 @@ def _leftovers(target: Path, what: str) -> list[Path]:
 
 
 def _sweep(target: Path) -> None:
-    """Remove the hidden folders of killed writers of `target`, which no process has locked."""
+    """Remove hidden folders that killed writers of `target` left behind: those that no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
         with suppress(OSError), locked(work):  # gone, or its writer is alive, or there are no locks
             shutil.rmtree(work, ignore_errors=True)

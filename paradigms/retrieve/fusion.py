@@ -29,10 +29,9 @@ RANK = 60  # constant of Cormack et al.
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A retriever that fuses the rankings of several retrievers of the same documents.
+    """A retriever that fuses the rankings of several retrievers over the same documents.
 
-    weights, method: see `fuse`. depth: number of documents to take from each retriever, raised to k if
-    smaller.
+    weights, method: see `fuse`. depth: number of documents to take from each retriever; at least k are taken.
     """
 
     retrievers: Sequence[Retriever]
@@ -117,7 +116,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def union(*runs: Run) -> Run:
-    """Map each query to all documents in its runs, with score 0, as candidates to rerank."""
+    """Map each query to every document that any run returns for it, with score 0, for reranking."""
     queries = dict.fromkeys(query for run in runs for query in run)
     return {
         query: dict.fromkeys((document for run in runs for document in run.get(query, {})), 0.0)

@@ -60,8 +60,8 @@ class Readouts:
     ) -> Readouts:
         """Encode texts once, and store each part as its kind of index.
 
-        of: part → kind; parts that are left out are not stored, and not in the sum. folder: gets a folder
-        for each part; None keeps them in memory. settings: arguments of `Store.build`.
+        of: part → kind; parts that are left out are not stored, and not in the sum. folder: folder in which
+        to create one folder per part; None keeps the parts in memory. settings: arguments of `Store.build`.
         """
         corpus, place = Corpus.of(texts), None if folder is None else Path(folder)
         whole = place and place / "whole"

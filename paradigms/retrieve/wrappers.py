@@ -50,7 +50,7 @@ class Passages(Wrapper):
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Return the k best documents for each query.
 
-        If best > 1, only the 2k documents with the best single passages are scored by several passages.
+        If best > 1, only the 2k documents with the best single passages are scored by multiple passages.
         """
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1

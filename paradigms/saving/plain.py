@@ -76,7 +76,7 @@ def is_reranker(folder: Path) -> bool:
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """Read a reranker. Raises ValueError if it has several outputs or modules after the classifier."""
+    """Read a reranker. Raises ValueError for more than one output, or for modules after the classifier."""
     more = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if more:
         raise ValueError(f"{', '.join(more)} after a sequence classifier")

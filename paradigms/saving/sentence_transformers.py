@@ -147,7 +147,7 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
 
 
 def skipped(mask: dict[str, Any]) -> dict[str, Any]:
-    """Return encoder settings for the document skip list. Raises ValueError if it is not supported."""
+    """Return encoder settings for the document skip list. Raises ValueError if the list is not supported."""
     words = mask.get("skiplist_words") or []
     characters = {word: word if len(word) == 1 else bare(word) for word in words}
     longer = next((word for word, character in characters.items() if len(character) != 1), None)

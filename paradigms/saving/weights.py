@@ -108,7 +108,7 @@ def safe_weights(folder: Path, pickled: bool) -> Iterator[Path]:
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of a pickled state dict; no two tensors share memory."""
+    """Load the tensors of a pickled state dict; the returned tensors never share memory."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

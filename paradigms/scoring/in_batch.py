@@ -39,8 +39,9 @@ def rel_of(
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over each document's real tokens, without gradients; r = 1.
 
-    equal_ids: consider only tokens with the id of j; A is 0 if there is no such token. S is one
-    product [n, i, b·j], so that the maximum over i reads contiguous memory. Documents have axes [1, n, i, h].
+    equal_ids: consider only document tokens whose id equals that of query token j; A is 0 if there are none.
+    S is one product [n, i, b·j], so that the maximum over i reads contiguous memory. documents:
+    [1, n, i, h].
     """
     D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
     (n, i), (b, j) = D.shape[:2], Q.shape[:2]
@@ -78,9 +79,10 @@ def in_batch_rel(
     backward pass, a hard alignment with few pairs saves the pairs' places and similarities [b, n, r, j],
     where r is the largest number of document tokens aligned to one query token. An alignment that is soft, or
     that aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
-    slices of queries, so an alignment that reads the pool (XTR) sees the whole pool. On a device in `FUSED`,
-    a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and rel is float32. For weights of terms
-    (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product (`_product_of_terms`).
+    slices of queries, so an alignment that depends on the pool (XTR) sees the whole pool. On a device in
+    `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and rel is float32. For weights of
+    terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product
+    (`_product_of_terms`).
 
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
     bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.

@@ -23,7 +23,7 @@ class Scorer:
     """Compute rel of all queries and documents [x, y·n]; document m of query y is in column y·n + m.
 
     paired: score only the n documents that belong to each query, [x, n], for distillation losses. Raises
-    ValueError if the alignment reads token ids, because these losses do not pass them.
+    ValueError if the alignment depends on token ids, because these losses do not pass them.
     """
 
     def __init__(self, align: Alignment, normalise: str = "query_tokens", *, paired: bool = False) -> None:

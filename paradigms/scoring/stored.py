@@ -139,7 +139,7 @@ class Scanned:
     def relevances(
         self, recipes: Sequence[Recipe], packed: PackedQueries, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """Compute rel(d, q) with each recipe, from one S unless a recipe imputes or reads ids."""
+        """Compute rel(d, q) with each recipe, from one S unless a recipe imputes or depends on ids."""
         if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels

@@ -108,7 +108,7 @@ def to_arrow(store: Store) -> pyarrow.Table:
 def _rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of all texts, [tokens, h], and the number of tokens per text, [n].
 
-    least: how to read a text that is an array of numbers: 1 as a single vector, 2 as tokens with h = 1.
+    least: how to interpret a text given as a 1-D array: if 1, as a single vector; if 2, as tokens with h = 1.
     """
     if hasattr(values, "null_count"):
         return _arrow_rows(name, values, least)
@@ -126,7 +126,7 @@ def _rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _arrow_rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Do the work of `_rows` for an Arrow array, which is copied only if it has several chunks."""
+    """Do the work of `_rows` for an Arrow array, which is copied only if it has multiple chunks."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Codecs that need no training: float16 vectors, and the weights of terms in 8 or 16 bits."""
+"""Codecs that need no training: float16 vectors, and 8- or 16-bit term weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -150,7 +150,7 @@ Kinds = Mapping[str, Callable[..., Kind]]
 
 
 def kind_of(manifest: Mapping[str, Any], kinds: Kinds, files: Files) -> Kind:
-    """Make the kind that a manifest describes. Raises ValueError, naming the manifest, if it is not valid."""
+    """Make the kind that a manifest describes. Raises ValueError, naming the manifest, if it is invalid."""
     name = manifest.get("kind")
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(

@@ -405,7 +405,7 @@ class Store:
         return part
 
     def check(self, paradigm: Paradigm) -> None:
-        """Raise ValueError if the paradigm cannot score these tokens or its weights did not make them."""
+        """Raise ValueError if the paradigm cannot score these tokens, or if other weights produced them."""
         name, maker = paradigm.recipe.name, self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:

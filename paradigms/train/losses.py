@@ -45,7 +45,10 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
 
 
 def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t²: an inverted index's product count for a query like these texts (Paria et al. 2020, Eq. 3)."""
+    """Σ_t ā_t²: estimated number of multiplications per document in an inverted index.
+
+    The estimate assumes queries that are distributed like these texts (Paria et al. 2020, Eq. 3).
+    """
     return mean.square().sum()
 
 

@@ -79,9 +79,10 @@ def check_names(settings: Any) -> None:
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json. Raises SystemExit if the folder's results differ in settings other than `free`.
+    """Write config.json. Raises SystemExit if the folder contains results of different settings.
 
-    A setting that was added later, and is missing from config.json, differs only if it is not empty now.
+    free: names of settings that may differ. A setting missing from config.json because it was introduced
+    later counts as different only if its current value is true or non-empty.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
@@ -112,7 +113,7 @@ def content(**paths: str) -> dict[str, str]:
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
-    """Open a collection and print its size and problems. Raises SystemExit if that fails.
+    """Open a collection and print its size and problems. Raises SystemExit if it cannot be opened.
 
     documents: size of a fixed subset, for pydocs only. All ids must be valid in TREC runs.
     """

@@ -71,7 +71,7 @@ class FalseNegatives:
 def pair_scores(
     source: str, file: Path, queries: dict[str, str], corpus: Corpus, accelerator: Accelerator
 ) -> ScorePairs:
-    """Get t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
+    """Return t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
 
     A model is a folder or hub name of a Hugging Face reranker or of a model that `registry.load` reads.
     Raises FileNotFoundError if the source is neither a run nor a model.

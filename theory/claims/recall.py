@@ -1,4 +1,4 @@
-"""Claims in §2 and §3 of Luan et al. 2021: recall, margins, general encoders and several vectors."""
+"""Claims in §2 and §3 of Luan et al. 2021: recall, margins, general encoders and multi-vector encoders."""
 
 from collections.abc import Callable
 from dataclasses import replace

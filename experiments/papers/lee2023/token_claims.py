@@ -222,7 +222,7 @@ def describe(results: TokenResults) -> dict[str, Section]:
 
 
 def _example(results: TokenResults) -> Rows:
-    """Make Table E.4: one token of one query, in collections that have this query."""
+    """Make Table E.4: one token of one query, for collections that contain that query."""
     shares = [[model.get("example") for model in results.models[kind]] for kind in results.pair]
     if None in shares[0]:
         return []

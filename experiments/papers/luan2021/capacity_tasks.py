@@ -42,7 +42,7 @@ class PassageTask:
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """Return the split; if it has answers, a passage in the run is relevant if it contains one."""
+        """Return the split; if it has answers, a passage in the run is relevant if it contains an answer."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:

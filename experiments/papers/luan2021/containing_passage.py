@@ -5,9 +5,9 @@ inverse cloze task of Lee et al., "Latent Retrieval for Weakly Supervised Open D
 2019. Only exact words count: errors come from a model's compression of passages, and grow with passage
 length.
 
-Each passage length gets a separate collection, and all collections share the same queries. Short passages are
-nested in longer passages, and a query lies in a passage of the smallest length. Choices that the paper leaves
-open:
+There is a separate collection for each passage length, and all collections share the same queries. Short
+passages are nested in longer passages, and a query lies in a passage of the smallest length. Choices that the
+paper leaves open:
 
 - A query occurs once in the whole source, and one passage is relevant to it.
 - A distractor is another passage into which the query is inserted with one or two words replaced. Passages

@@ -63,7 +63,7 @@ class Task:
 
     @cached_property
     def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
-        """Return nDCG@10 of the default strategy and of the strategies that the paper chooses among."""
+        """Return nDCG@10 of the default strategy and of the paper's candidate strategies."""
         names = [self.own, *(name for name in STRATEGIES if name != self.own)]
         return self.values[:, [self.strategies.index(name) for name in names]]
 

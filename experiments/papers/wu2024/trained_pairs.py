@@ -50,7 +50,7 @@ TEXT_RANK = 8  # rank of PAWA's matrices for text: small, since it multiplies th
 def trained(
     name: str, seed: int, data: StudyData, settings: PairSettings, accelerator: Accelerator, console: Console
 ) -> Paradigm | Generative:
-    """Load the seed's model, or train it if it has no checkpoint.
+    """Load the seed's model, or train it if there is no checkpoint.
 
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
     negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
