@@ -45,7 +45,7 @@ import re
 import shutil
 from typing import Any
 
-from studies.pages import STUDY, Rows, markdown_rows, without_paths
+from studies.pages import STUDY, UNTESTED, Rows, markdown_rows, without_paths
 
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
@@ -131,7 +131,7 @@ def claims(page: Path, *names: str) -> str:
     for rows in claimed.values():
         decided = [row for row in rows if row["ours"] != "–"]
         measured += [row | {"claim": ""} if n else row for n, row in enumerate(decided)]
-        open_ones += [] if decided else [rows[0] | {"collection": "–"}]
+        open_ones += [] if decided else [rows[0] | {"collection": "–", "verdict": UNTESTED}]
     return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from studies.settings import DIVISIONS
 
 from paradigms.evaluate import Interval, seeds_interval
-from paradigms.evaluate.claims import UNDECIDED, Claim, judge
+from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "study.json"
+UNTESTED = "not tested"  # instead of a verdict, for claims that no run here measured
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
 Measured = dict[str, Any]  # measurements of one seed or model, as in JSON
 Rows = list[dict[str, Any]]
@@ -143,7 +144,7 @@ def verdicts(
     place, claim and takes (the requirement for a decision).
     """
     open_ones = [
-        row_without_test(claim["place"], claim["claim"], f"{UNDECIDED}: it takes {claim['takes']}")
+        row_without_test(claim["place"], claim["claim"], f"{UNTESTED}: it takes {claim['takes']}")
         for claim in undecided
     ]
     return Section(heading, text, [*(verdict.row for verdict in judge(claims, clusters)), *open_ones, *more])

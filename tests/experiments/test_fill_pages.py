@@ -41,7 +41,7 @@ def test_a_page_takes_results(tmp_path: Path):
     row = "| {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – |\n"
     first, *more = [(c, v) for c, v in (("a", "reproduced"), ("b", "contradicted")) for _ in range(2)]
     rows = [row.format("x is y (§1)", *first), *(row.format("", *cells) for cells in more)]
-    unmeasured = "| z | – | – | not decided here | – | – |\n"
+    unmeasured = "| z | – | – | not tested | – | – |\n"
     assert "".join([*rows, unmeasured]) in text, "claims without a measurement come last"
     assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 processor minutes (P):" in text
     assert "old" not in text

@@ -257,7 +257,8 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         ),
         "figure4": Section(
             "nDCG@10 by alignment strategy (Figure 4, Tables 3, 7, 11 and 12)",
-            "Where no document has several aligned tokens, top-p is k = 1: ⌊p·m⌋ is 2 from 2/p tokens on.",
+            "Top-p aligns a second token only in documents of at least 2/p tokens; in shorter ones it is "
+            "k = 1.",
             [*curves.rows, *paper, *several],
             curves.draw(),
         ),
