@@ -140,7 +140,7 @@ def index_places(folder: Path, parts: int) -> list[Path]:
 
 
 def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes:
-    """Open index folders as one index. Raises ValueError if one of them was made by another model."""
+    """Open index folders as one index. Raises ValueError if one of them was built by another model."""
     index = open_indexes(folders)
     index.store.check(paradigm)
     return index
@@ -151,7 +151,7 @@ def open_encoded(
 ) -> Index | Indexes:
     """Open an index that this script made in a folder, including all of its parts.
 
-    Raises ValueError if the index was made from other weights, documents or passage lengths, and
+    Raises ValueError if the index was built from other weights, documents or passage lengths, and
     FileNotFoundError if there is no finished index.
     """
     file = Path(folder) / "config.json"

@@ -222,10 +222,11 @@ class Entropic(Alignment, reads={"similarity"}):
 class Idf(Alignment, reads={"similarity", "statistics"}):
     """A_ij = idf(id(j)) · 1[i = argmax_i' S_i'j]: MaxSim in which rare query tokens weigh more.
 
-    statistics: name of the corpus statistics (`paradigms.statistics`) from which the IDF of a query token's
-    id comes. With Z = Σ A ("total"), rel is a weighted mean. Vectors that are no token of the vocabulary (ids
-    below 0) weigh 1. Tokens in no document, such as the [MASK] of `query_augmentation`, weigh most. Raises
-    ValueError if queries have no ids, or the statistics are unknown.
+    statistics: name of the corpus statistics (`paradigms.statistics`) from which the IDF of each query token
+    is computed. With Z = Σ A ("total"), rel is a weighted mean. Vectors that do not represent a vocabulary
+    token (ids below 0) have weight 1. Tokens that occur in no document, such as the [MASK] of
+    `query_augmentation`, have the largest weight. Raises ValueError if queries have no ids, or if the
+    statistics are unknown.
     """
 
     statistics: Annotated[str, OneLine()]

@@ -21,15 +21,16 @@ from torch import Tensor
 from paradigms.io.checks import check_header, naming
 
 FILE = "statistics.safetensors"
-STATISTICS: dict[str, "Statistics"] = {}  # of every corpus counted or read in this process
+STATISTICS: dict[str, "Statistics"] = {}  # of every corpus counted or loaded in this process
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Counts over the documents of a corpus, by the tokens that count in them; `STATISTICS` keeps each.
+    """Token counts of a corpus. Each object registers itself in `STATISTICS`.
 
-    frequencies: df_t, the number of documents with token t, for each id of the vocabulary. tokens: number of
-    tokens of all documents. Raises ValueError if the numbers contradict each other.
+    documents: number of documents. tokens: number of counted tokens in all documents. frequencies: df_t, the
+    number of documents that contain token t, for each id of the vocabulary. Raises ValueError if the numbers
+    contradict each other.
     """
 
     documents: int
@@ -47,7 +48,7 @@ class Statistics:
 
     @classmethod
     def of(cls, documents: Iterable[Int[Tensor, " l"]], vocabulary: int) -> "Statistics":
-        """Count documents, given as the ids of their tokens, all below `vocabulary`."""
+        """Count the tokens of documents, given as token ids below `vocabulary`."""
         frequencies, count, tokens = torch.zeros(vocabulary, dtype=torch.long), 0, 0
         for ids in documents:
             frequencies[ids.unique()] += 1
@@ -56,7 +57,7 @@ class Statistics:
 
     @property
     def name(self) -> str:
-        """The first 16 digits of sha256 over all numbers."""
+        """The first 16 hexadecimal digits of the SHA-256 of all numbers."""
         content = hashlib.sha256(f"{self.documents} {self.tokens}".encode())
         content.update(self.frequencies.long().cpu().numpy().tobytes())
         return content.hexdigest()[:16]

@@ -188,7 +188,7 @@ class Run:
             self.rows.append(row)
 
     def truth(self, form: str, size: int, real: int | None = None) -> list[list[str]] | None:
-        """Return the best documents of each query, or None if they were not computed."""
+        """Return the best documents for each query, or None if they were not computed."""
         job = {"form": form, "documents": size, "real": real, "stage": "truth"}
         return self.stage(f"{form} of {'all' if real is None else real}", job).get("best")
 

@@ -47,7 +47,7 @@ ALIGNED = 6  # test queries in the report's alignment view
 def make_report(
     data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
 ) -> Report:
-    """Make the report of a comparison.
+    """Build the report on a comparison.
 
     settings: settings of compare.py; the other functions of this module take the same settings. where: a
     description of the machine.
@@ -220,7 +220,7 @@ def costs_of(folder: Path) -> dict[str, Any]:
 
 
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
-    """Return the system's name for tables, with a remark on how to read its row if one is needed."""
+    """Return the system's name for tables, followed, where needed, by a remark on its row."""
     system = settings.chosen[name]
     if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"

@@ -202,7 +202,10 @@ def publish(
 
 
 def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
-    """Collect what a page quotes from a study. minutes: CPU time of all calls that wrote to the folder."""
+    """Collect everything that a page may quote from a study.
+
+    path: study.json; if it exists, its CPU time is included in `minutes`.
+    """
     before, name = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
     names = [name] if name else getattr(settings, "collections", [])
     return {

@@ -252,7 +252,7 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
 
 
 def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """Raise FileExistsError if a folder was made with other settings or from another source."""
+    """Raise FileExistsError if a folder was built with other settings or from another source."""
     changed = [
         "documents" if name == "fingerprint" else f"{name.replace('_', ' ')} ({value}, not {made[name]})"
         for name, value in kept.items()

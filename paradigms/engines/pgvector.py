@@ -16,8 +16,8 @@ class PgvectorEngine(Engine):
     address: address of the database for psycopg, such as postgresql://user@host/database. The password may
     also come from PGPASSWORD or ~/.pgpass, and never appears in error messages. single: whether each document
     has one vector. nearest: number of rows, up to 1,000, that each query vector retrieves from the index that
-    `approximate` makes, before their documents are scored in full; 0 scores every document. schema: schema of
-    the table, created if missing. Raises ValueError if the schema contains a table with different columns.
+    `approximate` builds, before their documents are scored in full; 0 scores every document. schema: schema
+    of the table, created if missing. Raises ValueError if the schema contains a table with different columns.
     """
 
     def __init__(

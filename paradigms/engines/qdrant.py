@@ -69,7 +69,7 @@ class QdrantEdgeEngine(Engine):
     """Documents in a folder that only one process can open, searched by Qdrant's embedded engine.
 
     single: whether each document has one vector. exact: whether to score every document instead of searching
-    the HNSW graph that `approximate` makes. Raises ValueError if the folder's vectors or metric do not match
+    the HNSW graph that `approximate` builds. Raises ValueError if the folder's vectors or metric do not match
     or if it contains unrelated files, and BlockingIOError if the folder is already open.
     """
 

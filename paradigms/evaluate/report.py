@@ -30,7 +30,7 @@ MARKERS = ("o", "s", "^", "D")
 
 @dataclass
 class AlignmentExample:
-    """A query and a document, explained by several systems."""
+    """A query and a document, with an explanation from each system."""
 
     query_id: str
     document_id: str

@@ -36,7 +36,7 @@ SAME = ("paradigm", "weights", "dim", "fields")  # manifest entries that must ag
 class Stores:
     """The stores of several indexes, usable like a single store.
 
-    Raises ValueError if two stores contain the same document or were made by different models.
+    Raises ValueError if two stores contain the same document or were built by different models.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:

@@ -71,7 +71,7 @@ class Indexed:
         """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
 
         The model is truncated if the index was built with fewer dimensions. Raises ValueError if an index was
-        made by another model or if two indexes contain the same document.
+        built by another model or if two indexes contain the same document.
         """
         index = open_indexes(folder)
         first = index.indexes[0].store if isinstance(index, Indexes) else index.store

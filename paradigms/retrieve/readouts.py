@@ -87,7 +87,7 @@ class Readouts:
 
     @classmethod
     def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Readouts:
-        """Open the indexes of `build`. Raises ValueError if another model made them."""
+        """Open indexes written by `build`. Raises ValueError if another model built them."""
         there = [part for part in PARTS if (Path(folder) / part).is_dir()]
         if not there:
             raise FileNotFoundError(f"{folder} has none of the folders {', '.join(PARTS)}")
@@ -96,7 +96,7 @@ class Readouts:
         return made
 
     def check(self) -> None:
-        """Raise ValueError if other weights made the indexes than the model has."""
+        """Raise ValueError if the indexes were built with other weights than those of the model."""
         for index in self.indexes.values():
             if index.store.manifest.get("weights") != weights_checksum(self.model):
                 raise ValueError(f"{index.store} was made with other weights than this {self.model.name} has")

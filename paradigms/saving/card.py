@@ -32,8 +32,8 @@ def model_card(
 ) -> str:
     """Write the text of a model's card.
 
-    The metadata name the base model and the data sets where the results do by names of the hub, and have the
-    tags by which it lists dense, sparse and multi-vector models and rerankers.
+    The metadata name the base model and the data sets if the results identify them by their names on the hub,
+    and include the tags under which the hub lists dense, sparse and multi-vector models and rerankers.
 
     results: the training script's results folder, with config.json and table.md. layout: the layout of the
     saved model. license: an identifier of the hub; "" leaves the field to the publisher. Raises
@@ -110,7 +110,7 @@ def base_models(settings: Mapping[str, Any]) -> list[str]:
 
 
 def datasets_of(settings: Mapping[str, Any]) -> list[str]:
-    """The hub's name of the collection, if it came from there: hf:OWNER/NAME or hf:OWNER/NAME:PART."""
+    """Return the hub name of a collection from the hub (hf:OWNER/NAME or hf:OWNER/NAME:PART), or []."""
     data = settings.get("collection")
     name = data.removeprefix("hf:").partition(":")[0] if isinstance(data, str) else ""
     return [name] if str(data).startswith("hf:") and _is_hub_name(name) else []

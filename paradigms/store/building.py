@@ -105,7 +105,7 @@ class Building:
         self.open_codec()
 
     def holds(self, n: int, source: bytes) -> bool:
-        """Return whether shard n is stored. Raises ValueError if it was made from a different source."""
+        """Return whether shard n is stored. Raises ValueError if it was built from a different source."""
         if self._sources.get(n, source) != source:
             raise interrupted(self.table.folder, "documents")
         return n in self._sources
