@@ -141,7 +141,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:
-    """Keep the pairs whose query finds the document among the first `rank` results; 0: keep all pairs."""
+    """Keep the pairs whose query finds the document among the first `rank` results; rank 0 keeps all."""
     if not settings.rank:
         return pairs
     split = as_split(pairs)

@@ -239,7 +239,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
 
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
-    """Draw random documents and queries, the same for all paradigms; a limit of 0: all, in original order."""
+    """Draw random documents and queries, the same for all paradigms. A limit of 0 keeps all, in order."""
     draw = np.random.default_rng(0)
     corpus, asked = collection.corpus, collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))

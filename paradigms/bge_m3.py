@@ -141,7 +141,7 @@ class BgeM3(TextEncoder):
 def heaviest(
     ids: Int[Tensor, "x l"], weights: Float[Tensor, "x l"], counts: Bool[Tensor, "x l"]
 ) -> tuple[Int[Tensor, "x t"], Float[Tensor, "x t"], Bool[Tensor, "x t"]]:
-    """The different ids of each text, the largest weight of each, and which of them have a weight above 0."""
+    """Return each text's distinct ids, the largest weight per id, and a mask of ids with a weight above 0."""
     row, place = counts.nonzero(as_tuple=True)
     span = int(ids.amax()) + 1 if ids.numel() else 1
     keys, of = (row * span + ids[row, place]).unique(return_inverse=True)

@@ -168,9 +168,9 @@ class Paradigm(Trainable):
     def truncated(self, dim: int | None) -> "Paradigm":
         """Return a model with the same weights whose vectors are the first `dim` coordinates, renormalised.
 
-        None: all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for truncation.
-        Raises ValueError if the vectors have fewer coordinates, or if there is a pooled vector besides the
-        tokens (COIL).
+        dim: None keeps all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for
+        truncation. Raises ValueError if the vectors have fewer coordinates, or if there is a pooled vector
+        besides the tokens (COIL).
         """
         return type(self)(self.recipe, self.encoder.truncated(dim))
 

@@ -118,7 +118,7 @@ def open_study(
 
 
 def some_queries(split: Split, count: int) -> Split:
-    """Draw `count` queries from the split; the draw depends only on the query ids. 0: keep all."""
+    """Draw `count` queries from the split; the draw depends only on the query ids. 0 keeps all."""
     if not 0 < count < len(split.queries):
         return split
     return hold_out(split, count / len(split.queries))[1]

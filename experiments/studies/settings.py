@@ -173,7 +173,7 @@ class EncoderStudy(Results, EncoderTraining):
 
 @dataclass
 class PairSettings(Results, OneCollection):
-    """Settings for models, training and measured queries; subclasses add more settings."""
+    """Settings for models, training and evaluation queries; subclasses add more settings."""
 
     documents: int = 600
     """number of documents: the documents with the most queries (for pydocs, a fixed subset); 0: all"""
@@ -232,7 +232,7 @@ class PairSettings(Results, OneCollection):
 
 @dataclass(frozen=True)
 class SystemSettings:
-    """One system of a comparison: a paradigm to train, or a given checkpoint."""
+    """One system in a comparison: a paradigm to train, or a given checkpoint."""
 
     paradigm: str = ""  # a key of PARADIGMS or GENERATIVE; optional for a checkpoint
     options: dict[str, Any] = field(default_factory=dict)  # builder options; Recipe fields for a checkpoint

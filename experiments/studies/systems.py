@@ -232,7 +232,7 @@ def retriever(
 def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:
     """Return the retriever of a finished system, in this process alone.
 
-    seed: training seed; None: the first seed.
+    seed: training seed; None means the first seed.
     """
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut

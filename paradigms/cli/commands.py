@@ -234,7 +234,7 @@ def run_export(settings: argparse.Namespace) -> None:
 
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
-    """Print a table of all systems, tested against BM25; write it to the folder `output` if one is given."""
+    """Print a table of all systems, tested against BM25; write it to the folder `output` if given."""
     judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
     measures = collection.measures or MEASURES
     values = {name: on_split(run, judged, measures) for name, run in runs.items()}

@@ -32,7 +32,8 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum 
 class Stored(NamedTuple):
     """All tokens in an index, in float64, sorted by document. ids, salience: None if the index lacks them.
 
-    axes [h, k]: all vectors, including query vectors, are projected onto these axes; None: no projection.
+    axes [h, k]: all vectors, including query vectors, are projected onto these axes; None means no
+    projection.
     """
 
     vectors: np.ndarray  # [t, h]

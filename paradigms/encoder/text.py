@@ -97,7 +97,7 @@ class TextEncoder(nn.Module):
     def truncated(self, dim: int | None) -> "TextEncoder":
         """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors.
 
-        None: keep all. Raises ValueError if the vectors have fewer coordinates.
+        dim: None keeps all coordinates. Raises ValueError if the vectors have fewer coordinates.
         """
         if dim is not None and dim > self._whole:
             raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")

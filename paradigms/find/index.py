@@ -60,7 +60,7 @@ class Index:
         """Return an index restricted to these documents, without writing anything.
 
         Exact searches return the same results as an index built from these documents alone. Raises KeyError,
-        naming the document, if one is unknown.
+        naming the document, if a document is unknown.
         """
         return Index(self.store.only(ids), self.finder)
 
@@ -99,7 +99,7 @@ class Index:
         """Rescore each query's candidates with each recipe, best first. If possible, S is computed only once.
 
         queries: [b, 1, j, h]. For an imputing recipe, a query's candidates form its pool. Raises KeyError,
-        naming the document, if one is unknown.
+        naming the document, if a document is unknown.
         """
         for recipe in recipes:
             queries = self.checked(recipe, queries)

@@ -86,7 +86,7 @@ class Predictors:
 class _Fitted:
     """The features ψ and the tokens for fitting weights, read from files.
 
-    Raises ValueError, naming the file, if one is damaged.
+    Raises ValueError, naming the file, if a file is damaged.
     """
 
     def __init__(self, files: Files | Writer, dim: int) -> None:

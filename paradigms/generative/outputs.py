@@ -119,7 +119,10 @@ class Outputs:
         return self._adapt(self._rows(ids))
 
     def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids] (None: the whole table); its gradient is several times faster than plain indexing's."""
+        """table[ids], or the whole table if ids is None.
+
+        The gradient is several times faster than that of plain indexing.
+        """
         if ids is None:
             return self.table
         return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])

@@ -100,7 +100,7 @@ def read_settings(
 
 
 def check_known(kind: type, values: Iterable[str], what: str = "unknown settings") -> None:
-    """Check that names are fields of a dataclass. Raises ValueError, listing the fields, if one is not."""
+    """Raise ValueError, listing the dataclass's fields, if any name in `values` is not a field."""
     names = [f.name for f in fields(kind)]
     unknown = [name for name in values if name not in names]
     if unknown:

@@ -27,7 +27,10 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """Read an encoder with mean pooling. Raises ValueError if files are missing or it is not an encoder."""
+    """Read an encoder with mean pooling.
+
+    Raises ValueError if files are missing or if the model is not an encoder.
+    """
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
@@ -37,7 +40,7 @@ def read_plain(folder: Path) -> Paradigm:
 
 
 def longest(folder: Path) -> int:
-    """Return the encoder's number of positions, or `LENGTH` if this is unlimited."""
+    """Return the encoder's number of positions, or `LENGTH` if this number is unlimited."""
     return int(positions(folder) or LENGTH)
 
 

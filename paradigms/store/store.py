@@ -396,7 +396,7 @@ class Store:
     def only(self, ids: Iterable[str]) -> "Store":
         """Return a store restricted to these documents, which keep their rows. Nothing is written.
 
-        Raises KeyError, naming the document, if one is unknown.
+        Raises KeyError, naming the document, if a document is unknown.
         """
         living = np.zeros(len(self.living), dtype=bool)
         living[self.positions(ids)] = True
@@ -482,7 +482,7 @@ class Store:
     def delete(self, ids: Iterable[str]) -> "Store":
         """Delete documents atomically, so that searches no longer return them; `compact` frees their bytes.
 
-        Raises KeyError, naming the document, if one is unknown.
+        Raises KeyError, naming the document, if a document is unknown.
         """
         with self._writing() as (now, writer):
             writer.append(DELETED, np.unique(now.positions(ids)))

@@ -107,7 +107,7 @@ class Contrastive(Objective):
         return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
 
     def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
-        """Compute the loss on labels and, with a teacher, on its scores. scores: rel [b, n]."""
+        """Compute the loss on labels and, if there is a teacher, on its scores. scores: rel [b, n]."""
         first = place_among(len(batch.positions))
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
         if self.in_batch:

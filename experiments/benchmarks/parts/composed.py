@@ -33,7 +33,7 @@ Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their
 class Composed:
     """Documents in one `form` (tokens, pooled, words, splade), read from a folder that `write` filled.
 
-    real: number of real documents before the composed documents; None: all real documents.
+    real: number of real documents before the composed documents; None means all real documents.
     """
 
     folder: str

@@ -62,7 +62,7 @@ class System:
         return None
 
     def find(self, queries: Sequence[int], k: int) -> Ranked:
-        """Return the k best documents of each query, best first."""
+        """Return the k best documents for each query, best first."""
         ranked = []
         for n in queries:
             candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
