@@ -73,17 +73,6 @@ class Trainable(nn.Module, ABC):
         """Return the maximum length of documents in tokens; None if the model's weights store documents."""
         return None
 
-    def count_corpus(self, texts: Iterable[str]) -> Statistics:
-        """Count the documents in which each token occurs, for an A that uses the counts (`align.Idf`)."""
-        encoder, rows = self.encoder, iter(texts)
-
-        def documents() -> Iterator[Tensor]:
-            while some := list(islice(rows, COUNTED)):
-                batch = encoder.tokenize(some, "document")
-                yield from (ids[real] for ids, real in zip(batch.input_ids, batch.counts, strict=True))
-
-        return Statistics.of(documents(), len(encoder.tokenizer))
-
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         """Return how many documents are truncated, and how far; None if the model encodes no documents."""
         return None
@@ -173,6 +162,17 @@ class Paradigm(Trainable):
         besides the tokens (COIL).
         """
         return type(self)(self.recipe, self.encoder.truncated(dim))
+
+    def count_corpus(self, texts: Iterable[str]) -> Statistics:
+        """Count the documents in which each token occurs, for an A that uses the counts (`align.Idf`)."""
+        encoder, rows = self.encoder, iter(texts)
+
+        def documents() -> Iterator[Tensor]:
+            while some := list(islice(rows, COUNTED)):
+                batch = encoder.tokenize(some, "document")
+                yield from (ids[real] for ids, real in zip(batch.input_ids, batch.counts, strict=True))
+
+        return Statistics.of(documents(), len(encoder.tokenizer))
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         return count_cut(self.encoder, texts)

@@ -195,6 +195,7 @@ def publish(
     print_sections(sections.values())
     Terminal().print(f"{summary}\nReport: {page}", soft_wrap=True)
     if accelerator and accelerator.trackers:
+        import matplotlib.pyplot  # noqa: F401  wandb.Image reads it as an attribute of matplotlib
         import wandb
 
         run = accelerator.get_tracker("wandb").tracker

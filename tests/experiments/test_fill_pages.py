@@ -1,11 +1,16 @@
 """Tables of pages are written from the results of studies, and commands are printed without paths."""
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import fill_pages
+import matplotlib
 import pytest
-from studies.pages import STUDY, _command
+from matplotlib.figure import Figure
+from studies.pages import STUDY, Section, _command, publish
 
 from tests.experiments.scripts import run
 
@@ -23,6 +28,25 @@ def study(folder: Path, collection: str, verdict: str) -> str:
     facts |= {"processor": "P", "minutes": 2.0, "sections": sections}
     (folder / STUDY).write_text(json.dumps(facts))
     return str(folder)
+
+
+def test_figures_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """wandb takes a figure only once matplotlib.pyplot has been imported."""
+
+    @dataclass
+    class Settings:
+        output: str = str(tmp_path)
+
+    monkeypatch.setattr("paradigms.train.script.environment", lambda accelerator: {})
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    monkeypatch.delattr(matplotlib, "pyplot", raising=False)
+    figure, logged = Figure(), {}
+    figure.subplots().plot([1, 2])
+    tracker = SimpleNamespace(tracker=SimpleNamespace(log=logged.update))
+    accelerator = SimpleNamespace(trackers=[tracker], get_tracker=lambda name: tracker)
+    publish(Settings(), "T", "S.", {"curve": Section("C", rows=[{"k": 1}], figure=figure)}, accelerator)
+    assert logged.keys() == {"curve"}
 
 
 def test_a_page_takes_results(tmp_path: Path):
