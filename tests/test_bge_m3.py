@@ -218,6 +218,9 @@ def test_one_index_or_three(model, tmp_path):
         Readouts.open(tmp_path / "three", other)
     with pytest.raises(FileNotFoundError, match="none of the folders"):
         Readouts.open(tmp_path, model)
+    (tmp_path / "three" / "whole").mkdir()
+    with pytest.raises(ValueError, match="was not finished"):
+        Readouts.open(tmp_path / "three", model)
 
 
 def test_written_in_its_layout_and_in_ours(model, folder, tmp_path):

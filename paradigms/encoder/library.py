@@ -124,7 +124,7 @@ class LibraryEncoder(nn.Module):
 
         try:
             columns, rows = get_n_patches(self.model, image.size)
-        except (NotImplementedError, ValueError):
+        except (NotImplementedError, ValueError):  # as it raises for a grid that it does not know
             return 1, 0, []
         known = [id for id in set(ids) if ids.count(id) == columns * rows]
         return columns, rows, [n for n, id in enumerate(ids) if id == known[0]] if len(known) == 1 else []

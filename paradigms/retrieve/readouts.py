@@ -30,6 +30,7 @@ KINDS: dict[Part, Kind] = {
     "sparse": kinds.inverted(),
     "tokens": kinds.compressed(bits=4),
 }
+WHOLE = "whole"  # folder of all tokens while `build` runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Readouts:
         to create one folder per part; None keeps the parts in memory. settings: arguments of `Store.build`.
         """
         corpus, place = Corpus.of(texts), None if folder is None else Path(folder)
-        whole = place and place / "whole"
+        whole = place and place / WHOLE
         settings["precision"] = precision
         store = Store.build(kinds.exact(), model, corpus.ids, corpus, whole, **settings)
         made = {}
@@ -87,10 +88,15 @@ class Readouts:
 
     @classmethod
     def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Readouts:
-        """Open indexes written by `build`. Raises ValueError if another model built them."""
+        """Open indexes written by `build`.
+
+        Raises ValueError if another model made them or `build` was interrupted.
+        """
         there = [part for part in PARTS if (Path(folder) / part).is_dir()]
         if not there:
             raise FileNotFoundError(f"{folder} has none of the folders {', '.join(PARTS)}")
+        if (Path(folder) / WHOLE).exists():  # removed when all parts are written
+            raise ValueError(f"{folder} was not finished: build it again")
         made = cls({part: open_index(Path(folder) / part) for part in there}, model, corpus)
         made.check()
         return made
