@@ -51,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 ROWS = 512  # tokens per block: the widest 8-bit states then stay near a core's cache
+FEW = 24**2  # pairs of tokens; up to this number, one compiled loop is faster than a product per head
 
 Linear = Callable[[Tensor], Tensor]
 Part = tuple[Tensor, Tensor]  # weight and bias
@@ -135,15 +136,15 @@ class Forward:
         # Without padding, attention needs no mask, and its kernel is faster without one.
         mask = None if attention.all() else attention[:, None, None, :].bool()
         for layer in self.layers:
-            q, k, v = self._heads(layer.qkv(x), attention)
+            q, k, v = self._heads(layer.qkv(x), attention.shape)
             a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             a = a.transpose(1, 2).reshape(len(x), -1)
             x = self._normalised(layer.out(a).add_(x), layer.norms[0])
             x = self._normalised(layer.down(layer.up(x)).add_(x), layer.norms[1])
         return x
 
-    def _heads(self, qkv: Float[Tensor, "n v"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "3 x m l h"]:
-        return qkv.view(*attention.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def _heads(self, qkv: Float[Tensor, "n v"], shape: tuple[int, ...]) -> Float[Tensor, "3 x m l h"]:
+        return qkv.view(*shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def _normalised(self, x: Tensor, norm: Part) -> Tensor:
         return nn.functional.layer_norm(x, x.shape[-1:], *norm, self.eps)
@@ -181,7 +182,7 @@ class Forward8(Forward):
 
     def _layers(self, x: Float[Tensor, "n w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "n w"]:
         loops, states, eps = self.loops, x.numpy(), np.float32(self.eps)
-        keep = attention.repeat_interleave(self.heads, 0).float().numpy()
+        keep = attention.float().numpy()
         rows = torch.empty(x.shape, dtype=torch.uint8)
         wide = torch.empty((min(ROWS, len(x)), self.layers[0].up[1].shape[0]), dtype=torch.uint8)
         scales, others = np.empty(len(x), np.float32), np.empty(len(wide), np.float32)
@@ -189,7 +190,7 @@ class Forward8(Forward):
         for qkv, out, up, down, norms in self.layers:
             whole = int8.shifted_product(rows, qkv[0])
             loops.finish(whole.numpy(), scales, qkv[1])
-            a = self._attended(self._heads(whole, attention), keep)
+            a = self._attended(whole, keep)
             for first in range(0, len(x), ROWS):
                 part = slice(first, first + ROWS)
                 some, these, state = rows[part], scales[part], states[part]
@@ -203,18 +204,25 @@ class Forward8(Forward):
                 loops.normalise(found, others, down[1], state, *norms[1], eps, bytes, these)
         return x
 
-    def _attended(self, qkv: Float[Tensor, "3 x m l h"], keep: Any) -> Float[Tensor, "n w"]:
-        """Compute softmax(q kᵀ/√h) v for all heads."""
-        count, heads, length, width = qkv.shape[1:]
+    def _attended(self, qkv: Float[Tensor, "n v"], keep: Any) -> Float[Tensor, "n w"]:
+        """Compute softmax(q kᵀ/√h) v for all heads. keep: float32 [x, l], 1 for tokens and 0 for padding."""
+        heads = self._heads(qkv, keep.shape)
+        count, _, length, width = heads.shape[1:]
+        if count * length**2 <= FEW:
+            whole = torch.empty(count, length, self.heads, width)
+            parts = qkv.view(count, length, 3, self.heads, width)
+            self.loops.attend(parts.numpy(), keep, np.float32(width**-0.5), whole.numpy())
+            return whole.view(len(qkv), -1)
         if native_precision(qkv.device) != "bf16":
-            mask = torch.from_numpy(keep).bool().view(count, heads, 1, length)
-            found = nn.functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
-            return found.transpose(1, 2).reshape(count * length, -1)
-        q, k, v = (part.reshape(-1, length, width).bfloat16() for part in qkv)
+            mask = torch.from_numpy(keep).bool()[:, None, None]
+            found = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+            return found.transpose(1, 2).reshape(len(qkv), -1)
+        q, k, v = (part.reshape(-1, length, width).bfloat16() for part in heads)
         S = torch.bmm(q, k.transpose(1, 2))
-        self.loops.softmax(S.view(torch.uint16).numpy(), keep, np.float32(math.log2(math.e) / width**0.5))
-        found = torch.bmm(S, v).view(count, heads, length, width)
-        return found.transpose(1, 2).reshape(count * length, -1).float()
+        each = keep.repeat(self.heads, 0)
+        self.loops.softmax(S.view(torch.uint16).numpy(), each, np.float32(math.log2(math.e) / width**0.5))
+        found = torch.bmm(S, v).view(count, self.heads, length, width)
+        return found.transpose(1, 2).reshape(len(qkv), -1).float()
 
 
 def _norms(part: Mapping[str, Part]) -> list[Part]:

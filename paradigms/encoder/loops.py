@@ -109,6 +109,37 @@ def normalise(found, scales, bias, x, weight, shift, eps, out, new):
 
 @no_type_check
 @loop
+def attend(qkv, keep, scale, out):
+    """Compute softmax(scale · q kᵀ) v for all heads, over the keys with keep[x, j] = 1, in float32.
+
+    qkv: [x, l, 3, m, h]. out: [x, l, m, h]. For short texts, a product per head takes torch longer than this.
+    """
+    texts, length, _, heads, width = qkv.shape
+    weights = np.empty(length, np.float32)
+    for x in range(texts):
+        for m in range(heads):
+            for r in range(length):
+                q, row, best = qkv[x, r, 0, m], out[x, r, m], F(-np.inf)
+                for j in range(length):
+                    k, score = qkv[x, j, 1, m], ZEROS
+                    for h in range(width):
+                        score += q[h] * k[h]
+                    weights[j] = score * scale
+                    if keep[x, j] > 0 and weights[j] > best:
+                        best = weights[j]
+                total = ZEROS
+                for j in range(length):
+                    weights[j] = np.exp(min(weights[j] - best, ZEROS)) * keep[x, j]
+                    total += weights[j]
+                row[:] = ZEROS
+                for j in range(length):
+                    v, share = qkv[x, j, 2, m], weights[j] / total
+                    for h in range(width):
+                        row[h] += share * v[h]
+
+
+@no_type_check
+@loop
 def softmax(S, keep, scale):
     """Set S = softmax(scale · S) in place over the keys with keep[n, j] = 1; other entries become 0.
 
