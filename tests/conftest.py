@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 
 from tests.experiments.scripts import write_words
 from tests.near import choose_fast_cpu, compute_throughout_in_float64
-from tests.tiny import FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
+from tests.tiny import DECODERS, FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -38,9 +38,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
-    """family -> folder of a tiny checkpoint, for every family of `tiny.FAMILIES`."""
+    """family -> folder of a tiny checkpoint, for every family of `tiny.FAMILIES` and `tiny.DECODERS`."""
     root = tmp_path_factory.mktemp("checkpoints")
-    return {family: write_checkpoint(family, root / family) for family in FAMILIES}
+    return {family: write_checkpoint(family, root / family) for family in {*FAMILIES, *DECODERS}}
 
 
 @pytest.fixture(scope="session")

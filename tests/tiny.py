@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import (
     BertConfig,
     BertModel,
+    LlamaConfig,
+    LlamaModel,
     ModernBertConfig,
     ModernBertModel,
     MT5Config,
@@ -23,6 +25,9 @@ from transformers import (
     MT5ForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3Model,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -30,7 +35,9 @@ from transformers import (
 
 from paradigms import PARADIGMS, Paradigm
 
-FAMILIES = ("bert", "modernbert", "t5", "mt5")
+FAMILIES = ("bert", "modernbert", "t5", "mt5", "qwen3")
+DECODERS = ("qwen3", "llama")
+LONG = {"max_position_embeddings": 1 << 14}
 SEQ2SEQ = ("t5", "t5-v1.1", "mt5")  # tied with ReLU; untied and gated; likewise, of another model type
 WIDTH, LAYERS, HEADS = 32, 2, 2
 TERMS = 8 * WIDTH * LAYERS  # the lengths of the products that follow each other in such a model
@@ -55,8 +62,8 @@ T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
-    """Write a tiny checkpoint of a family of `FAMILIES` into `folder`; weights are stored as `dtype`."""
-    tokenizer = _unigram() if family.endswith("t5") else _wordpiece()
+    """Write a tiny checkpoint of a family of `FAMILIES` or `DECODERS`; weights are stored as `dtype`."""
+    tokenizer = _bpe(family) if family in DECODERS else _unigram() if family.endswith("t5") else _wordpiece()
     torch.manual_seed(seed)
     return _save(_model(family, tokenizer), tokenizer, folder, dtype)
 
@@ -110,6 +117,11 @@ def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
         ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
         ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
         return ModernBertModel(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
+    if family in DECODERS:
+        size = _size(tokenizer) | {"num_key_value_heads": 1, "head_dim": 8} | LONG
+        if family == "llama":
+            return LlamaModel(LlamaConfig(**size))
+        return Qwen3Model(Qwen3Config(**size, max_window_layers=LAYERS))
     config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
     return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
 
@@ -163,6 +175,31 @@ def _unigram() -> PreTrainedTokenizerFast:
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **T5_TOKENS)
+
+
+def _bpe(family: str) -> PreTrainedTokenizerFast:
+    """Qwen3-Embedding's: bytes, … <|endoftext|>; or Llama's: <s> …, without a token for padding."""
+    end = "<|endoftext|>"
+    special = [end, "<|im_end|>"] if family == "qwen3" else ["<s>", "</s>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary, merges = {token: n for n, token in enumerate([*special, *letters])}, []
+    for word in dict.fromkeys(WORDS.split()):
+        word = f"Ġ{word}"
+        for n in range(2, len(word) + 1):
+            if word[:n] not in vocabulary:
+                vocabulary[word[:n]] = len(vocabulary)
+                merges.append((word[: n - 1], word[n - 1]))
+    if family == "llama":
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    ends = {"eos_token": "<|im_end|>", "pad_token": end, "padding_side": "left"}
+    wrapped = Qwen2Tokenizer(vocabulary, merges, **ends)
+    wrapped.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, 0)]
+    )
+    return wrapped
 
 
 def write_collection(

@@ -258,6 +258,8 @@ def load_backbone(name: str | Path) -> Any:
     model = load_model(AutoModelForTextEncoding if halves else AutoModel, name, optional="pooler.")
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
+    if getattr(model.config, "use_cache", False):
+        model.config.use_cache = False  # a decoder would keep every layer's keys and values
     return model
 
 
@@ -285,6 +287,8 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
             f"the tokenizer of {name} has {len(tokenizer)} tokens, but its encoder embeds {entries}: "
             "tokenizer.json (or vocab.txt, spiece.model) is missing or belongs to another model"
         )
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token  # as many decoders are trained; no token attends to padding
     if tokenizer.pad_token_id is None:
         raise ValueError(f"the tokenizer of {name} has no pad_token, which batches of texts need")
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]

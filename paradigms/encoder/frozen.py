@@ -84,8 +84,10 @@ class SplitBackbone:
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
         """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
         self._source.states = states
+        # In each lower layer's place, because decoders choose a layer's attention by its number.
+        below = [self._source] * max(1, len(self.place._modules[self.name]) - self.trained)
         layers = self.place._modules[self.name]
-        self.place._modules[self.name] = nn.ModuleList([self._source, *self._upper])
+        self.place._modules[self.name] = nn.ModuleList(below + self._upper)
         try:
             return self.backbone(**batch.inputs())[0]
         finally:

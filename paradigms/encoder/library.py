@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.encoder.pooling import as_terms
-from paradigms.encoder.settings import EncoderSettings, Side
+from paradigms.encoder.settings import LONGEST, EncoderSettings, Side
 from paradigms.explanation import Picture
 
-LONGEST = 1 << 13  # tokens: stands in for a length that the model does not limit
 SIDE_LENGTH = 1024  # pixels of an image's longer side in an explanation
 
 

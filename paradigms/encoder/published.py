@@ -28,16 +28,18 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
     The pooling (if a side is pooled) is replaced, the prompts replace the markers, and the lengths are
-    limited to the encoder's training length. A T5 that does not publish a pooling uses the mean, like
-    Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS]. fixed: names of settings
-    that keep their values. Raises ValueError if the folder names an unknown pooling.
+    limited to the encoder's training length. Without a published pooling, a T5 uses the mean, like
+    Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS], and a decoder uses the
+    last token, because it alone attends to all tokens. fixed: names of settings that keep their values.
+    Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
         return settings
     published: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
-    if settings.pools and "t5" in str(json_or_empty(folder / "config.json").get("model_type")):
-        published["pooling"] = "mean"
+    kind = str(json_or_empty(folder / "config.json").get("model_type"))
+    if settings.pools and ("t5" in kind or decodes(kind)):
+        published["pooling"] = "mean" if "t5" in kind else "last"
     if settings.pools and "pooling" not in fixed and (folder / MODULES).is_file():
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
@@ -52,6 +54,16 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
         values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
         logger.info("%s: %s, as its folder states", backbone, values)
     return replace(settings, **changes)
+
+
+def decodes(model_type: str) -> bool:
+    """Return whether a model type of transformers is a decoder alone, such as Qwen3 or Llama."""
+    if model_type == "bert":  # which opens without transformers
+        return False
+    from transformers.models.auto import modeling_auto as auto
+
+    encoders = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+    return model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(model_type in e for e in encoders)
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:

@@ -13,6 +13,7 @@ Side = Literal["query", "document"]
 Vectors = Literal["pooled", "all", "first", "spans", "learned"]
 Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
+LONGEST = 1 << 17  # tokens of a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class EncoderSettings:
     normalize: bool = True  # L2-normalise vectors: similarities are cosines
     # COIL: width of the pooled vector that is added to the tokens; 0 = none
     pooled_dim: Annotated[int | None, Range(0, 1 << 14)] = 0
-    query_length: Annotated[int, Range(1, 1 << 13)] = 48
-    document_length: Annotated[int, Range(1, 1 << 17)] = 128
+    query_length: Annotated[int, Range(1, LONGEST)] = 48
+    document_length: Annotated[int, Range(1, LONGEST)] = 128
     query_marker: str = ""  # precedes the text, as one token if the vocabulary has it, else as a text prefix
     document_marker: str = ""
     query_augmentation: bool = False  # pad queries with [MASK] tokens that count
@@ -110,7 +111,7 @@ class InputFormat(NamedTuple):
     length: int
     prefix: str  # the marker as text before the input, or
     marker: list[int]  # the id of a one-token marker; else empty
-    at: int  # position of the marker: after [CLS]
+    at: int  # position of the marker: after [CLS] or <s>
 
 
 def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:

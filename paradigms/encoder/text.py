@@ -156,7 +156,8 @@ class TextEncoder(nn.Module):
             raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
-        at = int(around[:1] == [self.tokenizer.cls_token_id])
+        starts = self.tokenizer.cls_token_id, self.tokenizer.bos_token_id
+        at = int(self.tokenizer("a")["input_ids"][0] in starts)
         return InputFormat(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:

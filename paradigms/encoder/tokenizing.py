@@ -52,6 +52,9 @@ def token_rows(
         backend.enable_padding(**padding)
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     encodings = backend.encode_batch_fast(list(texts))  # omits the tokens' positions in the text
+    for row in encodings:
+        if not row.ids:  # all texts are empty, and the tokenizer adds no special tokens
+            row.pad(1, pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
@@ -60,6 +63,7 @@ def token_rows(
 class LightTokenizer:
     """The part of transformers' BertTokenizer that encoders use, read from tokenizer.json."""
 
+    bos_token_id = None
     is_fast, truncation_side, padding_side, pad_token, mask_token = True, "right", "right", "[PAD]", "[MASK]"
 
     def __init__(self, backend: Tokenizer) -> None:

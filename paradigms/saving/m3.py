@@ -28,7 +28,7 @@ def is_m3(folder: Path) -> bool:
 def read_m3(folder: Path) -> Paradigm:
     """Read BGE-M3. Raises ValueError if a head has another shape, such as fewer dimensions than the width."""
     length = text_length({}, folder)
-    model: Any = bge_m3(folder, pooling="cls", query_length=min(length, 1 << 13), document_length=length)
+    model: Any = bge_m3(folder, pooling="cls", query_length=length, document_length=length)
     for name, head in HEADS.items():
         file, module = folder / f"{name}.safetensors", getattr(model.encoder, head)
         weights = {key: weight.float() for key, weight in load_file(file).items()}

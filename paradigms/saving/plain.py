@@ -56,7 +56,10 @@ def check_encoder(folder: Path) -> None:
     halved, decodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING, getattr(config, "is_decoder", False)
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
     if not halved and (decodes or not masked):
-        raise ValueError(f"model_type {config.model_type} is not a text encoder")
+        raise ValueError(
+            f"model_type {config.model_type} is not a text encoder: to train one from it, name the folder as "
+            "the backbone of a paradigm, PARADIGMS['dpr'](folder)"
+        )
     for name in config.architectures or []:
         if not name.endswith(HEADLESS) or name.endswith("LMHeadModel"):
             raise ValueError(f"{name} is not a text encoder: save the encoder below its head separately")

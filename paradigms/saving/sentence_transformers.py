@@ -11,6 +11,7 @@ from typing import Any
 
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
+from paradigms.encoder.settings import LONGEST
 from paradigms.encoder.text import bare
 from paradigms.io.checks import json_or_empty, read_json
 from paradigms.model import Paradigm
@@ -115,7 +116,7 @@ def text_length(settings: dict[str, Any], backbone: Path) -> int:
     limit = longest(backbone)
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     limits = [settings.get("max_seq_length"), of_tokenizer]
-    return min([limit, *(int(length) for length in limits if length and length < 1e6)])
+    return min([limit, LONGEST, *(int(length) for length in limits if length and length < 1e6)])
 
 
 def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:

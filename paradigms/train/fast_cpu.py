@@ -120,8 +120,8 @@ def unpack(bits: UInt8[Tensor, " bytes"], shape: torch.Size) -> Bool[Tensor, "..
 def attention(
     module: nn.Module,
     query: Float[Tensor, "x n l h"],
-    key: Float[Tensor, "x n k h"],
-    value: Float[Tensor, "x n k h"],
+    key: Float[Tensor, "x g k h"],
+    value: Float[Tensor, "x g k h"],
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,

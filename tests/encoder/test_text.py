@@ -124,6 +124,15 @@ COUNTED = [
     ("bert", BARE | {"document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
     ("bert", SKIP, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
     ("bert", SKIP, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
+    ("qwen3", PREFIX, "query", "the fox", "a s k : Ġthe Ġfox <|endoftext|>"),
+    (
+        "qwen3",
+        {"query_length": 7} | PREFIX,
+        "query",
+        LONG,
+        "a s k : Ġthe Ġquick <|endoftext|>",
+    ),  # its end is kept
+    ("llama", {"query_marker": "Ġfire"}, "query", " fox", "<s> Ġfire Ġfox"),
     ("t5", {"skip": "(),"}, "document", "the (fox), dog", "▁the f o x ▁dog </s>"),  # of which ▁( is one token
 ]
 

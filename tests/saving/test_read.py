@@ -75,7 +75,8 @@ def write_dense(folder: Path, out: int, activation: str = IDENTITY, bias: bool =
 def hidden(folder: Path, texts: list[str], **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     """ids, attention and hidden states, by transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **settings)
+    settings = {"padding": True, "return_tensors": "pt", "return_token_type_ids": False} | settings
+    rows = tokenizer(texts, **settings)
     loader = AutoModelForTextEncoding if folder.name.endswith("t5") else AutoModel
     with torch.no_grad():
         out = loader.from_pretrained(folder, dtype=torch.float64).eval()(**rows).last_hidden_state

@@ -1,6 +1,7 @@
 """Checkpoints that sentence-transformers itself writes score the same here (`make extras`)."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from paradigms.saving.card import model_card
 from paradigms.scoring.scorer import Scorer
 from tests.near import SCORES, assert_within_rounding
 from tests.saving.test_read import DOCUMENTS, QUERIES, scores_of
-from tests.tiny import WIDTH, write_checkpoint, write_headed
+from tests.tiny import LONG, WIDTH, write_checkpoint, write_headed
+from tests.train.test_loop import SETTINGS, fit
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
 
@@ -51,7 +53,7 @@ def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
         assert_within_rounding(found, scores_of(model), **SCORES)
 
 
-@pytest.fixture(params=["bert", "modernbert", "t5"])
+@pytest.fixture(params=["bert", "modernbert", "t5", "qwen3"])
 def backbone(request, tmp_path):
     torch.manual_seed(0)
     return str(write_checkpoint(request.param, tmp_path / request.param))
@@ -96,6 +98,32 @@ def test_heads_and_prompts(backbone, tmp_path, similarity):
     prompts = {"query": "query: ", "document": "passage: "}
     theirs = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name=similarity)
     assert_same_scores(theirs, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("name", ["query", None])
+def test_a_decoder_with_instructions_comes_in_is_trained_and_goes_out(checkpoints, tmp_path, name):
+    """As Qwen3-Embedding is published: the last token, an instruction before queries or before all texts."""
+    modules = [Transformer(str(checkpoints["qwen3"])), Pooling(WIDTH, "lasttoken"), Normalize()]
+    prompts = {"query": "Instruct: find an answer\nQuery:", "document": ""} if name else {"sts": "Match: "}
+    default = None if name else "sts"
+    theirs = SentenceTransformer(modules=modules, prompts=prompts, default_prompt_name=default)
+    assert_same_scores(theirs, tmp_path / "theirs")
+    assert (
+        paradigms.load(tmp_path / "theirs").encoder.settings.query_length == LONG["max_position_embeddings"]
+    )
+
+    marker = "Instruct: find a fish\nQuery:"
+    ours = paradigms.PARADIGMS["dpr"](tmp_path / "theirs", lora_rank=2, query_marker=marker)
+    read: list[str] = []
+    ours.register_forward_pre_hook(
+        lambda _, given: read.extend(ours.encoder.tokenizer.batch_decode(given[0].input_ids))
+    )
+    before = scores_of(ours)
+    fit(tmp_path, tmp_path / "training", replace(SETTINGS, steps=1), paradigm=ours)
+    assert len(read) == SETTINGS.batch_size
+    assert all(text.startswith(marker) for text in read)
+    assert not torch.allclose(scores_of(ours), before)
+    assert_exported_scores(ours, tmp_path / "out", SentenceTransformer)
 
 
 def multi_vector(
@@ -148,7 +176,7 @@ OUT += [("colbert", MARKED | {"attend_augmentation": attend}) for attend in (Fal
 
 
 WRITTEN = [("bert", *row) for row in OUT]
-WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5") for n in (1, 5)]
+WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5", "qwen3") for n in (1, 5)]
 
 
 @pytest.mark.parametrize(("family", "name", "settings"), WRITTEN, ids=str)

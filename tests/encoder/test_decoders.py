@@ -1,0 +1,53 @@
+"""Decoders and long texts: real architectures with random weights, against what transformers gives."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import processors
+from transformers import AutoTokenizer
+
+from paradigms import PARADIGMS
+from tests.near import assert_same
+from tests.saving.test_read import cosines, hidden
+from tests.tiny import DECODERS, LONG
+
+INSTRUCTION = "Instruct: Find the answer to a question\nQuery: "
+QUERIES, TEXTS = ["the fox", "a bird in winter?"], ["the fox is in the garden, and the sun", "", "snow"]
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_the_last_token_under_an_instruction(checkpoints, family):
+    """The states of the last token (Qwen3's appended one) are pooled, although it pads left."""
+    model = PARADIGMS["dpr"](checkpoints[family], query_marker=INSTRUCTION).double()
+    assert model.encoder.settings.pooling == "last"
+    texts = [INSTRUCTION + query for query in QUERIES] + [TEXTS[0], TEXTS[2]]
+    last = torch.stack([hidden(checkpoints[family], [text], padding=False)[2][0, -1] for text in texts])
+    scores = model.score(model.encode_documents(TEXTS), model.encode_queries(QUERIES))
+    assert_same(scores[:, [0, 2]], cosines(last[2:], last[:2]))
+    assert not scores[:, 1].any()
+
+
+def test_empty_texts_without_special_tokens(checkpoints, tmp_path):
+    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "llama"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel()
+    tokenizer.save_pretrained(folder)
+    assert not PARADIGMS["dpr"](folder).encode_documents(["", " "]).mask.any()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "modernbert"])
+def test_texts_of_8192_tokens(checkpoints, tmp_path, family):
+    """All tokens are read; a decoder's states do not depend on what follows, a ModernBERT's do."""
+    folder = Path(shutil.copytree(checkpoints[family], tmp_path / family))
+    config = json.loads((folder / "config.json").read_text()) | LONG
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"dim": None, "normalize": False, "skip": "", "document_length": 1 << 13}
+    model, text = PARADIGMS["colbert"](folder, **settings).double(), "the fox " * (1 << 12)
+    whole = model.encode_documents([text])
+    assert whole.mask.sum() == 1 << 13
+    assert_same(whole.vectors[0, 0], hidden(folder, [text], truncation=True, max_length=1 << 13)[2][0])
+    other = model.encode_documents([f"{text[:20000]}in winter {text[20000:]}"])
+    assert torch.equal(other.vectors[0, 0, 4000], whole.vectors[0, 0, 4000]) == (family == "qwen3")
