@@ -17,7 +17,9 @@ from paradigms.align import ALIGNMENTS
 from paradigms.cli.arguments import main, parser
 from paradigms.io.plugins import LOADED
 from tests import needs
+from tests.encoder.test_published import published
 from tests.experiments.scripts import settings
+from tests.tiny import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [f"{room}/**/*.md" for room in ("paradigms", "theory", "experiments")]
@@ -112,6 +114,8 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notes = tmp_path / "path/to/notes"
     notes.mkdir(parents=True)
+    write_checkpoint("qwen3", tmp_path / "qwen3")
+    published(tmp_path / "qwen3", tmp_path / "path/to/decoder", {"pooling_mode": "lasttoken"})
     what, how = ("certificate", "key", "token", "account"), ("renew", "revoke", "copy", "print", "send")
     for n, (noun, verb) in enumerate(itertools.product(what, how)):
         (notes / f"{n}.md").write_text(
