@@ -133,21 +133,35 @@ def main(settings: Settings) -> None:
 
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
-    """Return a paradigm's rows, read from the file of an earlier run with these settings or measured now."""
+    """Return a paradigm's rows; rows that an earlier run with these settings saved are not measured again."""
     file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
-    if (kept := json_or_empty(file)).get("settings") == chosen:
-        return kept["rows"]
-    with tempfile.TemporaryDirectory() as work:
-        rows = measure(name, collection, settings, folder / "encoded" / name, Path(work))
-    write_json(file, {"settings": chosen, "rows": rows})
-    return rows
+    kept = json_or_empty(file)
+    if kept.get("settings") != chosen:
+        kept = {"settings": chosen, "ended": False, "wanted": None, "rows": []}
+    if not kept["ended"]:
+        with tempfile.TemporaryDirectory() as work:
+            measure(name, collection, settings, folder / "encoded" / name, Path(work), kept, file)
+        write_json(file, kept | {"ended": True})
+    return kept["rows"]
 
 
-def measure(name: str, collection: Collection, settings: Settings, place: Path, work: Path) -> Rows:
-    """Measure every index and engine that supports the paradigm. place: folder of encoded documents."""
+def measure(
+    name: str,
+    collection: Collection,
+    settings: Settings,
+    place: Path,
+    work: Path,
+    kept: dict[str, Any],
+    file: Path,
+) -> None:
+    """Measure every index and engine that supports the paradigm.
+
+    place: folder of encoded documents. kept: the rows so far, and the documents that exact search returns;
+    they are saved to `file` after each row.
+    """
     texts, asked = drawn(collection, settings)
     if name == BM25:
-        base, queries, wanted = weighed(texts, list(asked.values()), settings.k)
+        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), settings.k)
         recipe, vectors, dim = Recipe(BM25, EqualIds(), "one"), float(np.diff(base.offsets).mean()), 1
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs: dict[str, Callable[[], Costs]] = {
@@ -160,7 +174,6 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
             model.encode_queries(list(asked.values())).to("cpu"),
             int(base.offsets[-1]) / len(base),
         )
-        wanted = Index(base).search_tokens(recipe, queries, settings.k)
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
         for bits in settings.bits:
@@ -171,24 +184,27 @@ def measure(name: str, collection: Collection, settings: Settings, place: Path, 
             jobs |= {"fixed": partial(indexed, kinds.fixed()), "lemur": partial(indexed, kinds.lemur())}
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
-    rows = []
+    done = {row["engine"] for row in kept["rows"]}
     with progress_bar() as bar:
-        task = bar.add_task(name, total=len(jobs))
+        task = bar.add_task(name, total=len(jobs), completed=len(done))
         for what, job in jobs.items():
+            if what in done:
+                continue
             bar.update(task, description=f"{name}: {what}")
             size, seconds, milliseconds, answers = job()
+            kept["wanted"] = kept["wanted"] or answers  # of exact search, the first job
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            row |= {f"recall@{settings.k}": recall(answers, wanted)}
+            row |= {f"recall@{settings.k}": recall(answers, kept["wanted"])}
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
                 row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
-            rows.append(row)
+            kept["rows"].append(row)
+            write_json(file, kept)
             bar.advance(task)
-    return rows
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:

@@ -15,8 +15,10 @@ environments with these packages. A stage that takes longer than `limit` seconds
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +36,7 @@ class Settings:
     sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000])
     systems: list[str] = field(default_factory=list)
     """prefixes of the names of systems to measure; empty: all"""
-    most: dict[str, int] = field(default_factory=lambda: {"exact": 100_000})
+    most: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("exact", "XTR, exact"), 100_000))
     """system → the largest size at which it is measured"""
     queries: int = 100
     """number of test queries, the same for each collection"""
@@ -89,13 +91,16 @@ if TYPE_CHECKING:
 K = 10
 ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # a term's entry
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
-IMPUTE = [{"search": "impute", "probes": p, "search_tokens": k} for p, k in ((8, 4000), (32, 10000))]
+RETRIEVED = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
+IMPUTE = [{"probes": p} | RETRIEVED[n] for p, n in ((8, 0), (32, 1), (32, 2))]
+IMPUTE += [IMPUTE[-1] | {"candidates": 128}]
 NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
 TERMS: list[dict[str, Any]] = [{}]
 # With 10 candidates, reranking only reorders the first ten by inner products, so recall is the vectors'
 # alone.
 RERANKED = [{"candidates": count} for count in (10, 64, 256)]
 BUCKETS = {"planes": 4, "inner": 32}
+XTR = "XTR, exact"
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class System:
 
 
 SYSTEMS = {
-    "compressed": System("tokens", "compressed", {"bits": 4}, [*GATHER, *IMPUTE]),
+    "compressed": System("tokens", "compressed", {"bits": 4}, GATHER),
     "exact": System("tokens", "exact", {}, [{}]),
     "MUVERA, 1,024 numbers": System("tokens", "fixed", BUCKETS | {"final": 1024}, RERANKED),
     "LEMUR, 1,024 numbers": System("tokens", "lemur", {"width": 1024}, RERANKED),
@@ -122,6 +127,8 @@ SYSTEMS = {
     "one vector, HNSW": System("pooled", "faiss", {"factory": "HNSW32,SQfp16"}, [{"search_tokens": 100}]),
     "BM25": System("words", "inverted", {}, TERMS),
     "SPLADE": System("splade", "inverted", {}, TERMS),
+    XTR: System("tokens", "exact", {}, RETRIEVED),
+    "XTR, 4 bits": System("tokens", "compressed", {"bits": 4}, IMPUTE),
 }
 PEERS = {
     "fast-plaid, 4 bits": (
@@ -135,6 +142,7 @@ ANY = contents("*", "*/")
 NOTHING = {"failed": "not measured"}
 BEYOND = (10**7, 10**8, 10**9)
 COMPOSED = "compressed (composed)"  # the first size again; all documents but the relevant ones are composed
+SEARCHED = (COMPOSED, XTR, "XTR, 4 bits")  # measured by their searches alone: the others have the same costs
 
 
 def main(settings: Settings) -> None:
@@ -175,7 +183,8 @@ class Run:
         job = {"form": system.form, "documents": size, "real": real, "kind": system.kind}
         job |= {"build": system.build, "folder": f"{place}/index"}
         row: dict[str, Any] = {"system": name, "documents": size}
-        for stage in ("build", "search", "change")[: 3 if self.settings.changes and not check else 2]:
+        changes = self.settings.changes and name not in SEARCHED
+        for stage in ("build", "search", "change")[: 3 if changes else 2]:
             more = {"settings": system.settings} if stage == "search" else {}
             row[stage] = self.stage(name, job | more | {"stage": stage})
             if "failed" in row[stage]:
@@ -218,9 +227,17 @@ class Run:
             self.rows.append(row)
 
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the saved result of a finished stage, or None if there is none."""
-        kept = json_or_empty(self.file(name, job))
-        return kept["answer"] if kept.get("job") == job else None
+        """Return the saved result of a finished stage, or None if there is none.
+
+        A saved search may have been measured with further settings.
+        """
+        kept, wanted = json_or_empty(self.file(name, job)), job.get("settings")
+        if kept.get("job") == job:
+            return kept["answer"]
+        if not isinstance(wanted, list) or kept.get("job", {}) | {"settings": wanted} != job:
+            return None
+        rows = [row for row in kept["answer"].get("rows", []) if row["setting"] in wanted]
+        return kept["answer"] | {"rows": rows} if len(rows) == len(wanted) else None
 
     def file(self, name: str, job: Mapping[str, Any]) -> Path:
         return self.folder / "stages" / f"{folder_name(name)}-{job['documents']}-{job['stage']}.json"
@@ -239,6 +256,7 @@ class Run:
         settings, worker = self.settings, "systems" if python else "growing"
         whole = {"vectors": "vectors"} | job | {"seed": settings.seed, "threads": settings.threads}
         whole |= {name: str(self.folder / whole[name]) for name in ("vectors", "folder") if name in whole}
+        before = sum(os.times()[2:4])
         try:
             done = run_worker(worker, whole, python or sys.executable, settings.threads, settings.limit)
         except subprocess.TimeoutExpired:
@@ -248,8 +266,14 @@ class Run:
                 self.console.print(done.stderr[-2000:])
                 return {"failed": done.stderr}
             answer = last_line(done.stdout)
-        write_json(self.file(name, job), {"job": job, "answer": answer})
+        spent = sum(os.times()[2:4]) - before
+        write_json(self.file(name, job), {"job": job, "answer": answer, "CPU s": spent})
         return answer
+
+    def minutes(self) -> float:
+        """Return the CPU minutes of all stages in the folder and of this process."""
+        stages = (self.folder / "stages").glob("*.json")
+        return (sum(json_or_empty(file).get("CPU s", 0.0) for file in stages) + time.process_time()) / 60
 
 
 def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
@@ -373,7 +397,7 @@ def report(run: Run) -> None:
         opened = searched.get("open", searched.get("cpu", {}).get("opened"))
         made |= {"open s": opened, "search MiB": _in(searched, "memory", MiB)}
         made |= {f"{what} s": changed.get(what) for what in CHANGES}
-        if name != COMPOSED:
+        if name not in SEARCHED:
             costs.append(made)
         for one in searched.get(
             "rows", [searched | {"setting": PEERS.get(row["system"], ("", {}))[1].get("search")}]
@@ -381,6 +405,7 @@ def report(run: Run) -> None:
             if "found" in one:
                 searches.append(searched_row(name, row, one))
     costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
+    compare_with_xtr(searches)
     shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)
     made = json_or_empty(run.vectors / "vectors.json")
@@ -398,7 +423,7 @@ def report(run: Run) -> None:
             fits,
         ),
     }
-    publish(run.settings, "Scale", text, sections)
+    publish(run.settings, "Scale", text, sections, minutes=run.minutes())
 
 
 def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
@@ -410,11 +435,25 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
     if "truth" in row:
         made["recall@10"] = "–"
     if row.get("truth"):
-        pairs = zip(one["found"], row["truth"], strict=True)
-        recalls = np.array([len({*map(str, f[:K])} & {*t}) / len(t) for f, t in pairs])
-        [interval] = bootstrap_intervals(recalls[None])
-        made["recall@10"] = bracketed(interval)
-    return made | {"_ms": milliseconds, "_recalls": recalls}
+        recalls, made["recall@10"] = recall(one["found"], row["truth"])
+    kept = {"_ms": milliseconds, "_recalls": recalls, "_found": one["found"]}
+    return made | kept | {"_tokens": (one["setting"] or {}).get("search_tokens")}
+
+
+def recall(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[str]]) -> tuple[np.ndarray, str]:
+    """Return each query's share of wanted documents among the first `K` found, and the mean with interval."""
+    pairs = zip(found, wanted, strict=True)
+    recalls = np.array([len({*map(str, f[:K])} & {*w}) / len(w) for f, w in pairs])
+    [interval] = bootstrap_intervals(recalls[None])
+    return recalls, bracketed(interval)
+
+
+def compare_with_xtr(searches: Rows) -> None:
+    """Add recall@10 against XTR's exact scores with the same k', where a search estimates these."""
+    exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
+    for row in searches:
+        wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in SEARCHED else None
+        row["of XTR's"] = recall(row["_found"], wanted)[1] if wanted else "–"
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
@@ -490,7 +529,7 @@ def picture(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, 
     drawn = {"build, CPU s": [(r["system"], r["documents"], r["build CPU s"]) for r in costs]}
     drawn["MB on disk"] = [(r["system"], r["documents"], r["MB"]) for r in costs]
     first: dict[tuple[str, int], tuple[str, int, float]] = {}
-    for r in (r for r in searches if r["system"] != COMPOSED):  # the first search has the kind's defaults
+    for r in (r for r in searches if r["system"] not in SEARCHED):  # the first search has the kind's defaults
         first.setdefault((r["system"], r["documents"]), (r["system"], r["documents"], r["CPU ms"]))
     drawn["a query, CPU ms"] = list(first.values())
     for axes, (label, points) in zip(panels, drawn.items(), strict=True):

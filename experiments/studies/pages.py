@@ -168,11 +168,13 @@ def publish(
     summary: str,
     sections: Mapping[str, Section],
     accelerator: "Accelerator | None" = None,
+    minutes: float | None = None,
 ) -> None:
     """Write a study's files: sections, an HTML page, verdicts.md, and study.json.
 
     study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
     settings: a dataclass with an output folder; headings name its `division` of queries, if it has one.
+    minutes: CPU minutes of the study; None: those of this process, its children, and the runs before it.
     """
     from paradigms.train.script import environment
 
@@ -189,7 +191,7 @@ def publish(
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     if where:
         write_json(folder / "environment.json", where)
-    write_json(folder / STUDY, study(settings, title, summary, sections, folder / STUDY))
+    write_json(folder / STUDY, study(settings, title, summary, sections, folder / STUDY, minutes))
     page = folder / "report.html"
     write_page(page, title, summary, sections.values(), asdict(settings) | where)
     print_sections(sections.values())
@@ -202,12 +204,21 @@ def publish(
         run.log({name: wandb.Image(part.figure) for name, part in sections.items() if part.figure})
 
 
-def study(settings: Any, title: str, summary: str, sections: Mapping[str, Section], path: Path) -> Measured:
+def study(
+    settings: Any,
+    title: str,
+    summary: str,
+    sections: Mapping[str, Section],
+    path: Path,
+    minutes: float | None = None,
+) -> Measured:
     """Collect everything that a page may quote from a study.
 
-    path: study.json; if it exists, its CPU time is included in `minutes`.
+    path: study.json; if it exists, its CPU time is included in `minutes`, unless these are given.
     """
-    before, name = json_or_empty(path).get("minutes", 0.0), getattr(settings, "collection", "")
+    if minutes is None:
+        minutes = json_or_empty(path).get("minutes", 0.0) + sum(os.times()[:4]) / 60
+    name = getattr(settings, "collection", "")
     names = [name] if name else getattr(settings, "collections", [])
     return {
         "title": title,
@@ -215,7 +226,7 @@ def study(settings: Any, title: str, summary: str, sections: Mapping[str, Sectio
         "collection": ", ".join(map(folder_name, names)),
         "command": _command(sys.argv),
         "processor": processor(),
-        "minutes": round(before + sum(os.times()[:4]) / 60, 1),
+        "minutes": round(minutes, 1),
         "sections": {
             name: {"heading": section.heading, "text": section.text, "rows": list(section.rows)}
             for name, section in sections.items()

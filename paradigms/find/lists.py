@@ -9,17 +9,17 @@ token j probes the lists of its most similar centroids, down to the similarity l
 2. Filter: the tokens of these documents that lie in a probed list are decoded to x̂ and scored against all
    query tokens, where i runs over these tokens of d:
 
-       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ)
+       f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ)    with mⱼ = lⱼ
 
-3. impute: with mⱼ the expected k'-th best similarity of query token j (`loops.select`), f approximates
-   `impute.imputed_rel` (Lee et al. 2023, Eq. 4). For k' up to `SMALL`, the score is Eq. 4 itself, from the k'
-   best tokens that each query token finds in its probed lists, which is slower.
-   gather: with mⱼ = lⱼ, the `candidates` documents with the largest f are scored by `core.rel` from all their
-   tokens x̂.
+3. The `candidates` documents with the largest f are scored from all their tokens x̂: gather, by `core.rel`;
+   impute, by f where i runs over all tokens of d and mⱼ is the expected k'-th best similarity of query token
+   j (`loops.select`), an estimate of `impute.imputed_rel` (Lee et al. 2023, Eq. 4). For k' up to `SMALL`, the
+   score is Eq. 4 itself, from the k' best tokens that each query token finds in its probed lists, which is
+   slower.
 
-Both modes miss tokens outside the probed lists. Documents that are added later are not in any list at first:
-a search compares the centroids of all their tokens with the probed lists. Beyond `UNLISTED` such tokens, an
-addition rewrites the lists.
+Both modes miss documents without a token in the probed lists. Documents that are added later are not in any
+list at first: a search compares the centroids of all their tokens with the probed lists. Beyond `UNLISTED`
+such tokens, an addition rewrites the lists.
 """
 
 import threading
@@ -114,8 +114,8 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 class Probing:
     """Search a few lists.
 
-    probes: number of lists to read per query token. candidates: number of documents to score in full
-    (gather); 0 means the larger of 512 and 8k.
+    probes: number of lists to read per query token. candidates: number of documents to score in full; 0 means
+    the larger of 512 and 8k.
     """
 
     probes: int = 8
@@ -129,28 +129,25 @@ class Probing:
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
         wanted = max(k, self.candidates or max(CANDIDATES, EACH * k))
-        if recipe.search != "impute":
-
-            def search(query: Tokens) -> dict[str, float]:
-                packed = _read(store).packed(query)
-                near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
-                rows = np.sort(_largest(near.rows, _f(store, packed, near, near.least), wanted))
-                return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
-
-        elif recipe.search_tokens <= SMALL:
+        imputes = recipe.search == "impute"
+        if imputes and recipe.search_tokens <= SMALL:
             return imputed(store, recipe, parts, k, advance, self.token_search)
-        elif recipe.imputation != "kth":
+        if imputes and recipe.imputation != "kth":
             raise ValueError(
                 f"{store} is compressed and estimates the k'-th similarity where search_tokens is above "
                 f"{SMALL}: the imputation {recipe.imputation} needs an exact index, or one of FAISS"
             )
-        else:
 
-            def search(query: Tokens) -> dict[str, float]:
-                packed = _read(store).packed(Tokens(query.vectors, query.mask))  # Eq. 4 knows no salience
-                near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
-                f = torch.from_numpy(_f(store, packed, near, near.missing)) / query.mask.shape[-1]
-                return best(store, f, near.rows, k)
+        def search(query: Tokens) -> dict[str, float]:
+            # Eq. 4 knows no salience.
+            packed = _read(store).packed(Tokens(query.vectors, query.mask) if imputes else query)
+            near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
+            rows = _largest(near.rows, _f(store, packed, near, near.least), wanted)
+            if not imputes:
+                return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
+            whole = near._replace(rows=rows, chosen=np.ones_like(near.chosen))
+            f = torch.from_numpy(_f(store, packed, whole, near.missing)) / query.mask.shape[-1]
+            return best(store, f, rows, k)
 
         return _each(parts, advance, search)
 
@@ -230,7 +227,7 @@ class Near(NamedTuple):
 
 
 def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> np.ndarray:
-    """Compute N · f for each document with m = missing, weighted by the query's salience if it has one."""
+    """Compute N · f for each document of `near` with m = missing, weighted by the query's salience if any."""
     from paradigms.scoring import kernels
 
     best = np.empty((len(near.rows), packed.query.near.shape[1]), np.float32)

@@ -27,13 +27,17 @@ def test_every_stage_is_measured_once(
     monkeypatch.setattr(scale, "run_worker", worker)
     settings = scale.Settings(
         collections={str(words): 0}, sizes=[40, 1100], queries=6, dim=16, tokens=8, splade=0,
-        backbone=str(tiny_bert), most={"exact": 40},
-        systems=["compressed", "exact", "one vector", "BM25", "LEMUR, 256"], output=str(tmp_path / "out"),
+        backbone=str(tiny_bert), most={"exact": 40, "XTR, exact": 40},
+        systems=["compressed", "exact", "XTR", "one vector", "BM25", "LEMUR, 256"],
+        output=str(tmp_path / "out"),
     )  # fmt: skip
     scale.main(settings)
     once = list(stages)
     scale.main(settings)
     assert stages == once  # a second start measures nothing again
+    monkeypatch.setattr(scale, "GATHER", scale.GATHER[:1])  # a saved search may have further settings
+    for stage in (tmp_path / "out" / "stages").iterdir():
+        stage.write_text(json.dumps(json.loads(stage.read_text()) | {"CPU s": 60.0}))
     scale.main(replace(settings, report=True, sizes=[40, 1100, 2000]))
     assert stages == once
     study = json.loads((tmp_path / "out" / "study.json").read_text())
@@ -43,8 +47,12 @@ def test_every_stage_is_measured_once(
     assert all(row["build CPU s"] >= 0 and row["MB"] > 0 and row["peak MB"] > 0 for row in costs)
     searches = study["sections"]["searches"]["rows"]
     exact = [row for row in searches if row["system"].endswith("exact")]
-    assert len(exact) == 3
-    assert all(row["recall@10"].startswith("1.000") for row in exact)
+    assert len(exact) == 6
+    assert all(row["recall@10"].startswith("1.000") for row in exact)  # XTR's too: it retrieves every token
+    coded = [row["of XTR's"] for row in searches if row["system"] == "XTR, 4 bits"]
+    assert all(float(found[:5]) > 0.8 for found in coded[:4])
+    assert coded[4:] == ["–"] * 4
+    assert study["minutes"] >= 1
     laws = study["sections"]["law"]["rows"]
     bytes = next(row for row in laws if (row["system"], row["quantity"]) == ("compressed", "MB"))
     grown = bytes["10,000,000"] * 100 ** float(bytes["exponent"])

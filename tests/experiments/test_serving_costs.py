@@ -59,9 +59,16 @@ def test_all_documents_are_measured_with_quality_and_once(
         "exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"
     }  # fmt: skip
     assert all(row["nDCG@10"].count(".") == 3 for row in rows)  # a mean and its interval
+    file = tmp_path / "out" / "rows" / "dpr.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"ended": False, "rows": kept["rows"][:2]}))  # interrupted
+    serving_costs.main(settings)
+    again = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert again[:2] == rows[:2]
+    assert [(row["engine"], row["recall@5"]) for row in again] == [(r["engine"], r["recall@5"]) for r in rows]
     monkeypatch.setattr(serving_costs, "measure", None)
     serving_costs.main(settings)
-    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == rows
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
 
 
 def test_the_fastest_round_of_each_query_counts() -> None:

@@ -121,9 +121,10 @@ def gathered(index: Index, recipe: Recipe, asked: Tokens) -> list[dict[str, floa
 
 
 def imputed(index: Index, k: int | None, asked: Tokens) -> list[dict[str, float]]:
-    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) over probed tokens of d.
+    """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) of each document with a probed token.
 
-    mⱼ: the similarity above which k tokens are expected; None: that of the last probed list.
+    mⱼ is the similarity above which k tokens are expected, and i runs over all tokens of d. With k None,
+    mⱼ is that of the last probed list, and i runs over the probed tokens.
     """
     found: list[dict[str, float]] = []
     codec, nearest = index.store.codec, np.array(index.store.columns["centroids"])
@@ -149,7 +150,7 @@ def imputed(index: Index, k: int | None, asked: Tokens) -> list[dict[str, float]
             )
         found.append({})
         for n in np.unique(owners[alive & probed[nearest]]).tolist() if len(Q) else []:
-            mine = torch.from_numpy((owners == n) & probed[nearest])
+            mine = torch.from_numpy((owners == n) & (probed[nearest] if k is None else True))
             best = S[mine].amax(0).maximum(torch.tensor(missing))
             found[-1][index.store.ids[n]] = float(best.mean())
     return found
