@@ -9,7 +9,7 @@ names to functions that compute Z.
 
 import ast
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias, dataclass_transform
 
 import torch
@@ -60,6 +60,13 @@ class Alignment:
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         raise NotImplementedError
+
+    def with_salience(self, queries: Tokens) -> tuple["Alignment", Tokens]:
+        """Return an alignment and queries of the same rel, with weights of query tokens as their salience.
+
+        The fast paths apply salience, so an A that only weighs query tokens has those of the returned one.
+        """
+        return self, queries
 
     def kept(self, lengths: Lengths) -> Lengths | None:
         """Return how many tokens are aligned per query token, by document length; None unless A is top-k.
@@ -232,11 +239,19 @@ class Idf(Alignment, reads={"similarity", "statistics"}):
     statistics: Annotated[str, OneLine()]
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
+        return _argmax(S, valid, axis=-2) * self._weights(queries)[:, :, None, :]
+
+    def with_salience(self, queries: Tokens) -> tuple[Alignment, Tokens]:
+        weights = self._weights(queries)
+        weights = weights if queries.salience is None else weights * queries.salience
+        return QueryToDocument(), replace(queries, salience=weights)
+
+    def _weights(self, queries: Tokens) -> Float[Tensor, "b 1 j"]:
         if queries.ids is None:
             raise ValueError("Idf needs the ids of query tokens; Tokens.ids is None")
         ids = queries.ids.where(queries.mask, -1)
         idf = statistics_of(self.statistics).idf(ids.clamp(min=0)).where(ids >= 0, 1.0)
-        return _argmax(S, valid, axis=-2) * idf.to(S.dtype)[:, :, None, :]
+        return idf.to(queries.vectors.dtype)
 
 
 class Buckets(Alignment, reads={"vectors", "lengths"}):

@@ -1,11 +1,11 @@
 """The parts of a paradigm besides its encoder, as plain data: A, Z, the search and τ."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, as_alignment
-from paradigms.core import Normalise
+from paradigms.core import Normalise, Tokens
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import OneLine, Range, check_types
 
@@ -47,6 +47,11 @@ class Recipe:
     def normalise_function(self) -> Normalise:
         """Return the function that computes Z."""
         return NORMALISERS[self.normalise]
+
+    def with_salience(self, queries: Tokens) -> tuple["Recipe", Tokens]:
+        """Return a recipe and queries of the same rel; see `Alignment.with_salience`."""
+        align, queries = self.align.with_salience(queries)
+        return replace(self, align=align), queries
 
     @property
     def reads_pool(self) -> bool:

@@ -12,6 +12,7 @@ from paradigms import PARADIGMS
 from paradigms.align import Idf
 from paradigms.core import interact
 from paradigms.data import Corpus
+from paradigms.find import kinds, ranking, scan
 from paradigms.model import Paradigm
 from paradigms.retrieve import Indexed
 from paradigms.statistics import FILE, STATISTICS, Statistics
@@ -56,13 +57,20 @@ def test_A_reads_them_and_nothing_else_of_the_corpus(model):
     assert explained.reads.startswith("the corpus's document frequencies")
 
 
-def test_it_is_indexed_and_trained(model):
+def test_it_is_indexed_and_trained(model, monkeypatch):
+    """A store is scored by the compiled kernels, whatever its kind."""
     texts = dict(zip("abcd", TEXTS, strict=True))
     counted = model.count_corpus(texts.values())
     weighed = model.with_alignment(Idf(statistics=counted.name), "total")
-    run = Indexed.build(weighed, texts, precision="no").search({"q": QUERY}, 3)["q"]
     scores = weighed.score(weighed.encode_documents(TEXTS), weighed.encode_queries([QUERY]))[0].tolist()
-    assert run == pytest.approx({id: scores["abcd".index(id)] for id in "abd"}, abs=5e-3)
+    expected = {id: scores["abcd".index(id)] for id in "abd"}
+    for place in (ranking, scan):
+        monkeypatch.setattr(place, "score", lambda *_: pytest.fail("all of S was formed"))
+    for kind, error in ((kinds.exact(), 5e-3), (kinds.compressed(bits=8), 2e-2), (kinds.faiss(), 5e-3)):
+        retriever = Indexed.build(weighed, texts, kind=kind, precision="no")
+        run = retriever.search({"q": QUERY}, 3)["q"]
+        assert run == pytest.approx(expected, abs=error)
+        assert retriever.rerank({"q": QUERY}, {"q": dict.fromkeys("abd", 0.0)})["q"] == pytest.approx(run)
     objective = Contrastive(weighed, Corpus.of(texts), [Example(QUERY, 1, (0,), (1,))])
     objective.loss(weighed, objective.collate(objective.examples)).backward()
     assert weighed.encoder.backbone.embeddings.word_embeddings.weight.grad.any()

@@ -48,6 +48,7 @@ class SplitBackbone:
                 f"trained_layers={trained}: the backbone has {len(layers)} layers; 0 trains all of them and "
                 "the embeddings"
             )
+        self._lower = max(1, len(layers) - trained)
         self._upper = list(layers[len(layers) - trained :])
         self._source = _Source(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
@@ -85,7 +86,7 @@ class SplitBackbone:
         """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
         self._source.states = states
         # In each lower layer's place, because decoders choose a layer's attention by its number.
-        below = [self._source] * max(1, len(self.place._modules[self.name]) - self.trained)
+        below = [self._source] * self._lower
         layers = self.place._modules[self.name]
         self.place._modules[self.name] = nn.ModuleList(below + self._upper)
         try:

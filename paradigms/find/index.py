@@ -89,7 +89,9 @@ class Index:
         if not self.store.living_tokens or not any(there):
             return [{} for _ in there]
         with torch.inference_mode():
-            ranked = self.finder.search(self.store, recipe, parts, min(k, len(self)), advance)
+            weighed = [recipe.with_salience(part) for part in parts]
+            some = [queries for _, queries in weighed]
+            ranked = self.finder.search(self.store, weighed[0][0], some, min(k, len(self)), advance)
         return [row if some else {} for row, some in zip(ranked, there, strict=True)]
 
     @torch.inference_mode()
@@ -103,6 +105,9 @@ class Index:
         """
         for recipe in recipes:
             queries = self.checked(recipe, queries)
+        if len(recipes) == 1:  # several share one S and one salience
+            recipe, queries = recipes[0].with_salience(queries)
+            recipes = [recipe]
         if len(candidates) != len(queries.mask):
             raise ValueError(f"{len(queries.mask)} queries need as many candidates, not {len(candidates)}")
         store = self.store

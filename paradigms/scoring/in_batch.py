@@ -98,6 +98,8 @@ def in_batch_rel(
 def _rel(
     documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None
 ) -> Float[Tensor, "b n"]:
+    if isinstance(align, Alignment):
+        align, queries = align.with_salience(queries)
     known = align if isinstance(align, Alignment) and align.is_maximum() else None
     if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
