@@ -20,10 +20,11 @@ if all intervals lie within ±.005.
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Settings:
     collection: str = "pydocs"
     """collection whose first long documents are encoded"""
     documents: int = 48
+    """number of documents to encode; 0: only `quality` is measured"""
     length: int = 128
     """maximum number of tokens per document"""
     batch: int = 16
@@ -56,16 +58,18 @@ class Settings:
     """paradigms whose quality is measured, untrained over the offline encoder"""
     most: int = 1_000
     """maximum documents per collection in `quality`, judged documents first; 0: all"""
-    output: str = "results/benchmarks/encoding.json"
+    output: str = "results/encoding"
 
 
 if __name__ == "__main__":  # before the slow imports
     given = command_line(Settings, __doc__ or "")
 
+sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
+
 import numpy as np
 import torch
 from parts.shared import medians
-from rich.table import Table
+from studies.pages import Rows, Section, publish
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS, load
@@ -75,8 +79,10 @@ from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
 from paradigms.encoder.precision import native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
+from paradigms.io.checks import json_or_empty
+from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import write_json, write_text
+from paradigms.io.files import held, write_json
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
 
@@ -92,28 +98,35 @@ class Absent(Exception):
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
-    console, folder = Terminal(), tempfile.TemporaryDirectory()
+    console, folder = Terminal(), held(settings.output)
+    sections = {}
+    if settings.documents:
+        rows, absent = speeds(settings)
+        for name, why in absent.items():
+            console.print(f"{name} is left out: {why}")
+        sections["speed"] = Section("Encoding, by system", "", rows)
+        sections["products"] = Section("Matrix products alone", "", products(settings))
+    costs: Rows = []
+    for name in settings.quality:
+        collection = load_collection(name)
+        for paradigm in settings.paradigms:
+            costs += quality(settings, collection, paradigm, folder, console)
+    sections["quality"] = Section(f"{MEASURE} minus float32's", "95% intervals over queries.", costs)
+    cut = f"at most {settings.length} tokens per document; {settings.threads} thread of {processor()}"
+    publish(settings, "Encoding", f"{cut}; native precision: {native_precision(CPU)}.", sections)
+
+
+def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
+    """Time all systems. Returns their rows, and the peers that are left out with the reasons."""
     texts = long_documents(load_collection(settings.collection).corpus, settings)
     systems, absent = ours(settings), {}
-    for name, make in (PEERS if settings.peers else {}).items():
-        try:
-            systems[name] = make(settings, texts, Path(folder.name))
-        except (Absent, ImportError) as error:
-            absent[name] = str(error)
-    rows = timings(settings, systems, texts[: settings.documents])
-    limits = products(settings)
-    console.print(show(rows, "system"))
-    console.print(show(limits, "product"))
-    for name, why in absent.items():
-        console.print(f"{name} is left out: {why}")
-    costs = [cost for name in settings.quality for cost in quality(settings, load_collection(name))]
-    if costs:
-        console.print(show(costs, "collection"))
-    found = {"settings": asdict(settings), "processor": processor(), "native": native_precision(CPU)}
-    found |= {"rows": rows, "products": limits, "quality": costs, "absent": absent}
-    write_json(Path(settings.output), found)
-    page = "\n\n".join(markdown(table) for table in (rows, limits, costs) if table)
-    write_text(Path(settings.output).with_suffix(".md"), page + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in (PEERS if settings.peers else {}).items():
+            try:
+                systems[name] = make(settings, texts, Path(folder))
+            except (Absent, ImportError) as error:
+                absent[name] = str(error)
+        return timings(settings, systems, texts[: settings.documents]), absent
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
@@ -340,8 +353,11 @@ def products(settings: Settings) -> list[dict[str, Any]]:
     return [{"product": name, "GFLOP/s": work / taken} for name, taken in zip(ways, seconds, strict=True)]
 
 
-def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
-    """Measure nDCG@10 of every narrower precision minus float32's, on a collection's test queries."""
+def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
+    """Measure nDCG@10 of every narrower precision minus float32's, on a collection's test queries.
+
+    Each precision's values are saved in the results folder, so that an interrupted run resumes.
+    """
     split, corpus = collection.split("test"), collection.corpus
     if settings.most:
         judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)
@@ -352,50 +368,28 @@ def quality(settings: Settings, collection: Collection) -> list[dict[str, Any]]:
             q for q, grades in split.judgements.items() if any(g > 0 and d in kept for d, g in grades.items())
         ]
         split = split.only(there)
-    rows = []
-    for name in settings.paradigms:
-        model = PARADIGMS[name]("offline", document_length=settings.length)
-        values = {}
-        for precision in ("no", "bf16", "int8"):
+    values = {}
+    for precision in ("no", "bf16", "int8"):
+        job = {"documents": len(corpus), "length": settings.length, "processor": processor()}
+        file = folder / f"{folder_name(collection.name)}-{name}-{precision}.json"
+        known = json_or_empty(file)
+        if known.get("job") != job:
+            console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
+            model = PARADIGMS[name]("offline", document_length=settings.length)
             index = Indexed.build(model, corpus, precision=precision)
             measured = on_split(index.search(split.queries, 10), split, [MEASURE])
-            values[precision] = measured.weighted(MEASURE)
-        for precision in ("bf16", "int8"):
-            difference = values[precision] - values["no"]
-            [interval] = bootstrap_intervals(difference[None])
-            row = {"collection": collection.name, "paradigm": name, "precision": precision}
-            row |= {"documents": len(corpus), "queries": len(difference), "float32": values["no"].mean()}
-            row |= dict(zip(("difference", "low", "high"), interval, strict=True))
-            row["within"] = bool(interval.low >= -WITHIN and interval.high <= WITHIN)
-            rows.append({key: float(v) if isinstance(v, np.floating) else v for key, v in row.items()})
+            known = {"job": job, "values": measured.weighted(MEASURE).tolist()}
+            write_json(file, known)
+        values[precision] = np.array(known["values"])
+    rows = []
+    for precision in ("bf16", "int8"):
+        [interval] = bootstrap_intervals((values[precision] - values["no"])[None])
+        row: dict[str, Any] = {"collection": collection.name, "paradigm": name, "precision": precision}
+        row |= {"documents": len(corpus), "queries": len(values["no"]), "float32": values["no"].mean()}
+        row["difference"] = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval)
+        row["within"] = "yes" if interval.low >= -WITHIN and interval.high <= WITHIN else "no"
+        rows.append(row)
     return rows
-
-
-def cell(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else str(value)
-    if name in ("difference", "low", "high"):
-        return f"{value:+.4f}".replace("0.", ".", 1)
-    if name in ("cosine", "float32"):
-        return f"{value:.4f}"
-    return f"{value:.1f}"
-
-
-def show(rows: Sequence[dict[str, Any]], first: str) -> Table:
-    table = Table()
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == first else "right")
-    for row in rows:
-        table.add_row(*(cell(name, value) for name, value in row.items()))
-    return table
-
-
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1)]
-    lines += [[cell(name, value) for name, value in row.items()] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":
