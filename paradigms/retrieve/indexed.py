@@ -91,8 +91,8 @@ class Indexed:
         self.index.store.check(self.model)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"search {self.model.name}", total=len(queries))
-            encoded = list(self._encoded(queries, self.keep))
-            parts = [part for _, part in encoded]
+            encoded = list(encoded_queries(self.model, queries, self.precision))
+            parts = [most_salient(part, self.keep) for _, part in encoded]
             ranked = self.index.search_tokens(
                 self.model.recipe, parts, k, advance=lambda n: bar.advance(task, n)
             )
@@ -114,21 +114,12 @@ class Indexed:
         runs: list[Run] = [{} for _ in recipes]
         with progress_bar(progress) as bar:
             task = bar.add_task(f"rerank {self.model.name}", total=len(texts))
-            for names, encoded in self._encoded(texts):
+            for names, encoded in encoded_queries(self.model, texts, self.precision):
                 scored = self.index.rerank_tokens(recipes, encoded, [list(run[query]) for query in names])
                 for new, ranked in zip(runs, scored, strict=True):
                     new |= dict(zip(names, ranked, strict=True))
                 bar.advance(task, len(names))
         return [{query: new.get(query, {}) for query in run} for new in runs]
-
-    def _encoded(self, queries: Mapping[str, str], keep: float = 1.0) -> Iterator[tuple[list[str], Tokens]]:
-        """Yield batches of ids and Q, with at most QUERIES queries of similar length. keep: see `Indexed`."""
-        names = list(queries)
-        for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
-            some = [names[n] for n in places]
-            with autocast(self.model.encoder.device, self.precision):
-                encoded = self.model.encode_queries([queries[name] for name in some])
-            yield some, most_salient(encoded, keep)
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         text, pool = text_of(self.corpus, document), None
@@ -150,6 +141,18 @@ class Indexed:
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
         return self.only(self.index.store.names(rows))
+
+
+def encoded_queries(
+    model: Paradigm, queries: Mapping[str, str], precision: str
+) -> Iterator[tuple[list[str], Tokens]]:
+    """Yield batches of ids and Q, with at most QUERIES queries of similar length."""
+    names = list(queries)
+    for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
+        some = [names[n] for n in places]
+        with autocast(model.encoder.device, precision):
+            encoded = model.encode_queries([queries[name] for name in some])
+        yield some, encoded
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:

@@ -12,14 +12,13 @@ import numpy as np
 from paradigms.bge_m3 import PARTS, Part, part_of
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, best_first, check_queries
-from paradigms.encoder.batches import by_length
-from paradigms.encoder.precision import AUTO, autocast
+from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
 from paradigms.find import Index, kinds, open_index
 from paradigms.io.files import remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.retrieve.indexed import QUERIES, text_of
+from paradigms.retrieve.indexed import encoded_queries, text_of
 from paradigms.store import Kind, Store
 from paradigms.store.build import store_files
 from paradigms.store.checksum import weights_checksum
@@ -137,13 +136,9 @@ class Readouts:
 
     def _encoded(self, queries: Mapping[str, str], progress: bool) -> Iterator[tuple[list[str], Tokens]]:
         self.check()
-        names = list(queries)
         with progress_bar(progress) as bar:
-            task = bar.add_task(f"search {self.model.name}", total=len(names))
-            for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
-                some = [names[n] for n in places]
-                with autocast(self.model.device, self.precision):
-                    encoded = self.model.encode_queries([queries[name] for name in some])
+            task = bar.add_task(f"search {self.model.name}", total=len(queries))
+            for some, encoded in encoded_queries(self.model, queries, self.precision):
                 yield some, encoded
                 bar.advance(task, len(some))
 
