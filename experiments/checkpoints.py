@@ -75,6 +75,7 @@ from paradigms.align import AllPairs, DocumentToQuery, QueryToDocument, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split
 from paradigms.data.identical import own_documents
+from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
@@ -197,9 +198,11 @@ def opened(checkpoint: str, pickled: bool) -> Paradigm:
 
 
 def as_tokens(model: Paradigm) -> Paradigm | None:
-    """Return a single-vector model that outputs its token states instead of pooling them, otherwise None."""
+    """Return a single-vector model that outputs its token states instead of pooling them, else None."""
     settings = model.encoder.settings
     if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
+        return None
+    if isinstance(model.encoder, LibraryEncoder):  # which pools them itself
         return None
 
     def all_states(encoder: TextEncoder) -> TextEncoder:

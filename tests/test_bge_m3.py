@@ -21,7 +21,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from tests import needs
 from tests.near import SCORES, assert_same, assert_within_rounding, same_run
-from tests.tiny import TERMS, WIDTH, _save, _size, _wordpiece, write_checkpoint
+from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
 
 QUERIES = ["where is the quick fox, the fox", "the sea, the sea", ""]
 DOCUMENTS = ["a quick fox in the garden and the sea; the fox", "", "snow; the stone, and the old sea", "fire"]
@@ -33,7 +33,7 @@ def write_m3(folder: Path, family: str = "bert") -> Path:
     if family == "bert":
         write_checkpoint("bert", folder)
     else:  # 66 positions, of which RoBERTa's family has 66 − padding id − 1
-        tokenizer = _wordpiece()
+        tokenizer = words_of()
         size = _size(tokenizer) | {"max_position_embeddings": 66, "pad_token_id": tokenizer.pad_token_id}
         torch.manual_seed(0)
         _save(XLMRobertaModel(XLMRobertaConfig(**size)), tokenizer, folder, torch.float32)

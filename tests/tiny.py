@@ -63,14 +63,16 @@ T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
     """Write a tiny checkpoint of a family of `FAMILIES` or `DECODERS`; weights are stored as `dtype`."""
-    tokenizer = _bpe(family) if family in DECODERS else _unigram() if family.endswith("t5") else _wordpiece()
+    tokenizer = (
+        bytes_of(family) if family in DECODERS else _unigram() if family.endswith("t5") else words_of()
+    )
     torch.manual_seed(seed)
     return _save(_model(family, tokenizer), tokenizer, folder, dtype)
 
 
 def write_headed(kind: type[PreTrainedModel], folder: Path, **settings: Any) -> Path:
     """Write a tiny BERT of a class of transformers that has a head, such as BertForMaskedLM."""
-    tokenizer = _wordpiece()
+    tokenizer = words_of()
     torch.manual_seed(0)
     return _save(kind(BertConfig(**_size(tokenizer) | settings)), tokenizer, folder, torch.float32)
 
@@ -148,7 +150,7 @@ def _t5_size(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def _wordpiece() -> PreTrainedTokenizerFast:
+def words_of() -> PreTrainedTokenizerFast:
     """BERT's: lower case, punctuation apart, [CLS] … [SEP]."""
     letters = string.ascii_lowercase + string.digits
     entries = [*BERT_TOKENS.values(), *(f"[unused{i}]" for i in range(8)), *string.punctuation, *letters]
@@ -177,7 +179,7 @@ def _unigram() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **T5_TOKENS)
 
 
-def _bpe(family: str) -> PreTrainedTokenizerFast:
+def bytes_of(family: str) -> PreTrainedTokenizerFast:
     """Qwen3-Embedding's: bytes, … <|endoftext|>; or Llama's: <s> …, without a token for padding."""
     end = "<|endoftext|>"
     special = [end, "<|im_end|>"] if family == "qwen3" else ["<s>", "</s>"]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,13 +12,15 @@ import paradigms
 from paradigms.align import DocumentToQuery, TopK
 from paradigms.cli.arguments import main
 from paradigms.data import Corpus
-from paradigms.find import Store, kinds, open_index
+from paradigms.find import Index, Store, kinds, open_index
 from paradigms.retrieve import Fused, Indexed, Reranking
 from paradigms.serve.systems import View, systems_of
 from paradigms.store.arrays import to_numpy
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
+from tests.experiments import scripts
 from tests.near import SCORES, assert_same, assert_within_rounding, same_run
+from tests.saving.test_read import scores_of, write_dense
 from tests.tiny import WIDTH, write_checkpoint, write_headed
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
@@ -26,10 +29,10 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import BertForMaskedLM, BertForSequenceClassification
+from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification, dynamic_module_utils
 
 from paradigms.saving import wrap
-from tests.tiny_pages import SIDE, picture, write_colpali
+from tests.tiny_pages import SAMPLES, SIDE, picture, write_clap, write_colpali, write_colqwen
 
 QUERIES = ["where is the quick fox?", "the old sea", ""]
 DOCUMENTS = ["a quick fox in the garden; and the sea.", "the fish of the old sea", "", "fire, and snow."]
@@ -138,6 +141,26 @@ def test_the_terminal_indexes_searches_and_compares(tmp_path, monkeypatch, capsy
     assert "bm25" in printed
 
 
+def test_checkpoints_and_comparisons_take_it(words, tmp_path):
+    """As folders, beside each other; a dense model's pooled tokens are not shown outside of its library."""
+    for make in (dense, sparse, multi):
+        wrap(make(tmp_path / "made")).save_pretrained(tmp_path / make.__name__)
+    folders = [str(tmp_path / name) for name in ("dense", "sparse", "multi")]
+    how = {"collection": words, "steps": 0, "tracker": "none", "precision": "no", "depth": 20}
+    systems = {Path(folder).name: {"checkpoint": folder} for folder in folders}
+    scripts.run("compare", systems=json.dumps(systems), output=tmp_path / "compared", **how)
+    table = (tmp_path / "compared" / "table.md").read_text()
+    assert all(f"| {name} |" in table for name in ("dense", "sparse", "multi"))
+    scripts.run(
+        "checkpoints", checkpoints=json.dumps(folders), collections=json.dumps([str(words)]), tracker="none",
+        precision="no", output=tmp_path / "out",
+    )  # fmt: skip
+    place = tmp_path / "out" / words.name
+    values = {file.stem: list(json.loads(file.read_text())["values"]) for file in place.glob("*.json")}
+    one, many = ["own"], ["own", "q←d, Z = 1", "q←d, Z = M", "top-2"]
+    assert values == {"bm25": one, "dense": one, "sparse": one, "multi": many}
+
+
 def test_pooled_tokens_have_numbers_for_names(tmp_path):
     ours = wrap(multi(tmp_path, "maxsim", HierarchicalTokenPooling(pool_factor=2)))
     explained = ours.explain(QUERIES[0], DOCUMENTS[0])
@@ -161,6 +184,28 @@ def test_what_cannot_be_wrapped_is_refused(tmp_path):
         assert ours.tokens([], side).mask.numel() == 0
 
 
+def test_code_that_the_user_trusts(tmp_path, monkeypatch):
+    """It is opened there, with `trust_remote_code`, and a saved copy is opened there again."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    dense(tmp_path).save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    file = tmp_path / "theirs/modules.json"
+    file.write_text(file.read_text().replace("sentence_transformers.base.modules.dense.Dense", "mine.Mine"))
+    (tmp_path / "theirs/mine.py").write_text(
+        "from sentence_transformers.base.modules import Dense\n\n\nclass Mine(Dense):\n"
+        "    def forward(self, features):\n        features = super().forward(features)\n"
+        "        return features | {'sentence_embedding': features['sentence_embedding'] ** 3}\n"
+    )
+    theirs = SentenceTransformer(str(tmp_path / "theirs"), trust_remote_code=True)
+    ours, texts = wrap(theirs), dict(zip("abcd", DOCUMENTS, strict=True))
+    assert type(theirs[2]).__name__ == "Mine"
+    run = Indexed.build(ours, texts).search({"q": QUERIES[0]}, 4)["q"]
+    wanted = theirs.similarity(theirs.encode_query(QUERIES[:1]), theirs.encode_document(DOCUMENTS))[0]
+    assert [run[id] for id in "abcd"] == pytest.approx(wanted.tolist(), abs=2e-3)
+    ours.save_pretrained(tmp_path / "ours")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        paradigms.load(tmp_path / "ours")
+
+
 def test_code_beside_a_model_never_runs(tmp_path):
     dense(tmp_path).save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     file = tmp_path / "theirs/modules.json"
@@ -171,9 +216,43 @@ def test_code_beside_a_model_never_runs(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture(scope="module")
-def colpali(tmp_path_factory):
-    folder = write_colpali(tmp_path_factory.mktemp("colpali") / "model")
+def test_a_pylate_folder(tmp_path):
+    """Read here or run there, its scores are the same."""
+    folder = write_checkpoint("bert", tmp_path / "bert")
+    write_dense(folder / "1_Dense", 8, bias=False)
+    tokenizer, markers = AutoTokenizer.from_pretrained(folder), ["[unused0]", "[unused1]"]
+    tokenizer.add_tokens(markers, special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    kinds_of = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    rows = [
+        {"idx": n, "name": str(n), "path": path, "type": t} for n, (path, t) in enumerate(kinds_of.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows))
+    config = dict(zip(("query_prefix", "document_prefix"), markers, strict=True)) | {"model_type": "ColBERT"}
+    config |= {"query_length": 12, "document_length": 10, "do_query_expansion": True, "skiplist_words": ["."]}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    ours, theirs = paradigms.load(folder), paradigms.load(folder, layout="library")
+    assert_within_rounding(scores_of(theirs), scores_of(ours), **SCORES)
+
+
+def test_sounds_are_documents(tmp_path):
+    """CLAP: a text finds recordings, by one vector each."""
+    theirs = SentenceTransformer(str(write_clap(tmp_path / "clap")), local_files_only=True)
+    ours = wrap(theirs)
+    sounds = {f"tone {n}": np.sin(np.arange(SAMPLES) * n / 50).astype(np.float32) for n in (1, 2, 3)}
+    parts = [(list(sounds), ours.encode_documents(list(sounds.values())))]
+    store = Store.build_from(kinds.exact(), parts, paradigm=ours.name, dim=ours.encoder.dim)
+    run = Indexed(Index(store), ours).search({"q": "the sea"}, 3)["q"]
+    wanted = theirs.similarity(
+        theirs.encode_query(["the sea"]), theirs.encode_document(list(sounds.values()))
+    )
+    assert [run[id] for id in sounds] == pytest.approx(wanted[0].tolist(), abs=2e-3)
+    assert len(set(run.values())) == 3
+
+
+@pytest.fixture(scope="module", params=[write_colpali, write_colqwen], ids=["colpali", "colqwen"])
+def colpali(request, tmp_path_factory):
+    folder = request.param(tmp_path_factory.mktemp("pages") / "model")
     return MultiVectorEncoder(str(folder), local_files_only=True)
 
 
@@ -195,11 +274,10 @@ def test_pages_are_documents(colpali, tmp_path):
     best = next(iter(run))
     explained = ours.explain("a red fish", PAGES[best])
     drawn = explained.picture
-    assert (drawn.columns, drawn.rows, drawn.width, drawn.height) == (SIDE, SIDE, 80, 60)
-    assert [explained.document_tokens[n] for n in drawn.tokens[: SIDE + 1]] == [
-        *(f"[1, {n + 1}]" for n in range(SIDE)),
-        "[2, 1]",
-    ]
+    grid = (SIDE, SIDE) if "ColPali" in type(colpali[0].auto_model).__name__ else (3, 2)
+    assert (drawn.columns, drawn.rows, drawn.width, drawn.height) == (*grid, 80, 60)
+    names = [f"[{row + 1}, {column + 1}]" for row in range(grid[1]) for column in range(grid[0])]
+    assert [explained.document_tokens[n] for n in drawn.tokens] == names
     assert explained.rel == pytest.approx(run[best], abs=5e-3)
     assert drawn.source.startswith("data:image/jpeg;base64,")
 
