@@ -182,6 +182,7 @@ class ColumnFolder(_FolderFiles):
                 yield writer
             except BaseException:
                 writer.close()
+                fresh.read()  # the new manifest may be in place even if its commit failed
                 fresh.sweep(writer.names)
                 raise
             writer.close()

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
 import os
 import random
 import resource
+import shutil
 import signal
 import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
@@ -50,8 +53,9 @@ from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Reranking
 from paradigms.store import store as store_module
+from paradigms.store.columns import FolderWriter
 from paradigms.train import checkpoint
-from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, together
+from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
 
 DIM, COUNT = 32, 24
@@ -188,40 +192,12 @@ def index_forged(draw: random.Random, sound: Path, work: Path, kind: str) -> Non
 
 
 def killed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """kill -9 of a build, or of a change; then the same again: the bytes that an undisturbed one makes."""
+    """kill -9 of a build; then the same again: the bytes that an undisturbed one makes."""
     folder = work / "index"
-    if draw.random() < 0.5:
-        with Process(lambda: build(folder, kind)):
-            time.sleep(draw.random() * 0.06)
-        build(folder, kind)
-        same_bytes(folder, sound / "index")
-        return
-    folder = copied(sound / "index", work)
-    with Process(change_of(draw, folder, kind)):
+    with Process(lambda: build(folder, kind)):
         time.sleep(draw.random() * 0.06)
-    unharmed(folder, kind)
-
-
-def change_of(draw: random.Random, folder: Path, kind: str) -> Callable[[], None]:
-    """Deletion, addition and compaction, which put tokens into lists and train centroids sooner or later."""
-    few, unlisted = draw.choice([1, 1 << 10]), draw.choice([0, 1 << 20])
-
-    def change() -> None:
-        store_module.FEW, store_module.GROWN, lists.UNLISTED = few, 1, unlisted
-        warnings.simplefilter("ignore")
-        opened(folder).delete(["d3", "d7"]).add_from(parts(100, 12, kind=kind)).compact()
-
-    return change
-
-
-def unharmed(folder: Path, kind: str) -> None:
-    """Check that a stopped change has lost nothing, and that another one succeeds."""
-    store = opened(folder)
-    added, deleted = "d100" in store.ids, "d3" not in store.rows_by_id
-    if not {f"d{n}" for n in range(COUNT)} - {"d3", "d7"} <= set(store.rows_by_id) or (added and not deleted):
-        raise Lost(str(sorted(store.ids)))
-    well_formed(results(store), store.rows_by_id)
-    store.add_from(parts(200, 6, kind=kind))
+    build(folder, kind)
+    same_bytes(folder, sound / "index")
 
 
 def limited(most: int) -> None:
@@ -231,18 +207,112 @@ def limited(most: int) -> None:
 
 
 def disk_full(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Build or change with a limit on file sizes; then build without one, or go on with what is there."""
-    changes = draw.random() < 0.5
-    folder = copied(sound / "index", work) if changes else work / "index"
-    run = change_of(draw, folder, kind) if changes else lambda: build(folder, kind) and None
-    with Process(run, lambda: limited(draw.randrange(1, 6000))) as child:
+    """Build with a limit on file sizes; then build without one."""
+    folder = work / "index"
+    with Process(lambda: build(folder, kind), lambda: limited(draw.randrange(1, 6000))) as child:
         said = child.error()
-    if changes:
-        unharmed(folder, kind)
-    else:
-        build(folder, kind)
-        same_bytes(folder, sound / "index")
+    build(folder, kind)
+    same_bytes(folder, sound / "index")
     if said:
+        raise said
+
+
+def changes_of(draw: random.Random, kind: str) -> list[Callable[[Store], Store]]:
+    """Additions, deletions and compactions; some rewrite the lists, some train new centroids."""
+    there, changes = [f"d{n}" for n in range(COUNT)], []
+    for turn in range(draw.randrange(2, 6)):
+        if turn and draw.random() < 0.4:
+            changes.append(Store.compact)
+        elif draw.random() < 0.5:
+            first, count = 100 + 20 * turn, draw.randrange(1, 19)
+            changes.append(partial(added, first=first, count=count, kind=kind))
+            there += [f"d{n}" for n in range(first, first + count)]
+        else:
+            gone = draw.sample(there, draw.randrange(1, 4))
+            changes.append(partial(Store.delete, ids=gone))
+            there = [id for id in there if id not in gone]
+    return changes
+
+
+def added(store: Store, first: int, count: int, kind: str) -> Store:
+    return store.add_from(parts(first, count, kind=kind))
+
+
+@contextlib.contextmanager
+def stop_at(number: int, stop: Callable[[], None], full: bool) -> Iterator[Callable[[], int]]:
+    """Call `stop` at write `number` and each later one, after half of the bytes; yield a count of the writes.
+
+    Other file operations than writes are counted too, unless `full`: a full disk does not hinder them.
+    """
+    count, append = 0, FolderWriter.append
+
+    def counted() -> bool:
+        nonlocal count
+        count += 1
+        return count > number
+
+    def appended(self: FolderWriter, name: str, rows: bytes | np.ndarray) -> None:
+        if counted():
+            data = rows if isinstance(rows, bytes) else rows.tobytes()
+            append(self, name, data[: len(data) // 2])
+            self.array(name, "uint8")  # flushes
+            stop()
+        append(self, name, rows)
+
+    def stopping(of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: (stop() if counted() else None) or of(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderWriter, "append", appended)
+        for name in ("fsync", "replace") if full else ("fsync", "replace", "unlink", "truncate"):
+            patch.setattr(os, name, stopping(getattr(os, name)))
+        yield lambda: count
+
+
+def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """kill -9 or a full disk at any write of a series of changes: one of its states, and the rest goes on."""
+    full, changes = draw.random() < 0.5, changes_of(draw, kind)
+    few, unlisted = draw.choice([1, 1 << 10]), draw.choice([0, 1 << 20])
+    folder, log, number = copied(sound / "index", work), work / "log", 1 << 60
+
+    def run(folder: Path, changes: list[Callable[[Store], Store]]) -> None:
+        """Log the state before and after each change, and the number of writes until then."""
+        store_module.FEW, store_module.GROWN, lists.UNLISTED = few, 1, unlisted
+        warnings.simplefilter("ignore")
+        with log.open("w") as states, stop_at(number, stop, full) as writes:
+            print(json.dumps([0, state(opened(folder))]), file=states, flush=True)
+            for change in changes:
+                reached = state(change(opened(folder)))
+                print(json.dumps([writes(), reached]), file=states, flush=True)
+
+    def state(store: Store) -> list[Any]:
+        return [sorted(store.rows_by_id), results(store)]
+
+    def stop() -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def logged() -> list[Any]:
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    shutil.copytree(folder, work / "whole")
+    succeed(lambda: run(work / "whole", changes))
+    states = logged()
+    number = draw.randrange(states[-1][0])
+    with Process(lambda: run(folder, changes)) as child:
+        said = child.error()
+    done, number = len(logged()) - 1, 1 << 60
+    try:
+        found = state(opened(folder))
+        if said is None or found not in [of for _, of in states[done : done + 2]]:
+            raise Silent("neither the state before the stopped change nor the one after it")
+        succeed(lambda: run(folder, changes[done + (found != states[done][1]) :]))
+    except (OSError, ValueError, KeyError) as error:
+        raise Lost(f"the state after change {done} of {len(changes)}") from error
+    if logged()[-1][1] != states[-1][1]:
+        raise Silent("other results after the rest of the changes")
+    if full:
         raise said
 
 
@@ -670,6 +740,7 @@ ATTACKS: dict[str, Attack] = {
         "search while written": (threads, {"fast": 1, "cost": 4}),
         "killed writer": (killed, {"fast": 1, "cost": 3, "forks": True}),
         "full disk": (disk_full, {"fast": 1, "cost": 3, "forks": True}),
+        "stopped changes": (changed, {"fast": 1, "cost": 3, "forks": True}),
         "two builds": (two_builds, {"fast": 1, "cost": 3, "forks": True}),
         "opened while replaced": (replaced, {"fast": 1, "cost": 3}),
     }.items()
