@@ -224,14 +224,15 @@ def cross_attention(
     *,
     query_length: int = 32,
     document_length: int = 180,
-    pooling: Literal["cls", "mean"] = "cls",
+    pooling: Literal["cls", "mean", "last"] = "cls",
     lora_rank: int = 0,
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
     """Build a reranker over `backbone`. Texts are truncated to these lengths, as in other paradigms.
 
-    pooling: "mean" suits encoders without [CLS], such as T5's.
+    pooling: "mean" suits encoders without [CLS], such as T5's, and "last" decoders, whose first token reads
+    no other token.
     """
     settings: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
     settings |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}

@@ -63,7 +63,8 @@ def by_hand(model: CrossAttention, folder: Path, query: str, document: str, pool
         del inputs["token_type_ids"]
     with torch.no_grad():
         hidden = backbone(**inputs).last_hidden_state[0]
-        return float((hidden[0] if pooling == "cls" else hidden.mean(0)) @ model.head.weight[0])
+        pooled = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[pooling]
+        return float(pooled @ model.head.weight[0])
 
 
 def score(model: CrossAttention, queries: list[str], documents: list[str]) -> Tensor:
@@ -76,7 +77,7 @@ def tokens(model: CrossAttention, query: str, document: str) -> list[str]:
     return model.encoder.tokenizer.convert_ids_to_tokens(batch.input_ids[0].tolist())
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(checkpoints, family, pooling):
     model = build(checkpoints[family], pooling=pooling).double()
