@@ -20,6 +20,7 @@ from tests import needs
 from tests.encoder.test_published import published
 from tests.experiments.scripts import settings
 from tests.tiny import write_checkpoint
+from tests.tiny_pages import picture, write_colpali
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [f"{room}/**/*.md" for room in ("paradigms", "theory", "experiments")]
@@ -116,6 +117,9 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
     notes.mkdir(parents=True)
     write_checkpoint("qwen3", tmp_path / "qwen3")
     published(tmp_path / "qwen3", tmp_path / "path/to/decoder", {"pooling_mode": "lasttoken"})
+    write_colpali(tmp_path / "path/to/colpali")
+    (tmp_path / "path/to/pages").mkdir()
+    picture(0).save(tmp_path / "path/to/pages/page-3.png")
     what, how = ("certificate", "key", "token", "account"), ("renew", "revoke", "copy", "print", "send")
     for n, (noun, verb) in enumerate(itertools.product(what, how)):
         (notes / f"{n}.md").write_text(
