@@ -86,7 +86,9 @@ def check(name: str, samples: int, seed: int) -> Result:
 
 
 def worst(first: Result, second: Result) -> Result:
-    """Combine a claim's results for two seeds: largest violations, all samples, and curves of the first."""
+    """Combine a claim's results for two seeds.
+
+    The result has the larger violations, the sum of the samples, and the curves of the first result."""
 
     def nearness(result: Result) -> tuple[bool, float]:
         violation, tolerance = result.evidence.violation, result.evidence.tolerance

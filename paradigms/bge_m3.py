@@ -83,9 +83,10 @@ class BgeM3Settings(EncoderSettings):
 
 
 class BgeM3(TextEncoder):
-    """Encode texts as tokens of the three readouts. The heads start without changing what the backbone knows.
+    """Encode each text as the tokens of all three readouts.
 
-    The token projection starts as a rotation, and the term projection with the weight 1 for every term.
+    The heads are initialised to keep what the backbone has learned: the token projection is a rotation, and
+    every term has the weight 1.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = BgeM3Settings

@@ -1,4 +1,4 @@
-"""mⱼ ≈ maxᵢ dᵢᵀqⱼ for a document from which query token j retrieved nothing, and scores that use mⱼ.
+"""Estimate mⱼ ≈ maxᵢ dᵢᵀqⱼ for documents from which query token j retrieved nothing, and score with it.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
 corpus_tokens) -> m. `retrieved` [j, k'] contains the similarities of the document tokens that each query

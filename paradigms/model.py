@@ -118,7 +118,7 @@ class Trainable(nn.Module, ABC):
 
 
 class Paradigm(Trainable):
-    """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with a text encoder for D and Q, to encode, score, explain and save."""
+    """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with D and Q from a text encoder."""
 
     def __init__(self, recipe: Recipe, encoder: Encoder) -> None:
         super().__init__()

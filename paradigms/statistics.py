@@ -1,8 +1,8 @@
-"""Corpus statistics on which an A may depend: documents n, df_t of each token t, and the mean length.
+"""Corpus statistics for an alignment A: the number of documents n, df_t of each token t, and the mean length.
 
-They are kept in `STATISTICS`: name → statistics, where the name is a checksum of their content. An alignment
-has a field with the name (`align.Idf`), and a checkpoint with such an alignment holds the statistics
-in `FILE`, whose checksum, vocabulary and numbers are checked when it is opened:
+`STATISTICS` maps names to statistics; a name is a checksum of the content. An alignment refers to its
+statistics by name (`align.Idf`). A checkpoint with such an alignment stores the statistics in `FILE`; opening
+the checkpoint verifies the file's checksum, vocabulary and numbers:
 
     counted = model.count_corpus(texts)
     weighed = model.with_alignment(Idf(statistics=counted.name), "total")
@@ -67,7 +67,7 @@ class Statistics:
         return self.tokens / max(1, self.documents)
 
     def idf(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x"]:
-        """log(1 + (n − df + ½) / (df + ½)) ≥ 0 of each id, in float64, as in BM25.
+        """log(1 + (n − df + ½) / (df + ½)) for each id, in float64, as in BM25; never negative.
 
         Raises ValueError for an id beyond the vocabulary.
         """

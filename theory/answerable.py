@@ -234,7 +234,7 @@ class _Rivals:
         self.mean = weights @ X
 
     def scores(self, q: Array) -> Array:
-        """Return the scores of these rows."""
+        """Return the scores of the rivals' rows for the query vector q."""
         return (self.all @ q)[self.rows]
 
     def hardest(self, scores: Array, count: int) -> Indices:

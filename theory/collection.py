@@ -234,11 +234,12 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Return whether Gaussian maps push the best document by cosine out of the top r, [m, K, samples].
+    """Return whether Gaussian maps push the best document by cosine below rank r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
     ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the
-    first k rows of a map project to k dimensions. Documents that tie with the best document are left out.
+    first k rows of a map project to k dimensions. Documents that tie with the best document do not count as
+    competitors.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -265,7 +266,9 @@ def cosine_lost(
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """The k at which a random projection loses a share `lost` of the queries, for comparison with other maps.
+    """Return the k at which a random projection loses a share `lost` of the queries.
+
+    Compare it with the dimension at which another map loses the same share.
 
     thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if the share is outside
     (0, 1).

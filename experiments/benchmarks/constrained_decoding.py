@@ -1,4 +1,4 @@
-"""Time of constrained decoding: sets of next tokens and a whole beam search, each compared with a baseline.
+"""Time constrained decoding against baselines: finding the sets of next tokens, and a whole beam search.
 
 Next tokens: the baseline is plain numpy, on the same text and prefixes. The text is real: the collection's
 documents in order, cut into words and punctuation marks, up to --tokens tokens. Prefixes start at random

@@ -1,4 +1,4 @@
-"""Recall of the exact top ten with fixed-dimensional encodings: predicted from angles, and measured."""
+"""Predict from angles, and measure, the recall of the exact top ten with fixed-dimensional encodings."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class StudyData:
         return clusters
 
     def pool(self, depth: int) -> Run:
-        """Return BM25's first `depth` documents and the relevant documents of test queries, with scores."""
+        """Return BM25's first `depth` documents and the relevant documents for each test query, scored."""
         return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:

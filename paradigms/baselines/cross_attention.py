@@ -40,7 +40,7 @@ QUERY = 64  # tokens reserved for the query when documents are cut into passages
 
 
 class CrossAttention(Trainable):
-    """Reranker of text pairs: an encoder over both texts, joined, and a linear head on the pooled state."""
+    """Reranker: an encoder reads query and document as one text, and a linear head scores the pair."""
 
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads segment ids

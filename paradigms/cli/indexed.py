@@ -74,7 +74,9 @@ def words_that_fit(model: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Checkpoint):
-    """search.json: a folder's source, settings and model. For safety, `pickled` is not stored."""
+    """Content of search.json: the source, settings and model of a searchable folder.
+
+    For safety, the setting `pickled` is not stored."""
 
     source: str  # a name, or the absolute path of a folder or file
     kind: str  # a key of `INDEXES`
@@ -85,7 +87,7 @@ class Made(Checkpoint):
 
 @dataclass(frozen=True)
 class Opened:
-    """A searchable folder, opened: its documents, index and model."""
+    """An open searchable folder: its documents, index and model."""
 
     folder: Path
     made: Made

@@ -1,4 +1,4 @@
-"""The commands' output: results as a table, JSON lines or a TREC run; aligned tokens in colours."""
+"""Print results as a table, JSON lines or a TREC run, and aligned tokens in colours."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The documents of a source: text files, JSON lines, or a collection. This module imports no model."""
+"""Read documents from text files, JSON lines or a collection. This module imports no model."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -101,7 +101,7 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read the markers of queries and documents: PyLate's prefix, followed by the prompt."""
+    """Read the text to prepend to queries and to documents: PyLate's prefix, followed by the prompt."""
     named = config.get("prompts") or {}
     default = named.get(config.get("default_prompt_name")) or ""
     query = named.get("query")

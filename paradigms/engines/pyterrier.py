@@ -22,7 +22,7 @@ from paradigms.store.build import store_files
 
 
 class Retriever(pt.Transformer):
-    """qid, query → qid, query, docno, score, rank of the k best documents per query; ids become strings.
+    """qid, query → qid, query, docno, score, rank for the k best documents per query; ids become strings.
 
     retriever: any retriever from `paradigms.retrieve`, such as `Indexed` or `BM25`.
     """

@@ -24,10 +24,10 @@ def exact() -> Kind:
 
 
 def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
-    """float16 vectors and any FAISS index: the documents whose tokens FAISS finds are scored.
+    """float16 vectors and any FAISS index; a search scores the documents whose tokens FAISS finds.
 
-    factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, else inverted
-    lists. probes: number of lists to read per query token. seed: random seed of the training sample.
+    factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, and inverted
+    lists for many. probes: number of lists to read per query token. seed: random seed of the training sample.
     """
     return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
 
@@ -35,7 +35,7 @@ def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
 def compressed(
     bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 8, candidates: int = 0
 ) -> Kind:
-    """A centroid and 1, 2, 4 or 8 bits per dimension for each token; a few lists of tokens are scored.
+    """A centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists of tokens.
 
     lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
     k-means. probes: number of lists to read per query token. candidates: number of documents to score in

@@ -29,7 +29,7 @@ Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], floa
 @dataclass(frozen=True)
 class Factory:
     """A FAISS index of vectors. name: a string for `faiss.index_factory`; "" means a flat float16 index for
-    few vectors, else inverted lists. seed: random seed of the training sample."""
+    few vectors, and inverted lists for many. seed: random seed of the training sample."""
 
     name: str = ""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Search the three parts of BGE-M3 in an index each, and rank by their sum: one pass for all."""
+"""Search one index for each of BGE-M3's three parts, and rank by the sum of the parts' scores."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ WHOLE = "whole"  # folder of all tokens while `build` runs
 
 @dataclass(frozen=True, eq=False)
 class Readouts:
-    """Rank by the sum of the parts' scores, which is the model's rel up to what the kinds of index round.
+    """Rank by the sum of the parts' scores, which equals the model's rel up to the indexes' rounding.
 
-    Each part retrieves `depth` documents; all that any part retrieves are scored by every part. Each text is
-    encoded once. depth: at least k. Other fields: see `Indexed`.
+    Each part retrieves `depth` documents (at least k), and every part scores all documents that any part
+    retrieves. Each text is encoded once. Other fields: see `Indexed`.
     """
 
     indexes: Mapping[Part, Index]

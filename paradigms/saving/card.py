@@ -110,7 +110,7 @@ def base_models(settings: Mapping[str, Any]) -> list[str]:
 
 
 def datasets_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return the hub name of a collection from the hub (hf:OWNER/NAME or hf:OWNER/NAME:PART), or []."""
+    """Return [OWNER/NAME] if the collection is hf:OWNER/NAME or hf:OWNER/NAME:PART, else []."""
     data = settings.get("collection")
     name = data.removeprefix("hf:").partition(":")[0] if isinstance(data, str) else ""
     return [name] if str(data).startswith("hf:") and _is_hub_name(name) else []

@@ -1,14 +1,15 @@
-"""rel(d, q) of any sentence-transformers model, whose vectors that library itself computes.
+"""Wrap any sentence-transformers model, and compute rel(d, q) from its vectors.
 
     from sentence_transformers import MultiVectorEncoder
 
     model = wrap(MultiVectorEncoder("vidore/colpali-v1.3-hf"))
     model.score(model.encode_documents([image]), model.encode_queries(["a bar chart"]))
 
-A `SentenceTransformer` has one vector per text (A = 1), a `SparseEncoder` weights of terms (A = equal ids), a
-`MultiVectorEncoder` a vector per token or patch (A = the maximum over i). Documents may be whatever the model
-reads: texts, images, audio. A model with code of its own is opened by the user, who trusts it
-(`trust_remote_code=True`), and then wrapped; nothing here passes this argument.
+A `SentenceTransformer` returns one vector per text (A = 1), a `SparseEncoder` returns term weights (A aligns
+equal ids), and a `MultiVectorEncoder` returns one vector per token or patch (A takes the maximum over i).
+Documents may be anything that the model reads: texts, images or audio. To use a model that comes with its
+own code, open it yourself with `trust_remote_code=True`, and then wrap it; this module never sets that
+argument.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ SIMILARITIES = {  # class of the library -> similarity -> A, Z and τ
 
 
 class Library(Paradigm):
-    """A paradigm over a model of the library, for all that encodes, indexes, searches and explains.
+    """A paradigm whose encoder is a sentence-transformers model.
 
     Its precision is the model's own (`model_kwargs={"dtype": "bfloat16"}`).
     """

@@ -1,6 +1,6 @@
 """Checkpoints in the layout of BGE-M3: an encoder, colbert_linear.pt and sparse_linear.pt (Chen et al. 2024).
 
-The two heads are pickled state dicts of linear layers, which `load` reads with pickled=True alone, by
+The two heads are pickled state dicts of linear layers. `load` reads them only if pickled=True, through
 `torch.load` with weights_only.
 """
 

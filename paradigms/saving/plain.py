@@ -1,4 +1,4 @@
-"""Readers for folders of transformers, chosen by the head that `architectures` in config.json names.
+"""Readers for transformers' folders; `architectures` in config.json determines the reader.
 
 A sequence classifier with one output is read as a reranker and a masked language model as SPLADE. An encoder
 without a head, or the encoder of a T5, is read as a model that compares mean vectors by their cosine, as most

@@ -154,7 +154,7 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 @no_type_check
 @helper
 def _multiply(tokens, query, rows, places, count, tile, products):
-    """Compute products[r, j] of a block's tokens r and a tile's lanes j; return the number of lanes."""
+    """Compute products[r, j] for each token r of a block and lane j of a tile; return the number of lanes."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
     ahead = at(rows, 0)  # or the likely address of the next token
     if tokens.bits == 16 and tile == 0 and count:

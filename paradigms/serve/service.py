@@ -45,7 +45,7 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Service:
-    """The answers to all requests.
+    """Answer all requests.
 
     retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists.
     """

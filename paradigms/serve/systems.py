@@ -40,7 +40,9 @@ class View:
 
 
 class ServedSystem:
-    """A retriever with its name and corpus. `model` is its paradigm, whose A can be changed, or None."""
+    """A retriever with its name and corpus.
+
+    model: the retriever's paradigm, whose alignment A can be changed; None if it has no paradigm."""
 
     def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
         self.name, self.retriever, self.corpus = name, retriever, corpus

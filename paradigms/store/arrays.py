@@ -1,4 +1,4 @@
-"""Conversion of numpy and Arrow arrays of token vectors to D and Q, and of stored tokens to arrays.
+"""Convert numpy and Arrow arrays of token vectors to D and Q, and stored tokens to arrays.
 
     store = Store.build_from(exact(), parts(ids, vectors), "folder", paradigm="mine", dim=128)
     Index(store).search_tokens(Recipe("mine", QueryToDocument(), "one"), as_tokens(queries, "query"), 10)

@@ -1,4 +1,4 @@
-"""Hash of a model's weights, because only the model that made an index may search it."""
+"""Hash a model's weights, to ensure that only the model that built an index searches it."""
 
 import hashlib
 from weakref import WeakKeyDictionary

@@ -1,4 +1,4 @@
-"""D′ in place of D: fewer tokens of a text, by salience or by pooling, and the distance between D′ and D.
+"""Replace D by D′ with fewer tokens, by salience or by pooling, and measure the distance between D′ and D.
 
 Pruning by salience applies to documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's
 tokens is stored, and a share β^q of each query's tokens is used in searches. Both shares may be smaller than

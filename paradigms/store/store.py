@@ -295,7 +295,7 @@ class Store:
         return made
 
     def with_tokens(self) -> np.ndarray:
-        """Return the rows that a search may find: documents with tokens that are not deleted."""
+        """Return the rows that a search may find: documents that have tokens and are not deleted."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:

@@ -50,7 +50,7 @@ def newest(run: Path) -> int | None:
 
 
 def remove(run: Path, keep: int, last: int) -> None:
-    """Remove checkpoints, oldest first, except the newest `keep` of those up to step `last`.
+    """Keep the newest `keep` checkpoints up to step `last`, and remove all others, oldest first.
 
     A checkpoint that contains foreign files is kept, with a warning that names one such file.
     """

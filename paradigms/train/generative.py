@@ -1,4 +1,4 @@
-"""Training of generative models in scripts: backbone, training pairs, stored encoder states."""
+"""Train generative models in scripts: the backbone, training pairs and stored encoder states."""
 
 import random
 from collections.abc import Callable, Sequence

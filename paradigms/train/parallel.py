@@ -1,4 +1,4 @@
-"""Gradients over all processes, each with the whole model (DDP) or a shard of it (FSDP2).
+"""Compute gradients over all processes, each with the whole model (DDP) or a shard of it (FSDP2).
 
 DDP and FSDP2 average the processes' gradients, so their steps are equal up to rounding.
 `distributed_type: FSDP` in accelerate's configuration selects shards. accelerate supports FSDP on GPUs

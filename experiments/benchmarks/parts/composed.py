@@ -31,9 +31,9 @@ Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their
 
 @dataclass(frozen=True)
 class Composed:
-    """Documents in one `form` (tokens, pooled, words, splade), read from a folder that `write` filled.
+    """Real documents, followed by documents composed from them, read from a folder that `write` filled.
 
-    real: number of real documents before the composed documents; None means all real documents.
+    form: tokens, pooled, words or splade. real: number of real documents; None means all.
     """
 
     folder: str
