@@ -112,7 +112,7 @@ def main(settings: Settings) -> None:
         for paradigm in settings.paradigms:
             costs += quality(settings, collection, paradigm, folder, console)
     sections["quality"] = Section(f"{MEASURE} minus float32's", "95% intervals over queries.", costs)
-    cut = f"at most {settings.length} tokens per document; {settings.threads} thread of {processor()}"
+    cut = f"Documents of at most {settings.length} tokens; {settings.threads} thread of {processor()}"
     publish(settings, "Encoding", f"{cut}; native precision: {native_precision(CPU)}.", sections)
 
 
