@@ -1,6 +1,7 @@
 """Indexes change by whole commits: killed, crowded and damaged writers; documents come and go."""
 
 import copy
+import errno
 import json
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from paradigms.align import PoolTopK, QueryToDocument, one
 from paradigms.core import Tokens, join_documents, rel, similarity
 from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking
 from paradigms.impute import imputed_rel
+from paradigms.io import files
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from paradigms.store import Kind, shards
@@ -260,6 +262,29 @@ def test_leftovers_of_interrupted_changes_do_not_hinder_a_build(tmp_path):
     (index.folder / "manifest.json").write_text("{")  # damaged, but beside our columns
     assert len(build(index.folder, documents(5))) == 5
     assert names(tmp_path) == ["index"]
+
+
+def test_a_change_that_fails_after_its_commit_is_there_whole(tmp_path, monkeypatch):
+    store = build(tmp_path / "index", documents(6))
+    whole = files.flush
+
+    def failing(path: Path) -> None:
+        whole(path)
+        if path == store.folder:  # the manifest has its place in it
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "flush", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.delete(["d1"])
+    monkeypatch.undo()
+    deleted = opened(store.folder)
+    assert "d1" not in deleted.rows_by_id
+    monkeypatch.setattr(files, "flush", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        deleted.compact()
+    monkeypatch.undo()
+    assert results(opened(store.folder)) == results(deleted)
+    assert len(opened(store.folder).ids) == 5
 
 
 def test_an_index_whose_replacement_was_interrupted_opens_as_its_kind(tmp_path):
