@@ -168,11 +168,15 @@ def main(settings: Settings) -> None:
 
 
 class Run:
-    """The stages of a benchmark run, each measured once. rows: stage results, one row per system and size."""
+    """The stages of a benchmark run, each measured once.
+
+    rows: stage results, one row per system and size. seconds: file of each stage → its CPU seconds.
+    """
 
     def __init__(self, settings: Settings, folder: Path, vectors: Path, console: Terminal) -> None:
         self.settings, self.folder, self.vectors, self.console = settings, folder, vectors, console
         self.rows: list[dict[str, Any]] = []
+        self.seconds: dict[Path, float] = {}
 
     def measure(self, name: str, size: int) -> None:
         """Measure all stages of one of our systems, and remove the index at the end."""
@@ -231,13 +235,17 @@ class Run:
 
         A saved search may have been measured with further settings.
         """
-        kept, wanted = json_or_empty(self.file(name, job)), job.get("settings")
-        if kept.get("job") == job:
-            return kept["answer"]
-        if not isinstance(wanted, list) or kept.get("job", {}) | {"settings": wanted} != job:
-            return None
-        rows = [row for row in kept["answer"].get("rows", []) if row["setting"] in wanted]
-        return kept["answer"] | {"rows": rows} if len(rows) == len(wanted) else None
+        file, wanted = self.file(name, job), job.get("settings")
+        kept = json_or_empty(file)
+        if kept.get("job") != job:
+            if not isinstance(wanted, list) or kept.get("job", {}) | {"settings": wanted} != job:
+                return None
+            rows = [row for row in kept["answer"].get("rows", []) if row["setting"] in wanted]
+            if len(rows) < len(wanted):
+                return None
+            kept["answer"] |= {"rows": rows}
+        self.seconds[file] = kept.get("CPU s", 0.0)
+        return kept["answer"]
 
     def file(self, name: str, job: Mapping[str, Any]) -> Path:
         return self.folder / "stages" / f"{folder_name(name)}-{job['documents']}-{job['stage']}.json"
@@ -266,14 +274,10 @@ class Run:
                 self.console.print(done.stderr[-2000:])
                 return {"failed": done.stderr}
             answer = last_line(done.stdout)
-        spent = sum(os.times()[2:4]) - before
-        write_json(self.file(name, job), {"job": job, "answer": answer, "CPU s": spent})
+        file = self.file(name, job)
+        self.seconds[file] = sum(os.times()[2:4]) - before
+        write_json(file, {"job": job, "answer": answer, "CPU s": self.seconds[file]})
         return answer
-
-    def minutes(self) -> float:
-        """Return the CPU minutes of all stages in the folder and of this process."""
-        stages = (self.folder / "stages").glob("*.json")
-        return (sum(json_or_empty(file).get("CPU s", 0.0) for file in stages) + time.process_time()) / 60
 
 
 def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
@@ -423,7 +427,8 @@ def report(run: Run) -> None:
             fits,
         ),
     }
-    publish(run.settings, "Scale", text, sections, minutes=run.minutes())
+    minutes = (sum(run.seconds.values()) + time.process_time()) / 60
+    publish(run.settings, "Scale", text, sections, minutes=minutes)
 
 
 def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
