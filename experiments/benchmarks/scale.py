@@ -456,7 +456,7 @@ def recall(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[str]]) -> t
 def compare_with_xtr(searches: Rows) -> None:
     """Add recall@10 against XTR's exact scores with the same k', where a search estimates these."""
     exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
-    for row in searches:
+    for row in searches if exact else ():
         wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in SEARCHED else None
         row["of XTR's"] = recall(row["_found"], wanted)[1] if wanted else "–"
 
