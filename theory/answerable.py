@@ -1,7 +1,7 @@
 """Is the index the limit, or the query encoder? Which queries could any query vectors answer?
 
-Let document vectors and a set R of relevant documents be given. The query is answerable under A if some Q
-scores every document of R strictly above all others, whether or not an encoder produces this Q.
+Let document vectors and a set R of relevant documents be given. The query is answerable under the alignment A
+if some Q scores every document of R strictly above all others, whether or not an encoder produces this Q.
 
 - One vector: a query is answerable iff the convex hulls of R and of the other documents are disjoint. A
   linear programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights
@@ -41,7 +41,7 @@ Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """The result: whether some query vectors answer the query (None if undecided), and the evidence.
+    """Whether some query vectors answer the query (None if undecided), with the evidence.
 
     query: vectors that answer the query, [N, h]. relevant, rivals: rows that certify, with weights (α, β),
     that no query vectors do. residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1. A
@@ -172,7 +172,7 @@ def maxima(
     kinds: Indices | None = None,
     asked: Indices | None = None,
 ) -> tuple[Array, Indices]:
-    """Σ_j max_i ⟨q_j, d_i⟩, [n], and the token that attains each maximum, [n, N].
+    """Compute Σ_j max_i ⟨q_j, d_i⟩, [n], and the token that attains each maximum, [n, N].
 
     Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`.
     """

@@ -1,4 +1,4 @@
-"""Random buckets in place of MaxSim: expected scores, and the number of repetitions a collection needs.
+"""Score with random buckets in place of MaxSim: which scores result, and how many repetitions are needed?
 
 In MUVERA (Dhulipala et al. 2024), `planes` random planes cut the space into 2^planes buckets. Let a query
 token have the angle θᵢ and the similarity Sᵢ to a document's token i. Instead of the maximum of Sᵢ, the query
@@ -34,7 +34,7 @@ def collision(angles: ArrayLike, planes: int) -> Any:
 
 
 def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly, without filling.
+    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly; 0 if not in q's bucket.
 
     first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All
     three vectors lie on one side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
@@ -75,7 +75,7 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
 def expected_recall(
     means: ArrayLike, variances: ArrayLike, repetitions: int, best: ArrayLike, candidates: int
 ) -> float:
-    """Expected share of the documents `best` that are among the first `candidates` of n documents.
+    """Compute the expected share of the documents `best` among the first `candidates` of n documents.
 
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
     documents. Scores are assumed independent and normal, with variances `variances` / repetitions. Raises

@@ -1,4 +1,4 @@
-"""Which sets of documents a query can rank first: dimension, margin, bits and rounding of embeddings.
+"""Which sets of documents can a query rank first, given embeddings' dimension, margin, bits and rounding?
 
 Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT). There
 are n documents and, for every set S of k documents, a query whose relevant documents are S. A query answers S
@@ -100,12 +100,13 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
-    """The h at which Gaussian-projected one-hot documents answer all sets with probability 1 − `failure`.
+    """Return the h at which projected one-hot documents answer all sets with probability 1 − `failure`.
 
-    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples
-    (`theory.projections`); the union bound with the exact pairwise law gives h. At failure = 1, some
-    projection answers all sets. h grows like 2(k + 1) ln n / −ln(1 − 1/(2k)), which is 6.95 (k + 1) ln n for
-    pairs and near 4k(k + 1) ln n for large k. documents: n ≥ 2k, of any shape.
+    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples; a
+    Gaussian projection to h dimensions makes the vectors (`theory.projections`); the union bound with the
+    exact pairwise law gives h. At failure = 1, some projection answers all sets. h grows like 2(k + 1) ln n /
+    −ln(1 − 1/(2k)), which is 6.95 (k + 1) ln n for pairs and near 4k(k + 1) ln n for large k. documents: n ≥
+    2k, an array of any shape.
     """
     most = int(checks.whole(k, "k"))
     n = checks.whole(documents, "documents", least=2 * most)
@@ -153,7 +154,7 @@ def pattern_bits(
 
 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
-    """The least n ≥ 6 at which rounded `moment_vectors` fail for a pair with one document between them.
+    """Find the least n ≥ 6 where rounding breaks `moment_vectors` for a pair with one document between them.
 
     Documents and queries are rounded to `dtype`; scores are computed in float64. Raises ValueError if no pair
     fails at any n ≤ `most`.
@@ -188,7 +189,7 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """m unit vectors, [m, 2]; used as tokens with the maximum over tokens, they answer any relevance matrix.
+    """Return m unit vectors [m, 2]; as tokens, with the maximum, they answer any relevance matrix.
 
     Query j is the token u_j. A document has the token u_j for every query j to which it is relevant. For any
     m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most cos(2π/m) for others.

@@ -1,11 +1,11 @@
-"""How many real numbers and judged queries each A needs: a count of cells, at unlimited precision.
+"""Count cells to bound how many real numbers and judged queries each alignment A needs.
 
-n documents have M vectors of h numbers each; m queries have N fixed vectors each, which do not depend on the
-relevance. A relevance pattern gives each query a set of k documents. Document vectors answer the pattern if
-each set scores strictly above all other documents. Scores are piecewise linear in the P numbers of the
-documents, so an order changes only across hyperplanes of R^P. The number of cells of these hyperplanes bounds
-the number of patterns that any documents answer. P is nMh, minus h where adding one vector to all document
-vectors changes no order (the first three rows).
+Numbers have unlimited precision. n documents have M vectors of h numbers each; m queries have N fixed vectors
+each, which do not depend on the relevance. A relevance pattern gives each query a set of k documents.
+Document vectors answer the pattern if each set scores strictly above all other documents. Scores are
+piecewise linear in the P numbers of the documents, so an order changes only across hyperplanes of R^P. The
+number of cells of these hyperplanes bounds the number of patterns that any documents answer. P is nMh, minus
+h where adding one vector to all document vectors changes no order (the first three rows).
 
 | A | what decides which token counts | what then decides the order |
 |---|---|---|
@@ -50,7 +50,7 @@ Aligned = Literal[
 
 
 def log_cells(hyperplanes: float, dimension: float) -> float:
-    """ln of 2·Σ_{i<P} C(H − 1, i): the maximum number of cells of H hyperplanes through the origin of R^P.
+    """ln(2·Σ_{i<P} C(H − 1, i)): log of the largest number of cells that H hyperplanes through 0 form in R^P.
 
     Hyperplanes in general position attain this number. Without hyperplanes the result is ln 1 = 0. H and P
     are whole numbers.
@@ -81,10 +81,10 @@ def warren(polynomials: float, degree: float, dimension: float) -> float:
 def log_patterns(
     aligned: Aligned, documents: int, queries: int, numbers: int, vectors: int = 1, tokens: int = 1
 ) -> float:
-    """ln of a bound on the number of relevance patterns that documents answer under A, for fixed queries.
+    """Bound ln(number of relevance patterns that documents answer) under the alignment A, for fixed queries.
 
-    aligned: A, as in the module's table. documents: n ≥ 2. queries: m. numbers: h per vector. vectors: M per
-    document. tokens: N per query (for buckets, N planes). Raises ValueError if A is unknown.
+    aligned: the name of A in the module's table. documents: n ≥ 2. queries: m. numbers: h per vector.
+    vectors: M per document. tokens: N per query (for buckets, N planes). Raises ValueError if A is unknown.
     """
     if aligned not in get_args(Aligned):
         raise ValueError(f"aligned = {aligned!r}; allowed: {', '.join(get_args(Aligned))}")
@@ -131,7 +131,7 @@ def least_numbers(
     *,
     distinct: bool = False,
 ) -> int:
-    """The least h at which `log_patterns` allows all patterns of m queries with k of n documents.
+    """Return the least h at which `log_patterns` allows all patterns: m queries, each with k of n documents.
 
     With fewer numbers per vector, at least one pattern cannot be realised if query vectors do not depend on
     the relevance judgments. distinct: see `theory.capacity.pattern_bits`, which counts the patterns.
@@ -154,7 +154,7 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """The number m of judged queries needed to estimate the share of new queries that are answered.
+    """Return a number m of judged queries that suffices to estimate the share of new queries answered.
 
     For any document vectors, the share of answered queries among m random queries differs from the
     probability of answering a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m) ≤ `error`, except with
@@ -186,7 +186,7 @@ def vc_bound(aligned: Aligned, documents: int, numbers: int, vectors: int = 1, t
 def table(
     documents: int, queries: int, k: int = 2, vectors: int = 2, tokens: int = 2, numbers: int = 4
 ) -> list[dict[str, Any]]:
-    """Make a row for each A: least h, numbers per document, VC bound and judged queries.
+    """Make a row for each alignment A: least h, numbers per document, VC bound and judged queries.
 
     The least h and the numbers per document assume that all patterns with distinct sets must be realisable.
     vectors, tokens: M and N for alignments that use more than one vector or token. numbers: h for the VC

@@ -1,4 +1,4 @@
-"""Dimensions at which a linear map of a collection's sparse vectors keeps its ranking.
+"""How many dimensions does a linear map of a collection's sparse vectors need to keep the ranking?
 
 Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
 dimensions keeps the ranking of a query if d1 is still among the top r documents. Two maps are compared:
@@ -27,7 +27,7 @@ _DENSE, _ROWS = 2000, 10_000  # largest dense Gram matrix; documents scored at o
 
 
 class Dimension(NamedTuple):
-    """A dimension k with a 95% bootstrap interval over queries; inf if larger than every k tried."""
+    """A dimension k and its 95% bootstrap interval over queries; values above every k tried are inf."""
 
     k: float
     low: float
@@ -76,7 +76,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """The documents in float32, whose six digits are enough: sampling leaves two or three digits."""
+        """The documents in float32. Six digits are enough, because sampling leaves only two or three."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -115,7 +115,7 @@ class Problem:
         return Draw(gaussians, self.single @ gaussians)
 
     def scores_projected(self, query: int, draw: Draw) -> tuple[Array, NDArray[np.float32]]:
-        """(a [n], b [n, samples]): under a Gaussian projection to k dimensions, the scores are χ_k a + b.
+        """Return a [n] and b [n, samples]; scores under a Gaussian projection to k dimensions are χ_k a + b.
 
         The scores are exact up to a positive factor that all documents share. a = ⟨q̄, d⟩ and b = ⟨z, d⟩ with
         z = g − ⟨g, q̄⟩q̄ (`theory.recall`).
@@ -174,7 +174,7 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 
 
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
-    """(k [K], lost [m, K]): 1 where a truncated SVD pushes the best document out of the top r, else 0.
+    """Return k [K] and lost [m, K], 1 where a truncated SVD pushes the best document out of the top r.
 
     D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k dimensions that keep most of the documents' squared length.
     Every k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors
@@ -234,12 +234,11 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Return whether Gaussian maps push the best document by cosine below rank r, [m, K, samples].
+    """Return whether Gaussian maps push the document of highest cosine out of the top r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
     ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the
-    first k rows of a map project to k dimensions. Documents that tie with the best document do not count as
-    competitors.
+    first k rows of a map project to k dimensions. Documents that tie with the best one are not counted.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -266,12 +265,12 @@ def cosine_lost(
 
 
 def reached_by(thresholds: Array, lost: float) -> float:
-    """Return the k at which a random projection loses a share `lost` of the queries.
+    """Return the k at which a random projection loses a fraction `lost` of the queries.
 
-    Compare it with the dimension at which another map loses the same share.
+    Use it to compare random projections with other maps.
 
-    thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if the share is outside
-    (0, 1).
+    thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if `lost` is outside (0,
+    1).
     """
     measured = thresholds[~np.isnan(thresholds[:, 0])]
     return required_dimension_recall_exact(measured, float(checks.probability(lost, "lost")))[0]

@@ -44,7 +44,7 @@ class Cosines(NamedTuple):
 
 
 def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
-    """Return the three cosines of query, better and worse document. The vectors [..., v] broadcast."""
+    """Return the three cosines between a query, a better and a worse document, [..., v], which broadcast."""
     q, first, second = (
         checks.vector(x, name) / np.linalg.norm(np.asarray(x, dtype=np.float64), axis=-1, keepdims=True)
         for x, name in ((query, "query"), (better, "better"), (worse, "worse"))
@@ -62,7 +62,7 @@ def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: Arr
 
 
 def log_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
-    """ln P of `cosine_error`, even far below the smallest float64; −inf if ρ₁ = 1.
+    """Compute ln of `cosine_error`, even far below the smallest float64; −inf if ρ₁ = 1.
 
     The trapezoidal rule is applied in w, on a range narrowed to where the integrand is not negligible.
     """
@@ -144,7 +144,7 @@ def cosine_recall_bound(k: ArrayLike, better: ArrayLike, worse: ArrayLike, betwe
 def required_cosine_dimension(
     better: ArrayLike, worse: ArrayLike, between: ArrayLike, beta: ArrayLike = 0.05
 ) -> Any:
-    """The smallest whole k ≥ 2 at which `cosine_error` is at most β.
+    """Return the smallest whole k ≥ 2 at which `cosine_error` is at most β.
 
     better, worse, between: ρ₁ > ρ₂ and ρ₁₂, which broadcast with beta.
     """

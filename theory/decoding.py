@@ -1,4 +1,4 @@
-"""What a decoder of identifiers can rank: the width of its states, and what constraints cost.
+"""Which rankings can a decoder of identifiers produce, and what do narrow states and constraints cost?
 
 Documents are all n = Vᵐ sequences of m tokens from a vocabulary of V, and p(d | q) is any distribution over
 documents.
@@ -68,7 +68,7 @@ def foresight_gap(masses: ArrayLike, kept: ArrayLike) -> float | Array:
 
 
 def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
-    """Documents of the corpus that a beam search by prefix probabilities finds, best first: [found, m].
+    """Return the corpus documents that a beam search by prefix probabilities finds, best first: [found, m].
 
     p: probabilities of all sequences, [V, …, V]. corpus: mask of the sequences that are documents, of the
     same shape. A prefix is valid if it begins a document, and its probability includes all sequences, as in a

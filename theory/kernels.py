@@ -1,4 +1,4 @@
-"""Attention relevance as a kernel sum, whose cost is linear in the number of tokens.
+"""Compute attention relevance as a kernel sum, at a cost that is linear in the number of tokens.
 
 rel = Σ_i d_iᵀ S_Q φ(d_i) / (φ(d_i)ᵀ z_Q), with S_Q = Σ_j q_jφ(q_j)ᵀ and z_Q = Σ_j φ(q_j).
 
@@ -56,7 +56,7 @@ def kernel_terms(documents: ArrayLike, queries: ArrayLike, features: FeatureMap)
 
 
 def separable_factor(vectors: ArrayLike, features: FeatureMap) -> float:
-    """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ of vectors [n, h]: one factor of the printed upper bound.
+    """Σ_i √tr(F(x_i)ᵀF(x_i)) = Σ_i ‖x_i‖‖φ(x_i)‖ for vectors [n, h]: a factor in the printed upper bound.
 
     Wu et al. 2024, after Lemma 5.2: rel ≤ factor(D)·factor(Q), which the paper also divides by p̂, a constant
     here. The product orders documents by factor(D), which is the same for every query, so it cannot rank.
@@ -111,7 +111,7 @@ def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
 
 
 def kernel_relative_deviation(x: ArrayLike, y: ArrayLike, features: int) -> float:
-    """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): the error of m independent positive features.
+    """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): the error with m independent positive features.
 
     The formula is derived here from the Gaussian moment generating function. Orthogonal features have at most
     this error (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2 and the error is

@@ -1,4 +1,4 @@
-"""Distance of an attention matrix A = softmax_j(S), S_ij = d_iᵀWq_j, from the rank-one R = 1·softmax(r)ᵀ.
+"""Bound the distance from attention A = softmax_j(S), S_ij = d_iᵀWq_j, to the rank-one R = 1·softmax(r)ᵀ.
 
 Lemma 5.1 of Wu et al. 2024 claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; the proof uses
 R = 1rᵀ. γ is free, so the statement is vacuous (`gamma_as_printed`), and 1rᵀ is not normalised. The corrected
@@ -36,7 +36,7 @@ def alignment(scores: ArrayLike) -> Array:
 
 
 def rank_one(scores: ArrayLike) -> Array:
-    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is the mean token d̄'s row.
+    """R = 1·softmax(r)ᵀ, r_j = mean_i S_ij = d̄ᵀWq_j, [..., M, N]: every row is that of the mean token d̄.
 
     This is the R of Lemma 5.1 (Wu et al. 2024), normalised like A.
     """
@@ -104,7 +104,7 @@ def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLi
 
 
 def row_norm(matrix: ArrayLike) -> float | Array:
-    """‖X‖_∞ = max_i Σ_j |X_ij|, [...], of X [..., M, N]."""
+    """‖X‖_∞ = max_i Σ_j |X_ij|, [...], for X [..., M, N]."""
     return checks.plain(np.abs(_matrix(matrix, "matrix")).sum(-1).max(-1))
 
 

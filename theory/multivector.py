@@ -61,7 +61,7 @@ def broken_conditions(
 def segment_margins(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int
 ) -> tuple[float, float]:
-    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the sides of Theorem 1. If its conditions hold, first ≥ second.
+    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the sides of Theorem 1, the first ≥ the second if it applies.
 
     See `broken_conditions` for the arguments; the conditions are not checked. Raises ValueError if d1 = d2 or
     d1^(i) = d2^(i), since there is no margin then.
@@ -114,7 +114,7 @@ def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: A
 def simulated_maxscore_error(
     k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike, *, samples: int = 100_000, seed: int = 0
 ) -> tuple[float, float]:
-    """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under a Gaussian A: estimate and standard error.
+    """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) under Gaussian A: an estimate and its standard error.
 
     The joint law of all scores, χ_k ⟨q̄, d⟩ + ⟨z, d⟩ with z ⊥ q (`theory.recall`), is sampled, so the cost
     does not depend on k. See `cross_margins` for the arguments.

@@ -133,7 +133,7 @@ def _log_squared_sine(margin: Array) -> Array:
 
 
 def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
-    """ln p(k, ε) of the exact Gaussian error, even if p is far below the smallest float64.
+    """Compute ln p(k, ε) for the exact Gaussian error p, even if p is far below the smallest float64.
 
     For p < 1e-290, the result is computed by quadrature of
     p = (1−ε²)^{k/2} / (k B(k/2, ½)) · ∫₀^∞ e^{−w} dw / √(1 − (1−ε²) e^{−2w/k}).
@@ -201,7 +201,7 @@ METHODS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact") -> Any:
-    """The k at which a pair of margin ε is swapped with probability at most β.
+    """Return the k at which a pair with margin ε is swapped with probability at most β.
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
     "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
@@ -233,7 +233,7 @@ def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
 def boolean_required_dimension(
     query_terms: ArrayLike, document_terms: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact"
 ) -> Any:
-    """The k that keeps any single Boolean pair in order with probability 1 − β, at the worst-case margin.
+    """Return the k that keeps any Boolean pair in order with probability 1 − β, at the worst-case margin.
 
     method: "corollary2", 24 L_Q L_D ln(4/β) as printed, or a method of `required_dimension`, applied to
     `boolean_margin`. The statement covers each pair, not all pairs of a collection at once.
@@ -243,7 +243,7 @@ def boolean_required_dimension(
 
 
 def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
-    """κ = Σ_j q̄_j² δ̄_j²: with k and ε, it determines the variance of a Rademacher projection.
+    """κ = Σ_j q̄_j² δ̄_j², which, with k and ε, determines the variance under a Rademacher projection.
 
     The arguments are dense, [..., v], and broadcast. Raises the same errors as `normalized_margin`.
     """
@@ -273,7 +273,7 @@ def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool =
 def rademacher_required_dimension(
     margin: float, beta: float = 0.05, definition: Literal["first", "stable"] = "stable"
 ) -> int:
-    """k* of the two-sparse Rademacher pair. Its error is not monotone in k, so k* needs a definition.
+    """Find k* for the two-sparse Rademacher pair, whose error is not monotone in k.
 
     definition: "first", the smallest k with error ≤ β; or "stable", the smallest k such that the error is ≤ β
     at this k and all larger ones, for comparison with bounds of the form "every k ≥ ... suffices". Ties count
@@ -320,7 +320,7 @@ def simulated_error(
     samples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Estimate P(error) from `samples` explicit k × v projections: (estimate, standard error).
+    """Estimate P(error) from `samples` explicit k × v projections; return (estimate, standard error).
 
     Coordinates in which q and δ are both zero do not matter and are not drawn. Rademacher entries are ±1, so
     vectors of small whole numbers are projected exactly, and ties are exact. Vectors are [v].

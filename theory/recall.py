@@ -1,4 +1,4 @@
-"""Probability that a random projection pushes the best document out of the top r.
+"""How likely is a random projection to push the best document out of the top r?
 
 Luan et al., TACL 2021, section 2.1.1. A query q has a best document d1 and n competitors d2 with margins
 μ(q, d1, d2) > 0 (`theory.projections`). All documents share one k × v projection A. The projection pushes d1
@@ -107,7 +107,7 @@ BOUNDS: dict[str, Callable[[ArrayLike, ArrayLike, int], Any]] = {
 def required_dimension_recall(
     margins: ArrayLike, r: int, beta: float = 0.05, method: str = "markov_union"
 ) -> float:
-    """The real k ≥ 1 at which a bound on P(R ≥ r) falls to β, from the n margins [n] alone.
+    """Return the real k ≥ 1 at which a bound on P(R ≥ r), computed from the n margins [n], falls to β.
 
     method: "eq3" (the paper's bound), "lemma1_sum", "t_union" and "markov_union" give smaller and smaller k,
     all sufficient for Gaussian A; the k of "eq3" and "lemma1_sum" is also sufficient for Rademacher A.
@@ -148,7 +148,7 @@ def rank_thresholds(gains: ArrayLike, noise: ArrayLike, ranks: Sequence[int]) ->
 def recall_thresholds(
     query: Any, better: Any, others: Any, ranks: Sequence[int], *, samples: int = 1000, seed: int = 0
 ) -> Array:
-    """Samples of max(T_r, 0), [ranks, samples], from which `recall_failure` computes P(R ≥ r) at every k.
+    """Draw samples of max(T_r, 0), [ranks, samples]; `recall_failure` computes P(R ≥ r) from them at any k.
 
     query [v], better [v] and others [n, v] are dense arrays, or scipy sparse matrices with one row, one row
     and n rows. Only columns with a nonzero entry are drawn. Beyond the inputs, memory stays near 50 MB for
@@ -189,7 +189,7 @@ def recall_thresholds(
 
 
 def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
-    """P(R ≥ r) at each k and the standard error, from samples of the threshold at one rank.
+    """Compute P(R ≥ r) and its standard error at each k, from samples of the threshold at one rank.
 
     thresholds: [samples], or [queries, samples] for the mean over queries with independent samples.
     Returns two arrays with the shape of k (floats for a scalar k). The law is exact; the standard error
@@ -203,12 +203,12 @@ def recall_failure(k: ArrayLike, thresholds: ArrayLike) -> tuple[Any, Any]:
 
 
 def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -> tuple[float, float]:
-    """The real k ≥ 1 for recall@r ≥ 1 − β, where P(R ≥ r) = β by the exact law, and the standard error of k.
+    """Solve P(R ≥ r) = β, by the exact law, for a real k ≥ 1; return k and its standard error.
 
-    thresholds: as in `recall_failure`; for several queries, the mean recall reaches 1 − β. If k = 1 suffices,
-    the result is 1. The standard error of k is the standard error of P(R ≥ r) divided by the slope at k, also
-    at k = 1, where P may be near β by chance. The standard error is inf if P is flat at β for lack of
-    samples, and 0 if no sample fails.
+    At this k and above, recall@r is at least 1 − β, on average if there are several queries. thresholds: as
+    in `recall_failure`. If k = 1 suffices, the result is 1. The standard error of k is the standard error of
+    P(R ≥ r) divided by the slope at k, also at k = 1, where P may be near β by chance. The standard error is
+    inf if P is flat at β for lack of samples, and 0 if no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -228,7 +228,7 @@ def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float
 
 
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
-    """P(R ≥ r) of a Gaussian projection if the competitors' δ are orthogonal outside q, by exact quadrature.
+    """Compute P(R ≥ r) for Gaussian A by quadrature, if the competitors' δ are orthogonal outside q.
 
     The ⟨z, δ_i⟩ are then independent. Given χ_k, the errors are therefore independent with chances
     Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. margins: [n].
@@ -250,7 +250,7 @@ def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
 
 
 def markov_union(errors: Array, r: int) -> Array:
-    """min_{0≤s<r} of the sum of all but the s largest probabilities [..., n], divided by r − s."""
+    """Return min_{0≤s<r} (sum of all but the s largest probabilities [..., n]) / (r − s)."""
     beyond = np.cumsum(np.sort(errors, axis=-1), axis=-1)[..., ::-1][..., :r]
     return np.min(beyond / (r - np.arange(r)), axis=-1)
 

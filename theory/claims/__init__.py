@@ -1,4 +1,4 @@
-"""Theorems of the papers, the evidence that a check returns, and the registry THEOREMS.
+"""Describe the papers' theorems and the evidence that a check returns, and register checks in THEOREMS.
 
 A theorem is a statement with a function that looks for violations. A paper's theorem has a `claim`, which
 gives the paper's assertion in our words, with the words at issue in quotation marks; the verdict is about the

@@ -1,4 +1,4 @@
-"""Claims about the relevance and the alignment of generative retrieval: Wu et al. 2024, §1, §4, lemmas."""
+"""Claims about relevance and alignment in generative retrieval: Wu et al. 2024, §1, §4 and the lemmas."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -51,7 +51,7 @@ def lemma_1(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 def beyond_bound(rng: np.random.Generator, samples: int, constant: float) -> Evidence:
-    """Compare the exact errors of both ensembles with c · exp(−(k/2) h(ε))."""
+    """Compare the exact errors under both ensembles with c · exp(−(k/2) h(ε))."""
     margin, k = margins_and_dimensions(rng, samples)
     bound = projections.pairwise_error_bound(k, margin, constant)
     exact = projections.pairwise_error(k, margin)
