@@ -1,4 +1,4 @@
-"""nDCG@10 by alignment strategy, and the gain from choosing a strategy with a few judged queries (ALIGNER).
+"""How much does nDCG@10 gain if a few judged queries choose ALIGNER's alignment strategy?
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
 alignment and seed, an ALIGNER without salience is trained. As in the paper, a search with k = 1 finds each

@@ -1,4 +1,4 @@
-"""Public checkpoints on any collections, each under its own A and every other A that it admits.
+"""Measure public checkpoints, each with its own alignment A and with every other A that it admits.
 
 A checkpoint is a folder or a hub name, in any format that can be loaded (paradigms/saving/README.md). Its
 documents are encoded once, and every A scores these vectors by exact search. Token vectors are scored with

@@ -1,4 +1,4 @@
-"""nDCG@10 by bytes per document: pooled and pruned tokens, fewer dimensions, fewer bits, fixed encodings.
+"""Measure nDCG@10 by bytes per document for fewer tokens, dimensions or bits, and for fixed encodings.
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
 to replace a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the

@@ -1,4 +1,4 @@
-"""nDCG@10 by bytes per document, for ColBERTs trained to store fewer numbers and for a control.
+"""Compare ColBERTs trained to store fewer numbers with a control: nDCG@10 by bytes per document.
 
 `matryoshka` adds losses on the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
 with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two methods,

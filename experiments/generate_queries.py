@@ -1,8 +1,8 @@
 """Generate training queries for a collection with a sequence-to-sequence model.
 
 The model writes queries for documents by sampling; a query is kept if a retriever ranks the query's document
-among the first `rank` (round trip). The output folder will contain collection/, which is the collection in
-BEIR layout with these queries as split train, for train.py and compare.py; and pairs.jsonl, for `train.py
+among the first `rank` (round trip). The output folder will contain collection/, the collection in BEIR layout
+with the generated queries as its train split, for train.py and compare.py; and pairs.jsonl, for `train.py
 --generated`. A second run resumes after the last finished batch of documents.
 
     .venv/bin/python experiments/generate_queries.py --collection path/to/nfcorpus --model MODEL

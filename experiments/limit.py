@@ -1,4 +1,4 @@
-"""LIMIT: a query for every set of k documents. Which paradigms answer them all? Is dimension the barrier?
+"""With a query for every set of k documents (LIMIT), which paradigms answer all? Is dimension the barrier?
 
 The experiments of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", are
 compared with the laws of `theory/capacity.py`:

@@ -1,4 +1,4 @@
-"""Does the logit rank like log p, early in training or at all? Appendix A, Eqs 26 to 29.
+"""Does the logit rank like log p, early in training or at all? Wu et al. 2024, appendix A, Eqs 26 to 29.
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, because log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
@@ -95,7 +95,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
 
 
 def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[float]]:
-    """Map each quantity to one value per query, computed over the query's candidates.
+    """Compute each quantity over a query's candidates: quantity -> one value per query.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """

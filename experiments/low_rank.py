@@ -1,4 +1,4 @@
-"""Distance of generative retrieval's alignment from rank one, and cross-attention's share of rel.
+"""How far is generative retrieval's alignment from rank one, and how much of rel is cross-attention?
 
 Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For every head, and for the best name of
 each test query's most relevant document, the script measures: the errors of the best rank-one matrix and of
@@ -301,7 +301,7 @@ def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
 
 
 def draw(heads: Heads) -> "Figure":
-    """Plot Figure 4: ‖A − R‖ against ‖W‖ for every head."""
+    """Plot ‖A − R‖ against ‖W‖ for every head, as in Figure 4."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Compare achieved and achievable quality, by bytes: is the index or the query encoder the limit?
+"""Is the index or the query encoder the limit? Compare achieved and achievable quality by bytes.
 
 Every finished encoder of compare.py is measured untrained and trained, at full width and on the first
 principal axes. Two shares of test queries are reported: queries that some query vectors answer, ranking every
@@ -139,7 +139,7 @@ def measured(
 
 
 def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
-    """Make a row with the possible and the reached share of a system's queries, with intervals."""
+    """Make a row with two shares of queries, with intervals: answerable, and answered by the system."""
     possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
     tried = [one.verified for one in made if one.verified is not None]
     values = (

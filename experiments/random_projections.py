@@ -155,7 +155,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """Return medians over queries of each published bound's k / exact k, for recall@r over all documents."""
+    """Return each published bound's k divided by the exact k for recall@r: medians over queries."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]

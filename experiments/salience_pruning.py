@@ -1,4 +1,4 @@
-"""nDCG@10 of ALIGNER by the share of tokens that salience keeps: Qian et al. 2022, Figures 6 and 7.
+"""How does ALIGNER's nDCG@10 depend on the share of tokens kept by salience? Qian et al. 2022, Fig. 6, 7.
 
 The script trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each
 document's tokens, searches with a share β^q of each query's tokens, and rescores the retrieved documents with

@@ -1,4 +1,4 @@
-"""Costs of serving: bytes, build seconds, milliseconds per query and recall, by paradigm and index or engine.
+"""Measure serving costs (bytes, build time, query time, recall) for each paradigm and index or engine.
 
 Every paradigm encodes some documents of a collection once. Their vectors go into the exact index, FAISS's
 token index, the compressed index and every installed engine. Queries are encoded before timing and searched

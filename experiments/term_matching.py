@@ -1,4 +1,4 @@
-"""How often does an alignment choose equal tokens, and does that depend on their IDF? Figures 2, 3 and 5.
+"""How often does an alignment choose equal tokens, and does their IDF matter? Wu et al., Figures 2, 3, 5.
 
 Wu et al. 2024 (arXiv:2404.00684), §7.2. Two rates are measured for each query token of a ColBERT (q→d), as
 means over the query's candidates. The hard rate is whether the aligned document token has the same id; the
@@ -97,7 +97,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of a rate over tokens, and the numbers of tokens."""
+    """A rate summed over tokens, and the number of tokens, for each seed, query and bin."""
 
     sums: Float[np.ndarray, "seeds queries bins"]
     counts: Int[np.ndarray, "seeds queries bins"]

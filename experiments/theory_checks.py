@@ -3,10 +3,10 @@
     python experiments/theory_checks.py --only 'lemma_*,few_iterations' --samples 10000
 
 checks.json and theory_checks.html in the output folder list every claim with its place in the paper. With
---seeds, each claim's row is the worst of all seeds, which take about 5 CPU seconds each. The exit code is 1
-if one of our statements fails (an exact law, a corrected form, a counterexample), and 0 otherwise, even if a
-printed form is false. Statements tested on draws may deviate by 4.5 standard errors, computed from exact tail
-probabilities: with a new seed, a run fails by chance less than once in 1,500 runs.
+--seeds, each claim's row gives the worst result over all seeds. A seed takes about 5 CPU seconds. The exit
+code is 1 if one of our statements fails (an exact law, a corrected form, a counterexample), and 0 otherwise,
+even if a printed form is false. Statements tested on draws may deviate by 4.5 standard errors, computed from
+exact tail probabilities: with a new seed, a run fails by chance less than once in 1,500 runs.
 """
 
 import math
@@ -86,9 +86,9 @@ def check(name: str, samples: int, seed: int) -> Result:
 
 
 def worst(first: Result, second: Result) -> Result:
-    """Combine a claim's results for two seeds.
+    """Combine a claim's results for two seeds: keep the larger violations, and pool the samples.
 
-    The result has the larger violations, the sum of the samples, and the curves of the first result."""
+    The curves are those of `first`."""
 
     def nearness(result: Result) -> tuple[bool, float]:
         violation, tolerance = result.evidence.violation, result.evidence.tolerance
@@ -137,7 +137,7 @@ def row_of(result: Result) -> dict[str, Any]:
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:
-    """Group results by paper, with our laws last."""
+    """Group results by paper, and put our laws last."""
     papers = sorted({result.theorem.paper for result in results}, key=lambda paper: (paper == OURS, paper))
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 

@@ -34,10 +34,11 @@ def collision(angles: ArrayLike, planes: int) -> Any:
 
 
 def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly; 0 if not in q's bucket.
+    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly.
 
-    first, second: angles θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All
-    three vectors lie on one side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
+    Empty buckets are not filled, so a document without tokens in q's bucket scores 0. first, second: angles
+    θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All three vectors lie on one
+    side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
     """
     a, b, c = (checks.interval(x, "angles", 0, np.pi) for x in (first, second, between))
     possible = (np.abs(a - b) <= c + _ROUNDING) & (c <= np.minimum(a + b, 2 * np.pi - a - b) + _ROUNDING)

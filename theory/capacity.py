@@ -102,11 +102,10 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
     """Return the h at which projected one-hot documents answer all sets with probability 1 − `failure`.
 
-    q_S = Σ_{s∈S} e_s and d_i = e_i have the margin 1/√(2k) in each of the C(n, k)·k·(n − k) triples; a
-    Gaussian projection to h dimensions makes the vectors (`theory.projections`); the union bound with the
-    exact pairwise law gives h. At failure = 1, some projection answers all sets. h grows like 2(k + 1) ln n /
-    −ln(1 − 1/(2k)), which is 6.95 (k + 1) ln n for pairs and near 4k(k + 1) ln n for large k. documents: n ≥
-    2k, an array of any shape.
+    Before the Gaussian projection (`theory.projections`), q_S = Σ_{s∈S} e_s and d_i = e_i have the margin
+    1/√(2k) in each of the C(n, k)·k·(n − k) triples; the union bound with the exact pairwise law gives h. At
+    failure = 1, some projection answers all sets. h grows like 2(k + 1) ln n / −ln(1 − 1/(2k)), which is 6.95
+    (k + 1) ln n for pairs and near 4k(k + 1) ln n for large k. documents: n ≥ 2k, an array of any shape.
     """
     most = int(checks.whole(k, "k"))
     n = checks.whole(documents, "documents", least=2 * most)

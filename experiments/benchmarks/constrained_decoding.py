@@ -1,4 +1,4 @@
-"""Time constrained decoding against baselines: finding the sets of next tokens, and a whole beam search.
+"""Time constrained decoding against a baseline: finding the allowed next tokens, and a whole beam search.
 
 Next tokens: the baseline is plain numpy, on the same text and prefixes. The text is real: the collection's
 documents in order, cut into words and punctuation marks, up to --tokens tokens. Prefixes start at random
@@ -106,7 +106,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Time finding the next tokens of each prefix, with NGramIndex and with numpy on suffix array rows."""
+    """Time NGramIndex, and numpy on suffix array rows, at finding the next tokens of each prefix."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()

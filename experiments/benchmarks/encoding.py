@@ -1,4 +1,4 @@
-"""Encoding: documents per CPU second, milliseconds per query, and nDCG@10 lost to narrower data types.
+"""Measure encoding speed for documents and queries, and the nDCG@10 lost to narrower data types.
 
 Our encoder in every precision is compared with sentence-transformers, ONNX Runtime and OpenVINO. All use the
 same weights, texts and lengths, and times include tokenisation. Peers that are not installed are listed and

@@ -1,4 +1,4 @@
-"""Peak memory and time of in_batch_rel and of the plain einsum `core.rel`, forward and backward.
+"""Compare in_batch_rel with the plain einsum `core.rel`: peak memory and time, forward and backward.
 
 On a CPU, each case runs in a new process, which reads its peak memory from /proc (Linux). On a GPU, the
 Triton kernels (`paradigms.scoring.fused`) are a third method, for alignments that take a maximum over

@@ -1,4 +1,4 @@
-"""Time exact search with learned sparse vectors by the inverted index, scipy and bm25s, and report sizes.
+"""Time the inverted index, scipy and bm25s at exact search with learned sparse vectors; report sizes.
 
 Document frequencies and weights are distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r
 occurs in a fraction 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.

@@ -1,8 +1,8 @@
-"""Costs of search at 10⁴, 10⁵ and 10⁶ documents: build, memory, disk, open, search, add, delete, recall.
+"""Measure the costs and recall of search at 10⁴, 10⁵ and 10⁶ documents, from building to deleting.
 
 Vectors are token states of the offline encoder (ColBERT, untrained) for documents from several collections:
 the first `tokens` tokens of each document, projected onto `dim` principal axes. If a size exceeds the number
-of real documents, further documents are composed from real documents by the law in `parts/composed.py`; at
+of real documents, further documents are composed from real documents by the rule in `parts/composed.py`; at
 the smallest size, recall on composed documents is compared with recall on real documents. The same texts are
 also stored as one vector per document (the mean of its tokens), as BM25 weights and, for some of the
 documents, as SPLADE weights. Queries are test queries of the collections.
@@ -105,7 +105,7 @@ XTR = "XTR, exact"
 
 @dataclass(frozen=True)
 class System:
-    """A form of documents, a kind of index with its build settings, and search settings to compare."""
+    """A form of documents, a kind of index and its build settings, and the search settings to compare."""
 
     form: str
     kind: str
@@ -168,7 +168,7 @@ def main(settings: Settings) -> None:
 
 
 class Run:
-    """The stages of a benchmark run, each measured once.
+    """A benchmark run, which measures each stage once.
 
     rows: stage results, one row per system and size. seconds: file of each stage → its CPU seconds.
     """

@@ -1,4 +1,4 @@
-"""The service under load: queries per second and latencies by number of clients, and mixed requests.
+"""Load the service: measure queries per second and latencies by number of clients, and mixed requests.
 
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
 open and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with

@@ -1,4 +1,4 @@
-"""Token search on a CPU: our indexes and peers' indexes on the same vectors, taking turns in one run.
+"""Compare our indexes with peers' indexes in token search on a CPU, on the same vectors and in turns.
 
 Vectors are token states of the offline encoder for a collection's documents and test queries, reduced by PCA
 and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that

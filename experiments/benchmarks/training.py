@@ -1,4 +1,4 @@
-"""Training speed and memory of our trainer and peers' trainers, on the same encoder, pairs and batches.
+"""Compare our trainer's speed and memory with peers' trainers, on the same encoder, pairs and batches.
 
 The model is ColBERT, trained with AdamW on the sum of MaxSim with in-batch negatives. The peers are the
 multi-vector trainer of sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs

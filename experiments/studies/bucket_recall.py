@@ -1,4 +1,4 @@
-"""Predict from angles, and measure, the recall of the exact top ten with fixed-dimensional encodings."""
+"""Predict, from angles, how many of the exact top ten fixed-dimensional encodings find; then measure it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures with intervals: measures by k', length or step, each figure with a table."""
+"""Draw measures by k', length or step, with intervals, and make a table for each figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of series: measure -> system -> points, one for each x. An x axis of words is evenly spaced."""
+    """Panels of curves: measure -> system -> one point for each x. If x are words, they are evenly spaced."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]

@@ -1,4 +1,4 @@
-"""Models and measurements of a study: each model is trained if missing, and measured once."""
+"""Train a study's missing models, and measure each model once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
@@ -81,7 +81,7 @@ class StudyData:
         return clusters
 
     def pool(self, depth: int) -> Run:
-        """Return BM25's first `depth` documents and the relevant documents for each test query, scored."""
+        """For each test query, return BM25's first `depth` documents plus the relevant ones, with scores."""
         return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
@@ -192,7 +192,7 @@ def training_of(folder: Path) -> Measured:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: `file` keeps the result of `measure`, which receives the result of `prepare`."""
+    """A measurement: `measure` receives the result of `prepare`, and its own result is kept in `file`."""
 
     name: str  # name in messages
     file: Path

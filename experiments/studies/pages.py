@@ -1,4 +1,4 @@
-"""Output of a study: sections of rows and figures, in the terminal, as files, and on one HTML page."""
+"""Show a study's sections of rows and figures in the terminal, as files, and on one HTML page."""
 
 import base64
 import csv

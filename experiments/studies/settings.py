@@ -1,4 +1,4 @@
-"""Settings that the studies share, and checks of settings. This module imports quickly."""
+"""Define and check the settings that the studies share. This module imports quickly."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Data and systems of a comparison: building, training, searching and measuring."""
+"""Prepare a comparison's data, and build, train, search and measure its systems."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ComparisonData(StudyData):
 
 
 class Training(NamedTuple):
-    """The training and measurement of a system; untrained: the measurement before training."""
+    """A system to train and measure; if `untrained`, it is measured before training."""
 
     system: str
     seed: int

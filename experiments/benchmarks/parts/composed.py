@@ -1,4 +1,4 @@
-"""Extend a collection: real documents first, then documents composed from them by a fixed law.
+"""Extend a collection with synthetic documents, each composed from real documents by a fixed rule.
 
 Tokens: a composed document is the first half of one real document followed by the second half of another
 document from the same collection. Each token x is shifted within its cell, using another token y that is
@@ -31,7 +31,7 @@ Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their
 
 @dataclass(frozen=True)
 class Composed:
-    """Real documents, followed by documents composed from them, read from a folder that `write` filled.
+    """A sequence of real documents, then synthetic ones composed from them; `write` prepares the folder.
 
     form: tokens, pooled, words or splade. real: number of real documents; None means all.
     """
@@ -135,12 +135,12 @@ class Composed:
 
     @cached_property
     def _members(self) -> np.ndarray:
-        """Document numbers, sorted by collection."""
+        """The numbers of the real documents, sorted by collection."""
         return np.argsort(self._sources, kind="stable")
 
     @cached_property
     def _ranges(self) -> np.ndarray:
-        """Start and end of each collection in `_members`, [collections, 2]."""
+        """The start and end of each collection in `_members`, [collections, 2]."""
         ends = np.cumsum(np.bincount(self._sources))
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 

@@ -82,7 +82,7 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 
 
 class Ours(System):
-    """An index of this project: settings['build'] configures the index, settings['knobs'] the search."""
+    """An index of this project; settings['build'] configures the index, and settings['knobs'] the search."""
 
     def build(self) -> None:
         from paradigms.find import INDEXES, Store
@@ -200,7 +200,7 @@ class PaddedEinsum(System):
 
 
 class MaxSimCpu(System):
-    """maxsim-cpu on a list of all documents, or of the candidates."""
+    """Score a list of all documents, or of the candidates, with maxsim-cpu."""
 
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]

@@ -1,4 +1,4 @@
-"""Token vectors of a collection's documents and test queries, as files, for the token search benchmark."""
+"""Write token vectors of documents and test queries to files for the token search benchmark."""
 
 from __future__ import annotations
 

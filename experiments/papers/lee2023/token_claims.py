@@ -1,4 +1,4 @@
-"""Claims, tables and figures of Lee et al. 2023 (arXiv:2304.01982) about XTR's token retrieval."""
+"""Test the claims about token retrieval in Lee et al. 2023 (arXiv:2304.01982); make tables and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def label(kind: Kind) -> str:
 
 @dataclass
 class TokenResults:
-    """Measurements of all kinds of models on the queries of one collection, for each seed.
+    """Measurements of every kind of model on one collection's queries, for each seed.
 
     Raises SystemExit if the results and BM25's measurements cover different queries.
     """

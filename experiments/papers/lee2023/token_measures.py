@@ -1,4 +1,4 @@
-"""Measure the tokens that a model retrieves and the resulting document scores: one value per test query.
+"""Measure which tokens a model retrieves, and how documents score with them: one value per test query.
 
 Lee et al. 2023 (arXiv:2304.01982), Figures 2 and 4 to 7, Tables 1 and 5. One exact token search with the
 largest k' serves every smaller k': the results for a smaller k' are the first k' tokens.

@@ -1,4 +1,4 @@
-"""Figure 1, Table A.1 and the claims of Luan et al. 2021, §§1, 5 and 6, for the page of capacity.py."""
+"""Test the claims in Luan et al. 2021, §§1, 5 and 6, and make Figure 1 and Table A.1 for capacity.py."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

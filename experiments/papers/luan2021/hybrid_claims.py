@@ -1,4 +1,4 @@
-"""Claims of Luan et al. 2021 (TACL), §7, about first stages and reranking, for the page of hybrid.py."""
+"""Test the claims in Luan et al. 2021 (TACL), §7, about first stages and reranking, for hybrid.py."""
 
 from collections.abc import Sequence
 from typing import Any

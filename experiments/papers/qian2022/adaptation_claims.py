@@ -1,4 +1,4 @@
-"""Claims, tables and figures of Qian et al. 2022 (ALIGNER) about adapting alignments."""
+"""Test the claims about adapting alignments in Qian et al. 2022 (ALIGNER); make its tables and figures."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -32,7 +32,7 @@ SHARE = 8  # queries per judged query; with 3, 95% intervals of gains cover only
 
 
 class Task:
-    """Measurements on one collection of ALIGNERs trained with one alignment (the default strategy).
+    """ALIGNERs trained with one alignment (the default strategy), as measured on one collection.
 
     models: nDCG@10 of each model, all for the same queries and strategies.
     """

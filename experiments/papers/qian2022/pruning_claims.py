@@ -1,4 +1,4 @@
-"""Claims, tables and figures of Qian et al. 2022 (ALIGNER), §4.3, about pruning by salience."""
+"""Test the claims about pruning by salience in Qian et al. 2022, §4.3; make its tables and figures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ JUDGED = 8  # judged queries for choosing an alignment after pruning
 
 
 class PruningResults:
-    """Measurements of all models, and the pruning ratios that the models were trained with."""
+    """Measurements of all models, and the pruning ratios used in training."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
         self.results, self.trained, self.bm25 = results, trained, bm25

@@ -1,4 +1,4 @@
-"""Free vectors: vectors without text, trained directly on relevance judgments, and the critical n they reach.
+"""Train free vectors, without text, directly on relevance judgments, and measure their critical n.
 
 Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", Figure 2: the critical n is
 the largest number n of documents for which all sets of k documents are answered, for one vector and for each

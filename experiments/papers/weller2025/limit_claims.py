@@ -1,4 +1,4 @@
-"""Claims of Weller et al. 2025 (arXiv:2508.21038) about LIMIT, for the systems that limit.py measures."""
+"""Test the claims about LIMIT in Weller et al. 2025 (arXiv:2508.21038) on systems that limit.py measures."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A decoder's cross-attention, head by head, and how often an alignment chooses equal tokens.
+"""Read a decoder's cross-attention head by head, and measure how often alignments choose equal tokens.
 
 A = softmax(S) and S = D W_QᵀW_K Qᵀ, where D contains the decoder's normalised states, Q the encoder's states,
 and W_Q and W_K are the matrices of one head of T5, which does not scale scores (Lemmas 5.1 and 5.2 of Wu et

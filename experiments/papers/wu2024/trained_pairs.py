@@ -1,4 +1,4 @@
-"""Models for the studies of Wu et al. 2024 (arXiv:2404.00684), trained once per seed and shared.
+"""Train the models that the studies of Wu et al. 2024 (arXiv:2404.00684) share, once per seed.
 
 All models start from the same backbone and learn from the same queries and documents. Generative models have
 the same training passages and spans for every seed. A model whose checkpoint is in the folder `models` is not
