@@ -51,8 +51,8 @@ class Settings(OneCollection, Results):
     """dev queries for tuning a hybrid's weight"""
     test_queries: int = 500
     passages: int = 0
-    """number of passages at every length, for the task containing; 0: all, so that there are fewer of the
-    longer passages"""
+    """number of passages at every length, for the task containing; 0: all, which are fewer at greater
+    lengths"""
     distractors: int = 2
     """passages per query that differ from it in one or two words, for the task containing"""
     terms: Literal["words", "pieces"] = "words"

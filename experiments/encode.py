@@ -43,7 +43,7 @@ class Settings(OneCollection):
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     parts: int = 0
-    """number of indexes that share the documents; 0: one index"""
+    """number of indexes among which to divide the documents; 0: one index"""
     part: int = -1
     """encode only this part, from 0; -1: all parts"""
     keep: float = 1.0

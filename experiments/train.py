@@ -78,8 +78,8 @@ class Settings(OneCollection, Results):
     """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
     scoring need; empty: torch's default, highest"""
     matryoshka: list[int] = field(default_factory=list)
-    """numbers of first coordinates whose losses are added, such as [64, 32], so that vectors can be stored
-    with only these coordinates"""
+    """add a loss for each of these numbers of first coordinates, such as [64, 32], so that vectors can be
+    stored with only these coordinates"""
     coded_bits: int = 0
     """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
     temperature: float | None = None
