@@ -18,6 +18,15 @@ if some Q scores every document of R strictly above all others, whether or not a
 - The same sum, where a query token sees only tokens of the same kind (COIL, whose kinds are token ids): K_a
   lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind has a zero
   vector for this kind.
+- A mean of the maxima, weighted by the saliences u of the tokens that attain them (ALIGNER, k = 1): some Q
+  scores document a above a value t and the others below iff Σ_j w_j g_a(q_j) > 0 > Σ_j w_j g_c(q_j) for all
+  rivals c, with g(q) = u(q) (σ(q) − t) and w ≥ 0; by scaling, t = ±1. So no Q ranks a first if for t = 1 and
+  for t = −1 some β ≥ 0 satisfy g_a ≤ Σ_c β_c g_c for all q. g is neither convex nor concave, as u(q) jumps
+  where another token becomes the best. With l_c ≤ u ≤ 1 on the tokens of rival c, this relaxation suffices:
+  u_i a_i = Σ_c β_c p_ci for each token i of a, where p_ci is in both l_c K_c and K_c, and Σ_c β_c ≤ min_i u_i
+  for t = 1, Σ_c β_c l_c ≥ 1 for t = −1. If saliences differ only between documents, it is the condition for
+  the sum above. If they differ within documents, it is seldom met: a query token near 0 adds nothing to the
+  numerator, but the salience of a token of any direction to the denominator, which can favour a.
 
 Rivals that violate the solution of a programme are added to the programme, the hardest first. The final
 solution is checked against all rivals.
@@ -117,12 +126,14 @@ def sum_of_maxima(
     seed: int = 0,
     kinds: ArrayLike | None = None,
     asked: ArrayLike | None = None,
+    salience: ArrayLike | None = None,
 ) -> Answer:
     """Decide whether some Q of `query_tokens` vectors ranks `relevant` first by Σ_j max_i ⟨q_j, d_i⟩.
 
     kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
     one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
-    kind.
+    kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the tokens that
+    attain them. An answer True is for query tokens of equal salience, an answer False for any saliences.
 
     The answer is True if optimisation from `start` [N, h], one token or a random start finds such a Q. The
     answer is False if a relevant document is dominated (module docstring), which rules out every Q.
@@ -131,14 +142,16 @@ def sum_of_maxima(
     arguments.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
+    u = None if salience is None else _relative(salience, owner)
     if kinds is None or asked is None:
         kind, wanted = np.zeros(len(T), np.int64), np.zeros(query_tokens, np.int64)
-        one = max_over_tokens(T, owner, rows, programmes=programmes)
-        lower = one if one.answerable else None
+        lower = max_over_tokens(T, owner, rows, programmes=programmes)
     else:
         kind, wanted = _kinds(kinds, asked, owner)
         lower = _single(T, owner, rows, kind, wanted)
-    if lower is not None:
+    if lower.query is not None and (
+        u is None or separates(maxima(T, owner, lower.query, salience=u)[0], rows)
+    ):
         return lower
     rng = np.random.default_rng(seed)
     starts = [] if start is None else [checks.vector(start, "start", axes=2, nonzero=False)]
@@ -146,20 +159,20 @@ def sum_of_maxima(
     mean = T.mean(0) if kinds is None else 0.0
     starts += [T[[rng.choice(options) for options in own]] - mean for _ in range(_DRAWN)]
     for Q in starts:
-        found = _optimised(T, owner, rows, Q, kind, wanted)
+        found = _optimised(T, owner, rows, Q, kind, wanted, u)
         if found is not None:
             return Answer(True, query=found)
-    scores, _ = maxima(T, owner, starts[0], kind, wanted)
+    scores, _, _ = maxima(T, owner, starts[0], kind, wanted, u)
     hardest = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
     for row in rows:
         own_tokens = np.flatnonzero(owner == row)
         # For each document, the programme has a variable for each pair of tokens of a kind, and β.
         names, counts = np.unique(kind[own_tokens], return_counts=True)
         pairs = (kind[:, None] == names) @ counts
-        each = np.bincount(owner, weights=pairs) + 1
+        each = np.bincount(owner, weights=pairs if u is None else 2 * pairs) + 1
         taken = hardest[np.cumsum(each[hardest]) <= variables]
         others = np.flatnonzero(np.isin(owner, taken))
-        residual = _dominated(T, owner, own_tokens, others, kind) if len(others) else None
+        residual = _dominated(T, owner, own_tokens, others, kind, u) if len(others) else None
         if residual is not None:
             return Answer(False, relevant=own_tokens, rivals=others, residual=residual)
     return Answer(None)
@@ -171,10 +184,13 @@ def maxima(
     query: Array,
     kinds: Indices | None = None,
     asked: Indices | None = None,
-) -> tuple[Array, Indices]:
-    """Compute Σ_j max_i ⟨q_j, d_i⟩, [n], and the token that attains each maximum, [n, N].
+    salience: Array | None = None,
+    query_salience: Array | float = 1.0,
+) -> tuple[Array, Indices, Array]:
+    """Compute Σ_j max_i ⟨q_j, d_i⟩, [n], the token that attains each maximum, and its weight, [n, N].
 
-    Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`.
+    Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`. All weights are 1, unless salience
+    [t] is given: then they are proportional to both tokens' saliences, with sum N, or all 0.
     """
     S = tokens @ query.T
     if kinds is not None and asked is not None:
@@ -182,7 +198,18 @@ def maxima(
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     best = np.maximum.reduceat(S, starts, axis=0)
     where = np.where(best[owners] == S, np.arange(len(tokens))[:, None], len(tokens))
-    return best.sum(1), np.minimum.reduceat(where, starts, axis=0)
+    chosen = np.minimum.reduceat(where, starts, axis=0)
+    if salience is None:
+        return best.sum(1), chosen, np.ones_like(best)
+    u = salience[chosen] * query_salience
+    total = u.sum(1, keepdims=True)
+    weights = len(query) * np.divide(u, total, out=np.zeros_like(u), where=total > 0)
+    return (weights * best).sum(1), chosen, weights
+
+
+def separates(scores: Array, rows: Indices) -> bool:
+    """Return whether the documents `rows` score above all others."""
+    return bool(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
 
 
 def verified(
@@ -272,31 +299,37 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
     return Answer(None)
 
 
-def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer | None:
+def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer:
     """Try to answer with the kinds that have one token per document, by concatenating these tokens."""
     count = owner[-1] + 1
     first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
     alone = [j for j in first if (kind == wanted[j]).sum() == count]
     if not alone:
-        return None
+        return Answer(None)
     found = one_vector(np.hstack([T[kind == wanted[j]] for j in alone]), rows)
     if found.query is None:
-        return None
+        return found
     Q = np.zeros((len(wanted), T.shape[1]))
     Q[alone] = found.query.reshape(len(alone), -1)
-    scores, _ = maxima(T, owner, Q, kind, wanted)
-    return Answer(True, query=Q) if scores[rows].min() > np.delete(scores, rows).max() else None
+    scores, _, _ = maxima(T, owner, Q, kind, wanted)
+    return Answer(True, query=Q) if separates(scores, rows) else Answer(None)
 
 
 def _optimised(
-    T: Array, owner: Indices, rows: Indices, Q: Array, kind: Indices, wanted: Indices
+    T: Array,
+    owner: Indices,
+    rows: Indices,
+    Q: Array,
+    kind: Indices,
+    wanted: Indices,
+    salience: Array | None,
 ) -> Array | None:
     """Run subgradient ascent on the least score in `rows` minus the largest other score; None if it fails."""
     pool, best = np.arange(owner.max() + 1), -np.inf
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
         if step % 25 == 0:  # find the hardest rivals among all documents
-            scores, _ = maxima(T, owner, Q, kind, wanted)
+            scores, _, _ = maxima(T, owner, Q, kind, wanted, salience)
             others = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
             if scores[rows].min() > scores[others].max() + 1e-12:
                 return Q
@@ -304,45 +337,67 @@ def _optimised(
             of_pool = np.flatnonzero(np.isin(owner, pool))
             part, of_kind, place = T[of_pool], kind[of_pool], np.searchsorted(np.sort(pool), owner[of_pool])
             inside = np.isin(np.sort(pool), rows)
-        scores, chosen = maxima(part, place, Q, of_kind, wanted)
+            of_part = None if salience is None else salience[of_pool]
+        scores, chosen, shares = maxima(part, place, Q, of_kind, wanted, of_part)
         low = np.where(inside, scores, np.inf)
         high = np.where(inside, -np.inf, scores)
         temperature = max(0.02, 0.3 * 0.99**step)
         up = np.where(inside, np.exp(-(low - low.min()) / temperature), 0)
         down = np.where(inside, 0, np.exp((high - high.max()) / temperature))
         weights = up / up.sum() - down / down.sum()
-        gradient = np.einsum("d,djh->jh", weights, part[chosen])
+        gradient = np.einsum("dj,djh->jh", weights[:, None] * shares, part[chosen])
         best = max(best, float(low.min() - high.max()))
         Q = Q + 0.3 * 0.99**step * gradient / max(float(np.linalg.norm(gradient)), 1e-300)
     return None
 
 
-def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
+def _dominated(
+    T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices, salience: Array | None
+) -> float | None:
     """Solve for common weights β ≥ 0 that place each token of one document in Σ_c β_c K_c of its kind.
 
-    own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
-    solution, or None if the linear programme has no solution.
+    own, others: indices of the document's tokens and of the rivals' tokens. salience: at most 1. Returns the
+    residual of the solution, or None if a linear programme has no solution.
     """
     rivals, h = np.unique(owner[others]), T.shape[1]
     count = len(rivals)
+    low, u, even = np.ones(count), np.ones(len(own)), salience is None
+    if salience is not None:
+        u = salience[own]
+        low = np.minimum.reduceat(salience[others], np.flatnonzero(np.diff(owner[others], prepend=-1)))
 
     def hulls(token: int) -> sparse.sparray:
-        """Stack the rivals' tokens of this token's kind on an indicator matrix of their documents."""
+        """Stack the conditions of the token's variables on Σ_c β_c p_c, on β and, with saliences, on p_c."""
         same = others[kind[others] == kind[token]]
-        places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
-        sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
-        return sparse.vstack([sparse.csr_array(T[same].T), sums])
+        document, place = np.searchsorted(rivals, owner[same]), np.arange(len(same))
+        sums = sparse.csr_array((np.ones(len(same)), (document, place)), (count, len(same)))
+        inner, outer = low[document] * T[same].T, -T[same].T
+        if even:
+            return sparse.vstack([sparse.csr_array(inner), sums])
+        at = (document * h + np.arange(h)[:, None]).ravel(), np.tile(place, h)
+        points = [sparse.csr_array((x.ravel(), at), (count * h, len(same))) for x in (inner, outer)]
+        return sparse.block_array([[sparse.csr_array(inner), None], [sums, None], [None, sums], points])
 
     blocks = sparse.block_diag([hulls(token) for token in own])
-    one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
-    shared = sparse.vstack([one] * len(own))
-    total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
-    rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
-    right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
-    solved: Any = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
-    if solved.status != 0:
-        return None
-    return float(np.abs(rows @ np.maximum(solved.x, 0) - right).max())
+    one = [sparse.csr_array((h, count)), -sparse.eye_array(count)]
+    one += [] if even else [-sparse.eye_array(count), sparse.csr_array((count * h, count))]
+    shared = sparse.vstack(one * len(own))
+    rows: Any = sparse.hstack([blocks, shared])
+    right = np.zeros((len(own), rows.shape[0] // len(own)))
+    right[:, :h] = u[:, None] * T[own]
+    free = np.zeros(blocks.shape[1])
+    totals = np.array([[*free, *np.ones(count)], [*free, *-low]])  # t = 1, t = -1
+    worst = 0.0
+    for chosen in ([0, 1],) if even else ([0], [1]):
+        limits = np.array([u.min(), -1.0])[chosen]
+        solved: Any = linprog(
+            np.zeros(rows.shape[1]), totals[chosen], limits, rows, right.ravel(), (0, None), method="highs"
+        )
+        if solved.status != 0:
+            return None
+        x = np.maximum(solved.x, 0)
+        worst = max(worst, np.abs(rows @ x - right.ravel()).max(), (totals[chosen] @ x - limits).max())
+    return float(worst)
 
 
 def _solved(system: Array, right: Array) -> list[Fraction] | None:
@@ -372,6 +427,19 @@ def _tokens(tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike) -> tuple[
             f"owners has shape {owner.shape}; allowed: the document of each of {len(T)} tokens, rising from 0"
         )
     return T, owner, _rows(relevant, int(owner[-1]) + 1)
+
+
+def _relative(salience: ArrayLike, owner: Indices) -> Array | None:
+    """Divide saliences by the document's largest, which cancels; None if all quotients are 1."""
+    u = checks.vector(salience, "salience", axes=1, nonzero=False)
+    if u.shape != owner.shape or u.min() < 0:
+        raise ValueError(
+            f"salience has shape {u.shape} and minimum {u.min():g}; allowed: a number of at least 0 for each "
+            f"of {len(owner)} tokens"
+        )
+    largest = np.maximum.reduceat(u, np.flatnonzero(np.diff(owner, prepend=-1)))[owner]
+    relative = np.divide(u, largest, out=np.zeros_like(u), where=largest > 0)
+    return None if relative.min() == 1 else relative
 
 
 def _kinds(kinds: ArrayLike, asked: ArrayLike, owner: Indices) -> tuple[Indices, Indices]:

@@ -23,7 +23,7 @@ from paradigms.find import Index
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store import Store
-from theory.answerable import Answer, max_over_tokens, maxima, one_vector, sum_of_maxima, verified
+from theory.answerable import Answer, max_over_tokens, maxima, one_vector, separates, sum_of_maxima, verified
 
 QUERIES = 100  # maximum number of judged queries, drawn at random
 VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum dimensions of their vectors
@@ -63,13 +63,9 @@ class Question:
 
         salience: the query tokens' salience, by default from the model.
         """
-        sums, chosen = maxima(self.tokens, self.owners, query, self.kinds, self.asked)
-        if self.salience is None:
-            return sums
-        weights = self.salience[0][chosen] * (self.salience[1] if salience is None else salience)
-        matched = (weights * np.einsum("djh,jh->dj", self.tokens[chosen], query)).sum(1)
-        total = weights.sum(1)
-        return np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
+        of_tokens, of_query = (None, 1.0) if self.salience is None else self.salience
+        of_query = of_query if salience is None else salience
+        return maxima(self.tokens, self.owners, query, self.kinds, self.asked, of_tokens, of_query)[0]
 
     def answer(self, rows: np.ndarray, known: np.ndarray | None = None) -> Answer:
         """Return whether some query vectors rank the documents `rows` above all others.
@@ -83,7 +79,7 @@ class Question:
         if self.kinds is not None and not len(self.query):
             return Answer(False)  # no document has a token of the query: all scores are 0
         if len(self.query) > 1 or self.kinds is not None or self.salience is not None:
-            found = sum_of_maxima(
+            return sum_of_maxima(
                 self.tokens,
                 self.owners,
                 rows,
@@ -91,13 +87,8 @@ class Question:
                 start=self.query,
                 kinds=self.kinds,
                 asked=self.asked,
+                salience=None if self.salience is None else self.salience[0],
             )
-            if self.salience is None:
-                return found
-            # Vectors that answer if documents' saliences are equal mostly answer with the given ones. If none
-            # do, some may still answer with the given saliences.
-            equal = None if found.query is None else self.scores(found.query, np.ones(len(found.query)))
-            return found if equal is not None and separates(equal, rows) else Answer(None)
         if len(self.tokens) == self.owners[-1] + 1:
             return one_vector(self.tokens, rows)
         return max_over_tokens(self.tokens, self.owners, rows)
@@ -238,11 +229,6 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
     return Question(vectors[order], owners[order], query, kinds[order].astype(np.int64), ids.astype(np.int64))
 
 
-def separates(scores: np.ndarray, rows: np.ndarray) -> bool:
-    """Return whether the documents `rows` score above all others."""
-    return bool(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
-
-
 def summary(made: Sequence[Outcome], name: str) -> list[str]:
     """Report for how many queries some vectors, and the model's, rank the relevant documents first."""
 
@@ -277,7 +263,7 @@ def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
 def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
     """Check an answer in rational arithmetic; return None if it has no rational form or is too large."""
     if answer.query is not None and len(answer.query) == 1:
-        _, chosen = maxima(question.tokens, question.owners, answer.query)
+        _, chosen, _ = maxima(question.tokens, question.owners, answer.query)
         others = np.flatnonzero(~np.isin(question.owners, rows))
         return verified(question.tokens, answer, chosen[rows, 0], others)
     if answer.weights is not None and question.tokens.shape[1] <= LARGEST:

@@ -75,7 +75,7 @@ def test_one_query_token_chooses_a_token_of_each_document():
         answer = max_over_tokens(tokens, owners, relevant)
         assert answer.answerable or not by_angles(tokens, owners, relevant)
         if answer.answerable:
-            scores, _ = maxima(tokens, owners, answer.query)
+            scores, _, _ = maxima(tokens, owners, answer.query)
             assert set(np.argsort(-scores)[:2]) == set(relevant)
         seen.append(answer.answerable)
     assert {True, False} <= set(seen)
@@ -93,8 +93,32 @@ def test_a_dominated_document_is_first_for_no_number_of_query_tokens():
     rng = np.random.default_rng(0)
     for size in (1, 3, 9):  # and no drawn query contradicts it
         for _ in range(200):
-            scores, _ = maxima(tokens, owners, rng.standard_normal((size, 2)))
+            scores, _, _ = maxima(tokens, owners, rng.standard_normal((size, 2)))
             assert scores.argmax() != 0
+
+
+def test_domination_when_maxima_are_weighted_by_salience():
+    rng, square = np.random.default_rng(8), np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+    seen = []
+    for shrink in (0.05, 0.1, 0.3, 0.9):
+        tokens = np.concatenate([shrink * square, square, 0.2 * square + [5, 0]])
+        owners, of_documents = np.repeat([0, 1, 2], 4), np.repeat([0.1, 7, 2], 4)
+        assert sum_of_maxima(tokens, owners, [0], salience=of_documents).answerable is False
+        salience = of_documents * rng.uniform(0.5, 1, 12)
+        answer = sum_of_maxima(tokens, owners, [0], salience=salience)
+        seen.append(answer.answerable)
+        if answer.answerable:
+            scores, _, _ = maxima(tokens, owners, answer.query, salience=salience)
+            assert scores.argmax() == 0
+        for size in (2, 3, 9) if answer.answerable is False else ():
+            for _ in range(500):  # lengths from 1e-3 to 1, and any salience of the query's tokens
+                query = rng.standard_normal((size, 2)) * 10 ** rng.uniform(-3, 0, (size, 1))
+                weights = 10 ** rng.uniform(-3, 3, size)
+                scores, _, _ = maxima(tokens, owners, query, salience=salience, query_salience=weights)
+                assert scores.argmax() != 0
+    assert {True, False} <= set(seen)
+    with pytest.raises(ValueError, match="salience"):
+        sum_of_maxima(tokens, owners, [0], salience=-salience)
 
 
 def test_two_query_tokens_answer_what_one_does_not():
@@ -104,7 +128,7 @@ def test_two_query_tokens_answer_what_one_does_not():
     assert max_over_tokens(tokens, owners, [0]).answerable is False
     answer = sum_of_maxima(tokens, owners, [0], query_tokens=2)
     assert answer.answerable is True
-    scores, _ = maxima(tokens, owners, answer.query)
+    scores, _, _ = maxima(tokens, owners, answer.query)
     assert scores.argmax() == 0
 
 
@@ -130,7 +154,7 @@ def test_query_tokens_that_see_one_kind_are_one_vector_over_all_choices():
         # One vector: the hull of a document's long vectors within that of the rivals' is the reverse.
         assert answer.answerable in (expected, None)
         if answer.answerable:
-            scores, _ = maxima(tokens, owners, answer.query, kinds, np.array([-1, 7]))
+            scores, _, _ = maxima(tokens, owners, answer.query, kinds, np.array([-1, 7]))
             assert scores.argmax() == 0
         seen.append(answer.answerable)
     assert {True, False} <= set(seen)
