@@ -25,7 +25,7 @@ if some Q scores every document of R strictly above all others, whether or not a
   where another token becomes the best. With l_c ≤ u ≤ 1 on the tokens of rival c, this relaxation suffices:
   u_i a_i = Σ_c β_c p_ci for each token i of a, where p_ci is in both l_c K_c and K_c, and Σ_c β_c ≤ min_i u_i
   for t = 1, Σ_c β_c l_c ≥ 1 for t = −1. If saliences differ only between documents, it is the condition for
-  the sum above. If they differ within documents, it is seldom met: a query token near 0 adds nothing to the
+  the sum above. If they differ within documents, it is stricter: a query token near 0 adds nothing to the
   numerator, but the salience of a token of any direction to the denominator, which can favour a.
 
 Rivals that violate the solution of a programme are added to the programme, the hardest first. The final

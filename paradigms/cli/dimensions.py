@@ -141,7 +141,7 @@ def compare_model(
     import torch
 
     from paradigms.cli.indexed import Checkpoint
-    from paradigms.evaluate import seeds_interval
+    from paradigms.cli.oracle import proportion
     from paradigms.io.progress import progress_bar
     from paradigms.registry import as_paradigm
 
@@ -156,12 +156,12 @@ def compare_model(
             parts.append(model.score(documents, encoded).float().cpu())
             vectors.append(documents.vectors[0, :, 0].float().cpu())
     scores = torch.cat(parts, 1).numpy()
-    lost = []
+    kept = []
     for query in range(len(queries)):
         best, below, _ = problem.competitors(-1, query)
         if len(below) >= RANK:
-            lost.append(float((scores[query, below] >= scores[query, best]).sum() >= RANK))
-    mean, low, high = seeds_interval(1 - np.array(lost)[None])
+            kept.append(bool((scores[query, below] >= scores[query, best]).sum() < RANK))
+    mean, low, high = proportion(kept)
     equal = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
     k, least, most = ("–" if k is None else f"{k:,.0f}" for k in equal)
     line = (

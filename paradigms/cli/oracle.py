@@ -26,6 +26,7 @@ from paradigms.store import Store
 from theory.answerable import Answer, max_over_tokens, maxima, one_vector, separates, sum_of_maxima, verified
 
 QUERIES = 100  # maximum number of judged queries, drawn at random
+FEW = 100  # below this number of queries, the bootstrap interval of R-precision is too narrow near 0 and 1
 VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum dimensions of their vectors
 
 
@@ -251,6 +252,11 @@ def summary(made: Sequence[Outcome], name: str) -> list[str]:
         f"The query vectors of {name} do for {share(reached)}, so the query encoder loses {share(lost)}; "
         f"their R-precision is {mean:.2f} [{low:.2f}, {high:.2f}]."
     )
+    if len(made) < FEW and not 0.2 < mean < 0.8:
+        lines.append(
+            f"With fewer than {FEW} queries, the interval of an R-precision near 0 or 1 contains the value "
+            "for all queries less often than 95%."
+        )
     return lines
 
 
