@@ -215,7 +215,7 @@ class Forward8(Forward):
             return whole.view(len(qkv), -1)
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool()[:, None, None]
-            found = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+            found = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
             return found.transpose(1, 2).reshape(len(qkv), -1)
         q, k, v = (part.reshape(-1, length, width).bfloat16() for part in heads)
         S = torch.bmm(q, k.transpose(1, 2))

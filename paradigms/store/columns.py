@@ -182,7 +182,8 @@ class ColumnFolder(_FolderFiles):
                 yield writer
             except BaseException:
                 writer.close()
-                fresh.read()  # the new manifest may be in place even if its commit failed
+                with suppress(FileNotFoundError):  # a failed build removes its folder
+                    fresh.read()  # the new manifest may be in place even if its commit failed
                 fresh.sweep(writer.names)
                 raise
             writer.close()
