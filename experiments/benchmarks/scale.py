@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 K = 10
 ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # a term's entry
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
+GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
 RETRIEVED = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
 IMPUTE = [{"probes": p} | RETRIEVED[n] for p, n in ((8, 0), (32, 1), (32, 2))]
 IMPUTE += [IMPUTE[-1] | {"candidates": 128}]
