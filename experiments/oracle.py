@@ -110,6 +110,7 @@ def main(settings: Settings) -> None:
     sections = {
         "oracle": Section(
             "Quality possible and reached",
+            "Shaded: queries for which neither query vectors nor a certificate were found.",
             rows=[told(row) for row in rows],
             figure=draw(rows),
         )
@@ -208,6 +209,9 @@ def draw(rows: Rows) -> Figure:
                     markersize=4,
                     capsize=2,
                 )
+            if not panel.lines:  # this system was not measured on this collection
+                panel.set_axis_off()
+                continue
             panel.set(title=f"{name}, {collection}", xscale="log", ylim=(-0.03, 1.03))
             panel.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
             panel.grid(alpha=0.3)
