@@ -175,8 +175,8 @@ def compare_model(
     of_cosine = cosine_lost(
         torch.cat(vectors).numpy(), encoded.vectors[:, 0, 0].float().cpu().numpy(), ks, RANK
     )
-    kept = shown(least_dimension(ks, of_cosine, BETA), MOST)
+    least_k = shown(least_dimension(ks, of_cosine, BETA), MOST)
     return (
-        f"{line} An untrained map of these to {kept} dimensions, renormalised, keeps the model's own best "
+        f"{line} An untrained map of these to {least_k} dimensions, renormalised, keeps the model's own best "
         f"document in the first {RANK} for {1 - BETA:.0%} of the queries."
     )
