@@ -26,8 +26,8 @@ class Settings(EncoderStudy):
     checkpoint: str = ""
     """saved ALIGNER to measure unchanged on every collection; empty: train one on each"""
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
-    """training alignments, each the default of its models: any of k=1, 2, 4, 6, 8, 16; p=0.5%, 1%, 1.5%, 2%,
-    4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
+    """alignments to train ALIGNERs with, which are then these models' default strategies: any of k=1, 2, 4,
+    6, 8, 16; p=0.5%, 1%, 1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
     query_length: int = 48
     document_length: int = 180
     """tokens per document in training"""

@@ -71,7 +71,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
 
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
-    """Map each system to the candidate pool, scored with the system's rel."""
+    """Score the candidates in `pool` with each system's rel, and return {system: run}."""
     (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
@@ -100,7 +100,7 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """Return the claims of §7.1, for each Z in q←d and each scorer of GR.
+    """Return the claims in §7.1, for each Z in q←d and each scorer for GR.
 
     A system has not learned enough to be compared if its RR@10 does not exceed the RR@10 of a random order,
     or if its model, ranking by the training score, has less than `LEARNED` times BM25's R@10.

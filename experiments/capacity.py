@@ -184,7 +184,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Set the titles by which texts are joined: if all titles differ, use the ids up to a colon."""
+    """Set the titles that decide which texts are joined; if all titles differ, use ids up to a colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
@@ -250,7 +250,7 @@ def build(name: str, length: int, settings: Settings) -> Model:
 
 
 def temperature(model: Paradigm, task: PassageTask) -> float:
-    """τ of the softmax: the spread of the untrained system's scores for a training query.
+    """τ for the softmax, set to the spread of the untrained system's scores for a training query.
 
     Inner products spread by √k or more if vectors are layer-normed, and less if vectors are means of many
     tokens. With one temperature for all systems, the softmax would start saturated for one system and flat

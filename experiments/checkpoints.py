@@ -163,7 +163,7 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
 def measured(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
-    """Measure nDCG@10 of each query under every A that the checkpoint admits.
+    """Measure nDCG@10 of each query under every alignment A that the checkpoint admits.
 
     checkpoint: a folder or hub name; "": measure BM25.
     """
@@ -218,7 +218,7 @@ def as_tokens(model: Paradigm) -> Paradigm | None:
 
 
 def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
-    """Yield the model under every other A that it admits. known: whether its own A is measured already."""
+    """Yield the model under every other alignment A that it admits. known: whether its own was measured."""
     if isinstance(model.recipe.align, AllPairs) or model.encoder.dim == 1:
         return
     for name, (align, normalise) in OTHERS.items():
@@ -229,7 +229,7 @@ def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
 
 
 def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
-    """Compare the models under their own A with BM25, and every other A with the model's own."""
+    """Compare models under their own alignment A with BM25, and every other A with the model's own."""
     collections = list(dict.fromkeys(name for name, _ in found))
     models = list(dict.fromkeys(name for _, name in found))
     table: Rows = []

@@ -41,8 +41,8 @@ class Settings(Results, EncoderTraining):
     """split whose queries compare the systems; never used to train or choose. MIRACL has dev; LoTTE has
     search and forum"""
     also: list[str] | None = None
-    """more splits whose queries search the same documents, with one table each; by default the split
-    parameters of pydocs"""
+    """more splits whose queries search the same documents, each with its own table; default: the split named
+    parameters for pydocs with the split test, otherwise none"""
     size: Literal["small", "full"] = "small"
     """small: a fixed subset of pydocs that takes ten minutes on 2 cores; full: the whole collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
@@ -78,8 +78,9 @@ class Settings(Results, EncoderTraining):
     depth: int = 100
     """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
     dev_queries: int = 0
-    """dev queries for choosing a state by nDCG@10 of reranking BM25's first 10 documents and the relevant
-    documents; if there are more queries, a hash draws a sample. 0: keep the last state"""
+    """number of dev queries for choosing a state of training, by nDCG@10 after reranking BM25's first 10
+    documents and the relevant documents; if there are more queries, a hash draws a sample. 0: keep the last
+    state"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
     """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
     these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""

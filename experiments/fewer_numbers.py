@@ -24,7 +24,7 @@ class Settings(EncoderStudy, OneCollection):
     dim: int = 128
     """number of coordinates per vector"""
     dims: list[int] = field(default_factory=lambda: [64, 32, 16])
-    """numbers of first coordinates for training and storing"""
+    """numbers of first coordinates to train on and to store"""
     bits: int = 2
     """bits per coordinate for training and storing"""
     vectors: int = 16

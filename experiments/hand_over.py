@@ -1,4 +1,4 @@
-"""Load indexes into an engine, in parallel and resumably: Qdrant, LanceDB or PostgreSQL.
+"""Load indexes into Qdrant, LanceDB or PostgreSQL, in parallel; an interrupted run resumes.
 
 The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote are loaded into one
 table or collection; documents are not encoded again. To divide the documents among several processes:

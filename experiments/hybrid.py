@@ -52,7 +52,7 @@ class Settings(OneCollection, Results):
     """documents that each system retrieves; a hybrid's candidates are the documents of both the dense and
     the sparse system"""
     rerank_depths: list[int] = field(default_factory=lambda: [2, 5, 10, 20, 50])
-    """numbers of first documents that cross-attention reranks"""
+    """numbers of documents that cross-attention reranks per query, from the first on"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

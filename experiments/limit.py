@@ -21,7 +21,7 @@ from studies.settings import Results, Tracker, at_least, different, launch
 
 @dataclass
 class Settings(Results):
-    """Settings of the collection, the compared systems and the free vectors."""
+    """Settings for the collection, the compared systems and the free vectors."""
 
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
     """parts to run: paradigms, free, or both"""
@@ -50,7 +50,7 @@ class Settings(Results):
     dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
     """h, the dimensions of the free vectors"""
     tokens: list[int] = field(default_factory=lambda: [2])
-    """M, the number of vectors per free document, for alignments of several vectors"""
+    """M, the number of vectors per free document, for alignments that use several vectors"""
     free_steps: int = 1000
     """maximum steps of one optimisation, which ends once all sets are answered"""
     largest: int = 26
@@ -147,7 +147,7 @@ def laws(settings: Settings) -> Rows:
 
 
 def collection(settings: Settings) -> Collection:
-    """Make n documents "Person 7 likes …", one word for each set of k documents, and train, dev and test.
+    """Make n documents "Person 7 likes …", one word for each set of k documents, and their splits.
 
     Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. A tenth of
     the queries goes to dev, and the remaining queries are halved into train and test. Raises SystemExit if

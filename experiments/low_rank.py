@@ -89,7 +89,7 @@ def relevant(data: StudyData) -> dict[str, str]:
 
 
 def weight_norm(view: Seen) -> tuple[Array, Array]:
-    """‖W‖₂ and ‖W‖_∞ of W = W_QᵀW_K, [L, H] each."""
+    """‖W‖₂ and ‖W‖_∞ for each head's W = W_QᵀW_K, [L, H] each."""
     W = np.einsum("lhkx,lhky->lhxy", *view.read)
     return np.linalg.norm(W, ord=2, axis=(-2, -1)), np.asarray(lemma.row_norm(W))
 
@@ -139,7 +139,7 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 
 
 def elu_error(D: Array, Q: Array) -> Array:
-    """|rel′ − rel| / |rel| of a head: rel = Σ_ij S_ij A_ij; rel′ has φ(d_i)ᵀφ(q_j)/p for A_ij, with φ = elu.
+    """|rel′ − rel| / |rel| for a head, rel = Σ_ij S_ij A_ij; rel′ replaces A_ij by φ(d_i)ᵀφ(q_j)/p, φ = elu.
 
     p is the softmax's denominator or Σ_j φ(d_i)ᵀφ(q_j), whichever gives the smaller error.
     """

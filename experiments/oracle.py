@@ -1,10 +1,10 @@
 """Is the index or the query encoder the limit? Compare achieved and achievable quality by bytes.
 
 Every finished encoder of compare.py is measured untrained and trained, at full width and on the first
-principal axes. Two shares of test queries are reported: queries that some query vectors answer, ranking every
-relevant document above all others, and queries that the model's query vectors answer (`python -m paradigms
-oracle`). For some queries, neither such query vectors nor a certificate that none exist are found; the first
-share is then a range.
+principal axes. Two shares of test queries are reported: the share that some query vectors answer, that is,
+for which they rank every relevant document above all others; and the share that the model's own query vectors
+answer (`python -m paradigms oracle`). For some queries, neither such query vectors nor a certificate that
+none exist are found; the first share is then a range.
 """
 
 from __future__ import annotations

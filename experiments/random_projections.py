@@ -179,7 +179,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
 
 
 def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) -> Rows:
-    """Make a row for each h: the share of judged queries that some vector of h numbers answers."""
+    """Make a row for each h, with the share of judged queries that some vector of h numbers answers."""
     vectors, position = left_vectors(problem.documents, max(NUMBERS)), counts.corpus.position
     judged = [
         [position(id) for id, grade in judgements[query].items() if grade > 0] for query in counts.query_ids

@@ -22,9 +22,9 @@ class Settings:
     push: str = ""
     """OWNER/NAME of a dataset on the hub, which is created if it is missing"""
     private: bool = True
-    """whether a dataset that is created is private"""
+    """if the dataset is newly created, make it private"""
     license: str = ""
-    """the dataset's license, an identifier of the hub; empty: left to the publisher"""
+    """the dataset's license, as an identifier from the hub; empty: left to the publisher"""
 
     def __post_init__(self) -> None:
         self.output = self.output or str(Path(self.results, "dataset"))

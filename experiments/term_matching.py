@@ -1,8 +1,8 @@
 """How often does an alignment choose equal tokens, and does their IDF matter? Wu et al., Figures 2, 3, 5.
 
 Wu et al. 2024 (arXiv:2404.00684), §7.2. Two rates are measured for each query token of a ColBERT (q→d), as
-means over the query's candidates. The hard rate is whether the aligned document token has the same id; the
-soft rate is the weight on tokens with the same id in the softmax of A's column. For each document token
+means over the query's candidates. The hard rate is 1 if the aligned document token has the same id, else 0;
+the soft rate is the weight on tokens with the same id in the softmax of A's column. For each document token
 (d→q), both rates are measured under q←d (softmax of A's row). The soft rate is also measured for SEAL, whose
 A is the mean over all layers and heads, as in the exact identity, or over the last layer's heads, as is usual
 in practice. Figure 5 shows one pair of texts in which GR attends to names. Here names are the query's tokens

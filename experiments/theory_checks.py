@@ -23,7 +23,7 @@ from studies.settings import at_least, launch
 
 @dataclass
 class Settings:
-    """Theorems to check, and the number of instances."""
+    """Settings for the theorems to check and their random instances."""
 
     samples: int = 2000
     """maximum number of random instances per theorem; Monte-Carlo theorems draw up to 20 times as many"""

@@ -37,12 +37,12 @@ class Settings(OneCollection, Results):
     """batches per optimizer step"""
     negatives: int = 0
     """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one.
-    Generative paradigms take them from BM25, for every source"""
+    Generative paradigms take them from BM25's results for each training text"""
     run: str = ""
     """TREC run of the training queries from which to draw negatives, or folder of a saved paradigm that
     searches for them (another round of mining); empty: BM25"""
     filter: str = ""
-    """model or run whose scores decide which hard negatives are probably relevant and left out: a TREC run
+    """model or run whose scores decide which hard negatives are left out as probably relevant: a TREC run
     that scores all candidates and relevant documents, or a model as in `teacher`, which scores each pair
     once"""
     filter_margin: float | None = None
@@ -87,8 +87,8 @@ class Settings(OneCollection, Results):
     evaluate_every: int = 100
     """steps between dev measures and checkpoints"""
     dev_queries: int = 128
-    """dev queries for measuring nDCG@10 of reranking BM25's first 10 documents and the relevant documents; 0:
-    keep the last state"""
+    """number of dev queries for measuring nDCG@10 after reranking BM25's first 10 documents and the relevant
+    documents; 0: keep the last state"""
     workers: int = 0
     """number of processes that tokenise in advance"""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Is the index the limit, or the query encoder? Which queries could any query vectors answer?
+"""Is the index or the query encoder the limit? Find the queries that some query vectors can answer.
 
 Let document vectors and a set R of relevant documents be given. The query is answerable under the alignment A
 if some Q scores every document of R strictly above all others, whether or not an encoder produces this Q.
@@ -10,8 +10,8 @@ if some Q scores every document of R strictly above all others, whether or not a
   token of each document in R, the chosen tokens are separable from all tokens of the other documents
   (finitely many linear programmes).
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), where σ is the support function
-  of the hull K of the document's tokens. The lower bound is a Q that answers the query, found with a single
-  token or by optimisation. For the upper bound, no Q of any number of tokens ranks document a first if K_a
+  of the hull K of the document's tokens. A query is shown to be answerable by a Q that answers it, found with
+  a single token or by optimisation. Conversely, no Q of any number of tokens ranks document a first if K_a
   lies in Σ_c β_c K_c, the mean of the other documents' hulls for some weights β ≥ 0, Σ β = 1. Finding β is
   also a linear programme. For |R| = 1, this is the only obstacle: by Farkas' lemma, if no such β exists, some
   Q with at most as many tokens as there are rivals answers the query.
@@ -28,8 +28,8 @@ if some Q scores every document of R strictly above all others, whether or not a
   the sum above. If they differ within documents, it is stricter: a query token near 0 adds nothing to the
   numerator, but the salience of a token of any direction to the denominator, which can favour a.
 
-Rivals that violate the solution of a programme are added to the programme, the hardest first. The final
-solution is checked against all rivals.
+Other documents (rivals) that violate the solution of a programme are added to the programme, the hardest
+first. The final solution is checked against all rivals.
 """
 
 from fractions import Fraction
@@ -52,9 +52,9 @@ Indices = NDArray[np.int64]
 class Answer(NamedTuple):
     """Whether some query vectors answer the query (None if undecided), with the evidence.
 
-    query: vectors that answer the query, [N, h]. relevant, rivals: rows that certify, with weights (α, β),
-    that no query vectors do. residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤ 1. A
-    dominated document has no weights, and its residual is the largest residual of the linear programme.
+    query: vectors that answer the query, [N, h]. relevant, rivals: rows whose weights (α, β) certify that no
+    query vectors answer the query. residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤
+    1. A dominated document has no weights, and its residual is the largest residual of the linear programme.
     """
 
     answerable: bool | None
@@ -135,11 +135,11 @@ def sum_of_maxima(
     kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the tokens that
     attain them. An answer True is for query tokens of equal salience, an answer False for any saliences.
 
-    The answer is True if optimisation from `start` [N, h], one token or a random start finds such a Q. The
-    answer is False if a relevant document is dominated (module docstring), which rules out every Q.
-    Domination is tested against the rivals that score highest for the first start; the programme has at most
-    `variables` variables. The answer is None if neither bound decides. See `max_over_tokens` for the other
-    arguments.
+    The answer is True if such a Q is found with one token, or by optimisation from `start` [N, h] or random
+    starts. The answer is False if a relevant document is dominated (module docstring), which rules out every
+    Q. Domination is tested against the rivals that score highest for the first start; the programme has at
+    most `variables` variables. The answer is None if neither test decides. See `max_over_tokens` for the
+    other arguments.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     u = None if salience is None else _relative(salience, owner)

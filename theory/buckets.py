@@ -51,7 +51,7 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
-    """E[Aᵢ], [m, ...], for a document's m tokens, at `angles` [m, ...] to a query token.
+    """E[Aᵢ], [m, ...], for each of a document's m tokens, given their `angles` [m, ...] to a query token.
 
     E[Aᵢ] = Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0
     alone if `fill` is False. This follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent.

@@ -12,9 +12,9 @@ if each document of S scores strictly above all other documents. Results:
 - The margin shrinks: the cosine gap of `moment_vectors` falls like n^(−2k) (`moment_gap` for pairs), and no
   vectors of h dimensions have a larger gap than `packing_gap`. Random vectors of O(k² ln n) dimensions have a
   constant margin (`random_dimension`).
-- Rounded numbers have few bits: float16 loses a pair at 25 documents, float32 at 223 (`first_broken_size`).
-  If queries are encoded without knowledge of their relevant documents, documents need `pattern_bits` bits
-  each, for any architecture.
+- Rounding breaks `moment_vectors`: a pair is first lost at 25 documents in float16, and at 223 in float32
+  (`first_broken_size`). If queries are encoded without knowledge of their relevant documents, documents need
+  `pattern_bits` bits each, for any architecture.
 - With two-dimensional tokens, the maximum over tokens answers any relevance matrix; each document has a token
   for every query to which it is relevant (`ring`).
 """
@@ -170,17 +170,17 @@ def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
 def forster_bound(relevance: ArrayLike) -> float:
     """√(mn) / ‖2R − 1‖₂ ≤ sign rank of R (Forster 2002), a lower bound on the dimension plus one.
 
-    relevance: R [m, n] of 0 and 1. The sign rank is the least rank of a real matrix with the signs of 2R − 1;
-    vectors that answer every row of R have h ≥ sign rank − 1 (Weller et al. 2025). The bound is large for
-    dense patterns (√n for Hadamard matrices) and near 1 if few documents are relevant: the sign rank is at
-    most `sign_change_bound`.
+    relevance: R [m, n], whose entries are 0 or 1. The sign rank is the least rank of a real matrix with the
+    signs of 2R − 1; vectors that answer every row of R have h ≥ sign rank − 1 (Weller et al. 2025). The bound
+    is large for dense patterns (√n for Hadamard matrices) and near 1 if few documents are relevant: the sign
+    rank is at most `sign_change_bound`.
     """
     signs = 2 * _relevance(relevance) - 1
     return float(np.sqrt(signs.size) / np.linalg.norm(signs, 2))
 
 
 def sign_change_bound(relevance: ArrayLike) -> int:
-    """1 + max changes along a row of R ≥ sign rank of R; at most 2k + 1 with k relevant documents per row.
+    """1 + max changes in a row of R ≥ sign rank of R; at most 2k + 1 with k relevant documents per row.
 
     Alon, Frankl and Rödl 1985: on a line, a polynomial with a root at every change has the row's signs.
     """

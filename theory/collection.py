@@ -4,8 +4,8 @@ Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's bes
 dimensions keeps the ranking of a query if d1 is still among the top r documents. Two maps are compared:
 Gaussian random projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the
 truncated singular value decomposition. Failure is a mean over queries, so k depends on the sample of queries
-and has a 95% interval over queries. With fewer than 50 queries, the interval is too narrow, and the k of the
-whole population mostly lies above it.
+and has a 95% interval over queries. With fewer than 50 queries, the interval is too narrow, and the k for the
+whole population of queries usually lies above it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,8 +62,8 @@ class Problem:
     ) -> "Problem":
         """Score the vectors and make a problem; by default all documents form one group.
 
-        documents, queries: arrays or sparse matrices. Raises ValueError if the shapes do not fit or a number
-        is not finite.
+        documents, queries: arrays or sparse matrices. Raises ValueError if the shapes do not match or a
+        number is not finite.
         """
         documents, queries = (sparse.csr_array(x, dtype=np.float64) for x in (documents, queries))
         if documents.shape[1] != queries.shape[1] or 0 in documents.shape + queries.shape:
@@ -110,7 +110,7 @@ class Problem:
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Draw Gaussian vectors that all queries share; for one query alone, they act like fresh vectors."""
+        """Draw Gaussian vectors that all queries share; for one query alone, sharing changes nothing."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 
@@ -197,9 +197,10 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
 
 
 def left_vectors(documents: sparse.csr_array, most: int) -> Array:
-    """U [n, k] for the k ≤ `most` largest nonzero singular values, exact or converged by ARPACK.
+    """U [n, k] for the k ≤ `most` largest nonzero singular values.
 
-    Up to a scale for each column, these are the documents after a truncated SVD. documents: [n, v].
+    Up to a scale for each column, these are the documents after a truncated SVD. documents: [n, v]. Large
+    matrices are decomposed by ARPACK until convergence, and smaller ones with a dense solver.
     """
     small = min(documents.shape)
     if small <= max(_DENSE, most):
@@ -287,7 +288,7 @@ def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
 
 
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
-    """Return a 95% interval of the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
+    """Return a 95% interval for the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
     points = means.shape[1]
     last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # last point above β, if one exists
     never, always = ~(means > beta).any(1), means[:, -1] > beta

@@ -9,7 +9,7 @@ documents.
   (`prefix_states`). There are (n − 1)/(V − 1) states, one per prefix, so a query has n − 1 numbers in both
   cases. A decoder computes these numbers, whereas a query vector would have to store them.
 - Wu et al. 2025 (arXiv:2504.09935, abstract): a decoder that knows a corpus only through constraints does not
-  foresee which continuations the constraints leave. Exactly: `foresight_gap`, a divergence between
+  foresee which continuations the constraints will allow. Exactly: `foresight_gap`, a divergence between
   distributions of the next token, is 0 only if every valid token keeps the same share of its mass. If each
   document stays with probability c, the mean divergence is near (1 − c)/(2c) Σ_v p_v(1 − p_v)λ_v, where λ_v =
   Σ p(d | v)² over v's documents (Simpson's index). The bounds of that paper's theorems were not available and
@@ -25,8 +25,8 @@ from theory.checks import Array
 def prefix_states(p: ArrayLike) -> list[Array]:
     """ln p(v | prefix) − ln p(0 | prefix) for tokens v = 1 … V − 1: a state of V − 1 numbers per prefix.
 
-    p: positive probabilities of all sequences, [V, …, V]. Returns, for each place i, [V^i, V − 1]. Raises
-    ValueError if p has no positive entries or axes of different lengths.
+    p: positive probabilities of all sequences, [V, …, V]. Returns one array [V^i, V − 1] for each position i.
+    Raises ValueError if p has no positive entries or axes of different lengths.
     """
     joint = np.asarray(p, dtype=float)
     if len(set(joint.shape)) != 1 or joint.shape[0] < 2 or not (joint > 0).all():
@@ -50,10 +50,10 @@ def sequence_log_p(states: list[Array]) -> Array:
 def foresight_gap(masses: ArrayLike, kept: ArrayLike) -> float | Array:
     """KL(p_C ‖ p̂) = Σ_v p_C(v) ln s_v − ln Σ_v p̂(v) s_v in nats, s_v = kept_v / masses_v.
 
-    masses: probability of each next token before the constraint, [..., v]; kept: the part of this mass on
-    documents of the corpus C. p̂ is the decoder's distribution over valid tokens (kept > 0); p_C is the
-    distribution when only documents of C are possible. Raises ValueError unless 0 ≤ kept ≤ masses, with some
-    kept > 0.
+    masses: probability of each next token before the constraint, [..., v]; kept: the part of this mass that
+    falls on documents in the corpus C. p̂ is the decoder's distribution over valid tokens (kept > 0); p_C is
+    the distribution when only documents of C are possible. Raises ValueError unless 0 ≤ kept ≤ masses, with
+    some kept > 0.
     """
     whole, inside = np.broadcast_arrays(np.asarray(masses, float), np.asarray(kept, float))
     if (inside < 0).any() or (inside > whole).any() or not (inside > 0).any(-1).all():
@@ -71,8 +71,8 @@ def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
     """Return the corpus documents that a beam search by prefix probabilities finds, best first: [found, m].
 
     p: probabilities of all sequences, [V, …, V]. corpus: mask of the sequences that are documents, of the
-    same shape. A prefix is valid if it begins a document, and its probability includes all sequences, as in a
-    decoder.
+    same shape. A prefix is valid if it begins a document. As in a decoder, its probability sums over all
+    sequences that it begins, documents or not.
     """
     joint, inside = np.asarray(p, float), np.asarray(corpus, bool)
     tokens, live = joint.shape[0], np.zeros(1, dtype=np.int64)

@@ -9,8 +9,8 @@ which gets λ = 0 and does not count towards the length. k and ε broadcast agai
 the budget k is at least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per
 row.
 
-Three misprints of the paper are included with corrections: the KKT line has +ε1ᵀλ where the objective has
-−ε1ᵀλ, the dual lacks a factor ε, and the "descent" of A.1 ascends.
+Three misprints in the paper are included with corrections: the KKT line has +ε1ᵀλ where the objective has
+−ε1ᵀλ, the dual lacks a factor ε, and the "descent" in A.1 ascends.
 """
 
 from typing import NamedTuple
@@ -284,7 +284,7 @@ def stationarity(
 def stationarity_as_printed(
     scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
 ) -> Array:
-    """The derivative with +ε1ᵀλ, as in the printed KKT line: 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
+    """The derivative with +ε1ᵀλ, as in the printed KKT line; it is 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
     temperature = checks.positive(epsilon, "epsilon")[..., None]
     return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
 

@@ -8,7 +8,7 @@ statement holds without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄
 ‖A − R‖_∞ ≤ 2 tanh(δ/4) ≤ ½ max_i ‖d_i − d̄‖ · diam(Q) · ‖W‖₂,    ‖A − R‖_F ≤ √(2M) tanh(δ/4),
 
 where ‖·‖_∞ is the largest row sum of absolute values. All quantities are functions of S. ln A may replace S,
-because constants per row cancel.
+because a constant added to a row of S cancels.
 
 Everywhere below, S and A are [..., M, N] (leading axes are heads, layers or examples; remove padding first),
 documents D are [..., M, h], queries Q are [..., N, h], and W is [..., h, h] (the identity by default). All
@@ -45,7 +45,7 @@ def rank_one(scores: ArrayLike) -> Array:
 
 
 def rank_one_as_printed(scores: ArrayLike) -> Array:
-    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R of the printed proof of Lemma 5.1 (Wu et al. 2024, B).
+    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R in the printed proof of Lemma 5.1 (Wu et al. 2024, B).
 
     R is not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
     """
@@ -122,7 +122,7 @@ def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
 
 
 def stable_rank(matrix: ArrayLike) -> float | Array:
-    """‖X‖_F² / ‖X‖₂², [...], of X [..., M, N]: between 1 and rank X, and insensitive to tiny singular values.
+    """‖X‖_F² / ‖X‖₂², [...], for X [..., M, N]: from 1 to rank X, and insensitive to tiny singular values.
 
     The stable rank is 1 for rank one only; the error of `best_rank_one` is √(1 − 1/stable rank). X must not
     be zero.
@@ -133,7 +133,7 @@ def stable_rank(matrix: ArrayLike) -> float | Array:
 
 
 def report(scores: ArrayLike) -> dict[str, float | Array]:
-    """Compute distances of A = softmax(S) from rank one and the proved bounds, per leading index of S.
+    """Compute how far A = softmax(S) is from rank one, with the proved bounds, for each leading index of S.
 
     Wu et al. 2024, §7.4, with Lemma 5.1 corrected. The keys are best_error, the relative Frobenius error of
     the best rank-one matrix; softmax_error, the relative Frobenius error of R = 1·softmax(r)ᵀ; stable_rank;

@@ -1,4 +1,4 @@
-"""Documents split into segments, with one vector each: do they need fewer dimensions than a single vector?
+"""Do documents with one vector per segment need fewer dimensions than documents with a single vector?
 
 Luan et al., TACL 2021, section 3, Theorem 1 (the case for ME-BERT). Documents are sums of m segments, d1 =
 Σ_i d1^(i) and d2 = Σ_i d2^(i). A multi-vector encoder projects each segment and scores a document by

@@ -50,7 +50,7 @@ def normalized_margin(query: Any, better: Any, worse: Any) -> Any:
 
 
 def _query_and_difference(query: Any, better: Any, worse: Any) -> tuple[Array, Array]:
-    """Check q and δ, and scale them by powers of two: no square overflows, and exact ties stay exact."""
+    """Check q and δ, and scale them by powers of two, so that squares are finite and ties stay exact."""
     query = checks.vector(query, "query")
     better, worse = (checks.vector(x, n, nonzero=False) for x, n in ((better, "better"), (worse, "worse")))
     try:
@@ -205,9 +205,9 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
     "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
-    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. The error at β = .05 is under .01 for
-    ε ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; the error at β = .01 and ε = .4
-    is .09. Near β = ½ the approximation falls below 1, by up to ½.
+    "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. Its error in k at β = .05 is under .01 for ε
+    ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; the error at β = .01 and ε = .4 is
+    .09. Near β = ½ the approximation falls below 1, by up to ½.
     "lemma1": 2 ln(4/β) / h(ε), Eq. 2: every k at or above this value suffices, for both ensembles.
     "corollary1": 12 ε⁻² ln(4/β), weaker than Eq. 2. The printed strict inequality is not needed.
     The last three methods return real thresholds that are not rounded. margin and beta broadcast.
@@ -276,11 +276,11 @@ def rademacher_required_dimension(
     """Find k* for the two-sparse Rademacher pair, whose error is not monotone in k.
 
     definition: "first", the smallest k with error ≤ β; or "stable", the smallest k such that the error is ≤ β
-    at this k and all larger ones, for comparison with bounds of the form "every k ≥ ... suffices". Ties count
-    as errors. Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's
-    inequality gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between
-    the roots of two smooth bounds on the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and
-    ck, where the regularised beta function extends the tail.
+    at this k and all larger ones, as in bounds of the form "every k ≥ ... suffices". Ties count as errors.
+    Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality
+    gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between the roots of
+    two smooth bounds on the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, where the
+    regularised beta function extends the tail.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")

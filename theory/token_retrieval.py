@@ -1,12 +1,12 @@
-"""Document scores from retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
+"""Score documents from retrieved tokens only: rel = (1/Z) Σ_i max over the retrieved j of P_ij  (XTR).
 
 Lee et al. 2023 (XTR). P_ij = q_iᵀd_j is the similarity of query token i (of n) to token j of a pool, which
 contains the tokens of all documents in order. Â_ij = 1 if j is among the k largest of row i over the whole
 pool. The score of a document uses only the document's columns.
 
 Everywhere below, `similarities` P is [n, t] and finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one column. This module is the readable version; fast paths are
-tested against it.
+column, and every document owns at least one column. This module is a readable reference; the fast
+implementations are tested against it.
 """
 
 import numpy as np

@@ -37,7 +37,7 @@ class Settings:
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
-    """number of words and marks of the text"""
+    """number of words and punctuation marks in the text"""
     prefixes: int = 1000
     longest: int = 6
     """maximum number of tokens in a prefix; all lengths from 1 on are equally frequent"""
@@ -48,7 +48,7 @@ class Settings:
     many: int = 1_000_000
     """number of identifiers in the large trie; 0: no large trie"""
     queries: int = 32
-    """number of queries of the collection, searched one at a time"""
+    """number of the collection's queries to search, one at a time"""
     beams: int = 10
     threads: int = 1
     """number of torch threads"""

@@ -7,10 +7,10 @@ left out:
     pip install openvino nncf onnxruntime onnx
 
 Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
-reported. The cosine compares a document's mean vector with the float32 vector from transformers. The rates of
-matrix products are measured for the encoder's widest layer and are an upper limit for every system. Compare
-ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict torch to
-older instructions.
+reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers. The
+rates of matrix products are measured for the encoder's widest layer and are an upper limit for every system.
+Compare ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict
+torch to older instructions.
 
 `quality` names collections. For each collection and precision, the report gives nDCG@10 minus float32's
 nDCG@10 on the test queries, with a 95% bootstrap interval over queries. A precision becomes the default only
@@ -50,12 +50,12 @@ class Settings:
     """number of repetitions of the query per round"""
     peers: bool = True
     calibration: int = 64
-    """number of documents for calibrating OpenVINO's 8-bit scales, apart from the encoded documents"""
+    """number of documents, besides the encoded ones, for calibrating OpenVINO's 8-bit scales"""
     threads: int = 1
     quality: list[str] = field(default_factory=list)
     """collections on which to measure quality, by name or folder"""
     paradigms: list[str] = field(default_factory=lambda: ["dpr", "colbert"])
-    """paradigms whose quality is measured, untrained over the offline encoder"""
+    """paradigms to measure on `quality`, untrained, over the offline encoder"""
     most: int = 1_000
     """maximum documents per collection in `quality`, judged documents first; 0: all"""
     output: str = "results/encoding"
@@ -184,7 +184,7 @@ def pooled(states: Tensor, attention: Tensor) -> Tensor:
 
 
 def in_batches(settings: Settings, run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
-    """Wrap a peer's encoder of token ids, so that it takes texts in batches."""
+    """Wrap a peer's encoder, which takes token ids, so that it takes texts and encodes them in batches."""
 
     def encode(texts: Sequence[str]) -> Tensor:
         parts = []

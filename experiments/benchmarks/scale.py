@@ -234,7 +234,7 @@ class Run:
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the saved result of a finished stage, or None if there is none.
 
-        A saved search may have been measured with further settings.
+        A saved search may have been measured with more search settings than the job names.
         """
         file, wanted = self.file(name, job), job.get("settings")
         kept = json_or_empty(file)
@@ -455,7 +455,7 @@ def recall(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[str]]) -> t
 
 
 def compare_with_xtr(searches: Rows) -> None:
-    """Add recall@10 against XTR's exact scores with the same k', where a search estimates these."""
+    """Add recall@10 against XTR's exact scores with the same k', for searches that estimate these scores."""
     exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
     for row in searches if exact else ():
         wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in SEARCHED else None

@@ -36,7 +36,7 @@ class Settings:
 
     collection: str = "pydocs"
     documents: int = 4173
-    """number of documents: relevant documents of the queries, and others drawn at random"""
+    """number of documents: those relevant to the queries, and others drawn at random"""
     queries: int = 200
     """number of test queries"""
     document_length: int = 256
@@ -217,7 +217,7 @@ def summary(
     vectors: Path,
     speed: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Make a result row for each chosen row: times in milliseconds, memory in MiB, recall and MRR@10."""
+    """Make a result for each chosen row, with times in milliseconds, memory in MiB, recall and MRR@10."""
     tokens = read_json(vectors / "vectors.json")["tokens"]
     truth, relevant = (
         json.loads((vectors / f"{name}.json").read_text()) for name in ("candidates", "relevant")

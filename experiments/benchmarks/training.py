@@ -42,7 +42,8 @@ class Settings:
     """more values of our `chunk`: our dropout masks take one bit per element, so more texts fit into the
     memory of a peer's mini-batch"""
     examples: int = 256
-    """timed pairs per round of a system, after a warm-up step: 8 steps at batch 32, 1 step from 256 on"""
+    """timed training pairs per system and round, after a warm-up step: 8 steps at batch 32, 1 step from 256
+    on"""
     rounds: int = 2
     """rounds, in each of which every system is measured once"""
     collection: str = "pydocs"

@@ -1,4 +1,4 @@
-r"""A new A, as a plug-in: ColBERT with a soft maximum.
+r"""Define a new alignment A as a plug-in: ColBERT with a soft maximum.
 
     python experiments/compare.py --plugin experiments/examples/soft_colbert.py \
         --systems '[colbert, soft_colbert]' --output results/soft-colbert

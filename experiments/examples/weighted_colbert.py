@@ -1,4 +1,4 @@
-r"""A new D, as a plug-in: ColBERT with a learned weight for each document token.
+r"""Define new document vectors D as a plug-in: ColBERT with a learned weight for each document token.
 
     python experiments/compare.py --plugin experiments/examples/weighted_colbert.py \
         --systems '[colbert, weighted_colbert]' --output results/weighted-colbert
@@ -6,7 +6,7 @@ r"""A new D, as a plug-in: ColBERT with a learned weight for each document token
         --model results/weighted-colbert/weighted_colbert/checkpoint
 
 D = [w₁d₁, …, w_M d_M] with wᵢ = 2σ(aᵀdᵢ + b): training can shorten the vectors of uninformative tokens, so
-that these are the maximum less often. Training starts from w = 1, which is ColBERT.
+that these vectors attain the maximum less often. Training starts from w = 1, which is ColBERT.
 """
 
 from dataclasses import replace

@@ -237,8 +237,8 @@ def encoder_job(
     """Make a job that trains a paradigm by the settings, indexes the corpus, and writes FOLDER/values.json.
 
     checkpoint: a model to measure without training. The values include "kept step", the training step of the
-    kept model (0: untrained; None: a given checkpoint), and DEV, nDCG@10 of reranking BM25's first documents
-    for the dev queries, "untrained" and "trained"; DEV is {} if training measured no dev queries.
+    kept model (0: untrained; None: a given checkpoint), and DEV, nDCG@10 after reranking BM25's first
+    documents for the dev queries, "untrained" and "trained"; DEV is {} if training measured no dev queries.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus

@@ -138,7 +138,7 @@ def verdicts(
     heading: str = "What the paper says, and what we measured",
     clusters: Sequence[str] | None = None,
 ) -> Section:
-    """Make the section of verdicts: rows for the claims (one family of tests), for `undecided`, and `more`.
+    """Make a section that judges claims: rows for `claims` (one family of tests), `undecided`, and `more`.
 
     clusters: clusters of queries, as in `judge`. undecided: claims that no run here can decide, with keys
     place, claim and takes (the requirement for a decision).

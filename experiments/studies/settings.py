@@ -48,7 +48,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
 
 
 def at_least(settings: Any, **least: int) -> None:
-    """Raise SystemExit if a setting, or a number in a list, is below the minimum."""
+    """Raise SystemExit if a setting, or a number in a list, is below its minimum."""
     for name, fewest in least.items():
         value = getattr(settings, name)
         if min(value if isinstance(value, list) else [value], default=fewest) < fewest:
@@ -146,8 +146,8 @@ class EncoderTraining:
     evaluate_at: list[int] = field(default_factory=list)
     """more steps at which to measure dev: points of the learning curve"""
     dev_queries: int = 100
-    """dev queries for measuring nDCG@10 of reranking BM25's first 10 documents and the relevant documents; if
-    there are more queries, a hash draws a sample; 0: keep the last state"""
+    """number of dev queries for measuring nDCG@10 after reranking BM25's first 10 documents and the relevant
+    documents; if there are more queries, a hash draws a sample; 0: keep the last state"""
 
 
 @dataclass

@@ -1,11 +1,12 @@
 """Describe the papers' theorems and the evidence that a check returns, and register checks in THEOREMS.
 
 A theorem is a statement with a function that looks for violations. A paper's theorem has a `claim`, which
-gives the paper's assertion in our words, with the words at issue in quotation marks; the verdict is about the
-claim. A theorem without a claim is a law derived here, or a law by the authors named in `source`. If a claim
-is wrong, `correction` states the fact that holds instead; the check then tests the correction as our
-statement, and measures the difference from the printed form. Each theorem is one function in another file of
-this folder; this file imports all theorems, and `experiments/theory_checks.py` runs them.
+gives the paper's assertion in our words, with the words at issue in quotation marks; the verdict, such as
+"holds" or "false as printed", is about the claim. A theorem without a claim is a law derived here, or a law
+by the authors named in `source`. If a claim is wrong, `correction` states the fact that holds instead; the
+check then tests the correction as our statement, and measures the difference from the printed form. Each
+theorem is one function in another file of this folder; this file imports all theorems, and
+`experiments/theory_checks.py` runs them.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ OURS = "laws beside the papers"
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence that a check returns.
+    """The evidence that a theorem's check returns.
 
     violation: largest violation of our statement, in `unit`; at most `tolerance` if the statement holds.
     samples: number of instances tested.
@@ -106,8 +107,8 @@ DEVIATIONS = 4.5
 def deviations(share: ArrayLike, draws: int, probability: Any) -> float:
     """Return the largest two-sided deviation of an observed share from its probability, in standard errors.
 
-    share: fraction of `draws` with the event. The tail probability is exact (binomial), so it
-    is also valid for rare events. It is converted to the normal quantile with the same tail.
+    share: fraction of `draws` in which the event occurs. The tail probability is exact (binomial), so it is
+    also valid for rare events. It is converted to the normal quantile with the same tail.
     """
     count = np.rint(np.asarray(share) * draws)
     tail = np.minimum(

@@ -1,4 +1,4 @@
-"""Claims about entropy-regularised sparse alignment: Qian et al. 2022 (ALIGNER)."""
+"""Claims about entropy-regularised sparse alignment (Qian et al. 2022, ALIGNER)."""
 
 from typing import Any
 

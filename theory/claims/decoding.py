@@ -1,4 +1,4 @@
-"""Claims about decoders of identifiers: arXiv:2504.09935 on constraints, arXiv:2601.05588 on width."""
+"""Claims about constraints (arXiv:2504.09935) and state width (arXiv:2601.05588) of identifier decoders."""
 
 import numpy as np
 

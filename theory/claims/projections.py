@@ -1,4 +1,4 @@
-"""Claims about random projections of pairs: Luan et al. 2021, §2.1, and the exact laws behind the bounds."""
+"""Check claims about random projections of pairs (Luan et al. 2021, §2.1) against the exact laws."""
 
 from collections.abc import Iterator
 from dataclasses import replace

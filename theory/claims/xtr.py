@@ -1,4 +1,4 @@
-"""Claims about token retrieval: Lee et al. 2023 (XTR)."""
+"""Claims about token retrieval (Lee et al. 2023, XTR)."""
 
 from collections.abc import Iterator
 from typing import Any

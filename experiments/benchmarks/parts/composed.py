@@ -1,8 +1,9 @@
 """Extend a collection with synthetic documents, each composed from real documents by a fixed rule.
 
-Tokens: a composed document is the first half of one real document followed by the second half of another
-document from the same collection. Each token x is shifted within its cell, using another token y that is
-drawn at random from the cell. The cells are `CELLS` k-means cells of all real tokens, with means c:
+Real documents come first. Tokens: a composed document is the first half of one real document followed by the
+second half of another document from the same collection. Each token x is shifted within its cell, using
+another token y that is drawn at random from the cell. The cells are `CELLS` k-means cells of all real tokens,
+with means c:
 
     x′ = (c + (x − c + y − c) / √2) / ‖·‖,
 

@@ -172,7 +172,7 @@ def projected_ranks(
 
 
 def worth(ranks: np.ndarray, measure: str) -> np.ndarray:
-    """Return RR@n or Success@n for each rank of a first relevant document."""
+    """Return RR@n or Success@n for each rank of the first relevant document."""
     name, n = measure.split("@")
     inside = ranks <= int(n)
     return inside / ranks if name == "RR" else inside.astype(float)
