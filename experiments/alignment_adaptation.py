@@ -19,7 +19,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass
 class Settings(EncoderStudy):
-    """Settings: models, collections, and numbers of judged queries."""
+    """Settings for models, collections, and numbers of judged queries."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """collections, each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""

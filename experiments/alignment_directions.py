@@ -19,7 +19,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and evaluation queries."""
+    """Settings for models, training, and evaluation queries."""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports

@@ -20,7 +20,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings: the results to average."""
+    """Settings for the results to average."""
 
     folders: list[str]
     """results folders of compare.py, or one folder that contains such folders"""

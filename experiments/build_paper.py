@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: the output file."""
+    """Settings for the output file."""
 
     output: str = str(ROOT / "build" / "paper.pdf")
     """the PDF file, which is overwritten"""

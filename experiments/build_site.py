@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: the output folder and the API reference."""
+    """Settings for the output folder and the API reference."""
 
     output: str = str(ROOT / "build" / "site")
     """folder of the site, which is overwritten"""

@@ -24,7 +24,7 @@ CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone before traini
 
 @dataclass
 class Settings(OneCollection, Results):
-    """Settings: the task, the systems, their training, and the prediction."""
+    """Settings for the task, the systems, their training, and the prediction."""
 
     task: Literal["containing", "answers"] = "containing"
     """containing: find the passage that contains the query. answers: find passages that contain an answer;

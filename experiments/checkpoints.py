@@ -31,7 +31,7 @@ PUBLIC = [
 
 @dataclass
 class Settings(Results):
-    """Settings: checkpoints and collections."""
+    """Settings for checkpoints and collections."""
 
     checkpoints: list[str] = field(default_factory=lambda: PUBLIC)
     """folders or hub names; offline, offline-splade: from Python packages"""

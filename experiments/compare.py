@@ -32,7 +32,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass
 class Settings(Results, EncoderTraining):
-    """Settings: the systems to compare, and the training of each paradigm."""
+    """Settings for the systems to compare, and the training of each paradigm."""
 
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE,

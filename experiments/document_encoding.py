@@ -54,7 +54,7 @@ SYSTEMS = {  # system -> trained model
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and evaluation queries."""
+    """Settings for models, training, and evaluation queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """systems, named as in the tables; BM25 is always included, and the systems of the second backbone are

@@ -28,7 +28,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """Settings: the collection, the model and the index."""
+    """Settings for the collection, the model and the index."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""

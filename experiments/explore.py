@@ -14,7 +14,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings: the results, and the address of the page."""
+    """Settings for the results, and the address of the page."""
 
     results: str = "results/compare-pydocs"
     """folder that compare.py wrote"""

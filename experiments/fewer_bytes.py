@@ -20,7 +20,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass
 class Settings:
-    """Settings: models, collections, and measurements."""
+    """Settings for models, collections, and measurements."""
 
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""

@@ -18,7 +18,7 @@ Model = Literal["control", "matryoshka", "coded", "both", "spans"]
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
-    """Settings: the collection, the training, and the stored vectors."""
+    """Settings for the collection, the training, and the stored vectors."""
 
     models: list[Model] = field(default_factory=lambda: ["control", "matryoshka", "coded", "both", "spans"])
     dim: int = 128

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings: the page, and the results to copy for it."""
+    """Settings for the page, and the results to copy for it."""
 
     page: str = ""
     """the page; empty: README.md and the pages below paradigms, theory and experiments"""

@@ -24,7 +24,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """Settings: the model, the documents and the generated queries."""
+    """Settings for the model, the documents and the generated queries."""
 
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""

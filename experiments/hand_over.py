@@ -18,7 +18,7 @@ from studies.settings import Precision, at_least, launch, refusing
 
 @dataclass(kw_only=True)
 class Settings:
-    """Settings: the indexes, their model and the engine."""
+    """Settings for the indexes, their model and the engine."""
 
     indexes: list[str]
     """folders of indexes that have different documents and the same model"""

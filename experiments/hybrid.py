@@ -17,7 +17,7 @@ from studies.settings import OneCollection, Results, at_least, different, launch
 
 @dataclass
 class Settings(OneCollection, Results):
-    """Settings: models, collection, retrieval and reranking."""
+    """Settings for models, collection, retrieval and reranking."""
 
     documents: int = 2000
     backbone: str = "offline"

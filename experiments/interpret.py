@@ -15,7 +15,7 @@ from studies.settings import OneCollection, at_least, different, launch, refusin
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """Settings: the model and the texts."""
+    """Settings for the model and the texts."""
 
     checkpoint: str
     """folder of a saved ALIGNER, such as experiments/train.py writes"""

@@ -16,7 +16,7 @@ from studies.settings import PairSettings, at_least, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and evaluation queries."""
+    """Settings for models, training, and evaluation queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "genre"
     """paradigm to train: dsi, genre or seal"""

@@ -16,7 +16,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and evaluation queries."""
+    """Settings for models, training, and evaluation queries."""
 
     paradigm: Literal["dsi", "genre", "seal"] = "seal"
     """paradigm whose alignment is measured: dsi, genre or seal"""

@@ -17,7 +17,7 @@ from studies.settings import at_least, different, launch, refusing
 
 @dataclass
 class Settings:
-    """Settings: the results of compare.py, dimensions, and queries."""
+    """Settings for the results of compare.py, dimensions, and queries."""
 
     results: list[str] = field(default_factory=lambda: ["results/compare-pydocs"])
     """folders that compare.py wrote, one per collection"""

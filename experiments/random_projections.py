@@ -15,7 +15,7 @@ from studies.settings import Precision, Results, Tracker, at_least, launch, refu
 
 @dataclass
 class Settings(Results):
-    """Settings: the collection, and the resolution of measurements."""
+    """Settings for the collection, and the resolution of measurements."""
 
     collection: str = "pydocs"
     """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""

@@ -19,7 +19,7 @@ from paradigms.io.command_line import folder_name
 
 @dataclass(kw_only=True)
 class Settings(OneCollection):
-    """Settings: the models and the run."""
+    """Settings for the models and the run."""
 
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""

@@ -22,7 +22,7 @@ from studies.settings import OneCollection, at_least, launch, lengths_of, refusi
 
 @dataclass
 class Settings(OneCollection):
-    """Settings: documents, queries, paradigms, and indexes."""
+    """Settings for documents, queries, paradigms, and indexes."""
 
     documents: int = 1200
     """number of documents to encode, drawn at random; 0: all documents, and nDCG@10 is measured"""

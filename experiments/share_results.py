@@ -13,7 +13,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings: the results, and the destination of the dataset."""
+    """Settings for the results, and the destination of the dataset."""
 
     results: str
     """results folder of compare.py"""

@@ -23,7 +23,7 @@ from studies.settings import PairSettings, launch
 
 @dataclass
 class Settings(PairSettings):
-    """Settings: models, training, and evaluation queries."""
+    """Settings for models, training, and evaluation queries."""
 
     fewest: int = 50
     """minimum number of tokens that a bin needs to support a claim"""

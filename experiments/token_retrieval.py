@@ -14,7 +14,7 @@ from studies.settings import EncoderStudy, OneCollection, at_least, different, l
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
-    """Settings: models, collection, and depths of token search."""
+    """Settings for models, collection, and depths of token search."""
 
     backbone: str = "offline"
     """encoder or T5 by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package; small: a T5

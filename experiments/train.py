@@ -17,7 +17,7 @@ from studies.settings import OneCollection, Results, launch, refusing, training_
 
 @dataclass
 class Settings(OneCollection, Results):
-    """Settings: the model, the collection and the training."""
+    """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
     """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, pag, genre or seal; a

@@ -33,7 +33,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the text of the index, the prefixes, and the decoding."""
+    """Settings for the text of the index, the prefixes, and the decoding."""
 
     collection: str = "pydocs"
     tokens: int = 1_000_000

@@ -33,7 +33,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the encoder, the texts, the systems and the rounds."""
+    """Settings for the encoder, the texts, the systems and the rounds."""
 
     collection: str = "pydocs"
     """collection whose first long documents are encoded"""

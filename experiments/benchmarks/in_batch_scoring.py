@@ -22,7 +22,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the batches to score."""
+    """Settings for the batches to score."""
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
     """batch sizes: the number of queries, which is also the number of documents"""

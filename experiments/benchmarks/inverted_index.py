@@ -24,7 +24,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: documents and queries."""
+    """Settings for documents and queries."""
 
     documents: int = 100_000
     terms: int = 30_522

@@ -29,7 +29,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the documents, the sizes and the systems."""
+    """Settings for the documents, the sizes and the systems."""
 
     collections: dict[str, int] = field(default_factory=lambda: {"pydocs": 0})
     """name or folder of each collection → maximum number of documents, 0 for all"""

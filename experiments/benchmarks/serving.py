@@ -33,7 +33,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the served systems and the clients."""
+    """Settings for the served systems and the clients."""
 
     collection: str = "pydocs"
     split: str = "test"

@@ -32,7 +32,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the vectors and the systems that search them."""
+    """Settings for the vectors and the systems that search them."""
 
     collection: str = "pydocs"
     documents: int = 4173

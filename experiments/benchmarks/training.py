@@ -28,7 +28,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings: the trainers, their data and the numbers of steps."""
+    """Settings for the trainers, their data and the numbers of steps."""
 
     peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
     """peers to compare with; missing peers are installed"""
