@@ -117,11 +117,12 @@ def main(settings: Settings) -> None:
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     texts, asked = drawn(collection, settings)
+    several = "s" if settings.threads > 1 else ""
     text = (
         f"{len(texts):,} documents and {len(asked):,} {settings.split} queries of {collection.name}, "
-        f"{settings.threads} threads, {settings.clock} seconds. build s: from encoded vectors. ms: the "
-        "median and the 10th and 90th percentile over queries. Engines score MaxSim only."
-        f"{left_out if settings.engines else ''}"
+        f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
+        "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
+        f"only.{left_out if settings.engines else ''}"
     )
     publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
     machine = {
