@@ -1,4 +1,4 @@
-"""Every neural retrieval paradigm as rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A)."""
+"""Neural retrieval paradigms, each expressed as rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A)."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,10 +1,10 @@
-"""A and Z of rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A): all alignments and normalisers that do not need a decoder.
+"""Alignments A and normalisers Z for rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A); none of them needs a decoder.
 
-An alignment such as `TopK(k=2)` is a frozen dataclass whose fields are its parameters. It is a function (S,
-valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard alignments return 0/1
-without a gradient; `Entropic` is differentiable. Padding is set to −∞ before any max or top-k.
-`core.interact` applies salience. `ALIGNMENTS` maps names to subclasses of `Alignment`, and `NORMALISERS` maps
-names to functions that compute Z.
+An alignment such as `TopK(k=2)` is a frozen dataclass whose fields are its parameters. It is called as a
+function (S, valid, documents, queries) -> A, where S, valid and A have the shape [b, n, i, j]. Hard
+alignments return A without a gradient; `Entropic` is differentiable. Padding is set to −∞ before any max or
+top-k. `core.interact` applies salience. `ALIGNMENTS` maps names to subclasses of `Alignment`, and
+`NORMALISERS` maps names to functions that compute Z.
 """
 
 import ast
@@ -62,22 +62,24 @@ class Alignment:
         raise NotImplementedError
 
     def with_salience(self, queries: Tokens) -> tuple["Alignment", Tokens]:
-        """Return an alignment and queries of the same rel, with weights of query tokens as their salience.
+        """Return an equivalent alignment and queries, in which weights of query tokens are saliences.
 
-        The fast paths apply salience, so an A that only weighs query tokens has those of the returned one.
+        The fast paths apply salience, so an alignment that weighs query tokens (`Idf`) can use the fast paths
+        of the returned alignment (`QueryToDocument`).
         """
         return self, queries
 
     def kept(self, lengths: Lengths) -> Lengths | None:
-        """Return how many tokens are aligned per query token, by document length; None unless A is top-k.
+        """Return the number of document tokens aligned with each query token; None unless A is top-k.
 
-        lengths: number of tokens in each document. The aligned tokens are the most similar tokens in the
-        document. If A depends on ids, only document tokens with the query token's id are considered.
+        lengths: number of tokens in each document; the result has one number per length. The aligned tokens
+        are the most similar tokens in the document. If the alignment A depends on ids, only document tokens
+        with the query token's id are considered.
         """
         return None
 
     def is_maximum(self, longest: int = UNBOUNDED) -> bool:
-        """Return whether A is one argmax over i for each j, in documents of at most `longest` tokens."""
+        """Return whether A is the argmax over i for each j, in documents of at most `longest` tokens."""
         kept = self.kept(torch.tensor(longest))
         return kept is not None and not self.positive and int(kept) <= 1
 
@@ -126,7 +128,8 @@ class AllPairs(Alignment, reads=()):
 class QueryToDocument(Alignment, reads={"similarity"}):
     """A_ij = 1 iff i = argmax_i' S_i'j: each query token takes its best document token (MaxSim).
 
-    ColBERT (Khattab & Zaharia 2020); ME-BERT (Luan et al. 2021); MVDR (q→d) in Wu et al. 2024, Eq. 6.
+    This is the alignment of ColBERT (Khattab & Zaharia 2020), ME-BERT (Luan et al. 2021) and MVDR (q→d; Wu et
+    al. 2024, Eq. 6).
     """
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
@@ -137,7 +140,10 @@ class QueryToDocument(Alignment, reads={"similarity"}):
 
 
 class DocumentToQuery(Alignment, reads={"similarity"}):
-    """A_ij = 1 iff j = argmax_j' S_ij': MVDR (q←d) in Wu et al. 2024, Table 5, for reranking."""
+    """A_ij = 1 iff j = argmax_j' S_ij': each document token takes its best query token.
+
+    Used for reranking by MVDR (q←d; Wu et al. 2024, Table 5).
+    """
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         return _argmax(S, valid, axis=-1)
@@ -155,7 +161,7 @@ class EqualIds(Alignment, reads={"similarity", "ids"}):
 
 
 class PositiveEqualIds(Alignment, reads={"similarity", "ids"}):
-    """`EqualIds` restricted to S_ij > 0: no match lowers a document's score, as in the COIL authors' code.
+    """`EqualIds` restricted to S_ij > 0, so that a match never lowers a score, as in the COIL authors' code.
 
     Tokens cut from pooled vectors have negative ids and match even if S_ij is negative.
     """
@@ -174,8 +180,8 @@ class PoolTopK(Alignment, reads={"similarity", "pool"}):
     """A_ij = 1 iff i = argmax_i' S_i'j and S_ij is among token j's k largest over the whole pool.
 
     This is XTR's in-batch token retrieval (Lee et al. 2023, Eq. 2). The pool is the n candidates passed in.
-    Ties for the k-th place are all retrieved. k: a whole number, or a share of the pool's real tokens if
-    below 1; at least one token is retrieved (`pool_count`).
+    All tokens that tie for the k-th place are retrieved. k: a number of tokens or, if below 1, a share of the
+    pool's real tokens; at least one token is retrieved (`pool_count`).
     """
 
     k: Annotated[int | float, Range(0, 1 << 40, above=True)]
@@ -257,7 +263,7 @@ class Idf(Alignment, reads={"similarity", "statistics"}):
 class Buckets(Alignment, reads={"vectors", "lengths"}):
     """A_ij = 1[bucket(i) = bucket(j)] / |bucket(j) ∩ d|, averaged over random partitions.
 
-    This is the A of MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024); `muvera.FixedEncoding`
+    MUVERA's fixed-dimensional encodings (Dhulipala et al. 2024) use this alignment; `muvera.FixedEncoding`
     computes the same rel as one inner product. With `fill`, if the document has no token in bucket(j), the
     tokens at the smallest Hamming distance share the weight 1.
     """
@@ -279,7 +285,7 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
 
 
 def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
-    """Return the token ids of both sides. Raises ValueError if a side has no ids."""
+    """Return the token ids of documents and queries. Raises ValueError if either has no ids."""
     if documents.ids is None or queries.ids is None:
         raise ValueError("an alignment of equal ids needs token ids on both sides; Tokens.ids is None")
     return documents.ids, queries.ids
@@ -329,7 +335,10 @@ def one(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n
 
 
 def query_tokens(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = N, the number of real query tokens. It changes the scale of a loss, but not rankings."""
+    """Z = N, the number of real query tokens.
+
+    This normaliser changes the scale of a loss, but not rankings.
+    """
     return queries.mask.sum(-1).clamp(min=1).to(A.dtype).expand(A.shape[:2])
 
 
@@ -344,7 +353,10 @@ def total(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b
 
 
 def retrieved(A: TokenPairs, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-    """Z = |{j : A_ij > 0 for some i}|: query tokens that retrieved a token of d (Lee et al. 2023, Eq. 2)."""
+    """Z = |{j : A_ij > 0 for some i}|: the number of query tokens that retrieved a token of d.
+
+    Lee et al. 2023 (XTR), Eq. 2.
+    """
     return (A > 0).any(-2).sum(-1).to(A.dtype).clamp(min=SMALLEST)
 
 

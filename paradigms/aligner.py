@@ -27,7 +27,7 @@ EPS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Aligner(EncoderSettings):
-    """Settings of ALIGNER; `align` is `TopK`, `TopP` or `Entropic`.
+    """Settings for ALIGNER; `align` is `TopK`, `TopP` or `Entropic`.
 
     `salience` is entropic (Eq. 4, or `iterations` steps of Eq. 5), or one of the paper's alternatives:
     hard, relu, or relu with `salience_l1`.

@@ -2,14 +2,14 @@
 
 Chen et al. 2024 (BGE-M3, arXiv:2402.03216), §3.3: a dense vector, the weights of the text's own terms and a
 vector per token are three linear readouts of the same hidden states; documents are ranked by the weighted sum
-of their scores. The sum is one rel: D and Q hold the tokens of all three, the dense vector with the id
-`DENSE`, token vectors with the id `TOKEN`, and terms with their own ids and one number other than 0. A
-depends on S and the ids: each query token is aligned to the argmax over the document tokens with its id, so
-that A is block-diagonal; Z = 1. The weights w₁, w₂ and w₃/N multiply the vectors of Q, which changes no
-maximum.
+of their scores. The sum is one rel: D and Q contain the tokens of all three readouts. The dense vector has
+the id `DENSE`, token vectors have the id `TOKEN`, and terms have their own ids and a single nonzero number.
+The alignment A depends on S and the ids: each query token is aligned to the argmax over the document tokens
+with the same id, so A is block-diagonal; Z = 1. The weights w₁, w₂ and w₃/N multiply the vectors of Q, which
+does not change which tokens are the maxima.
 
-A loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4, as in the paper, without its
-self-distillation; a part without a loss does not count in the 4.
+The training loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4, as in the paper, but
+without self-distillation. For each part without a loss, the divisor is smaller by 1.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ Weight = Annotated[float, Range(0, 1e6)]
 
 @dataclass(frozen=True, kw_only=True)
 class BgeM3Settings(EncoderSettings):
-    """Settings of BGE-M3: the weights of the three parts, in rel (w) and in the training loss (λ)."""
+    """Settings for BGE-M3, with the weights of the three parts in rel (w) and in the training loss (λ)."""
 
     encoder: str = "bge_m3"
     dense_weight: Weight = 1.0  # w₁
@@ -68,12 +68,12 @@ class BgeM3Settings(EncoderSettings):
 
     @property
     def weights(self) -> dict[Part, float]:
-        """w of each part."""
+        """The weight w of each part in rel."""
         return {"dense": self.dense_weight, "sparse": self.sparse_weight, "tokens": self.token_weight}
 
     @property
     def losses(self) -> dict[Part, float]:
-        """λ of each part whose weight is not 0."""
+        """The weight λ of each part's loss, for the parts that have a loss."""
         each: dict[Part, float] = {
             "dense": self.dense_loss,
             "sparse": self.sparse_loss,
@@ -86,7 +86,7 @@ class BgeM3(TextEncoder):
     """Encode each text as the tokens of all three readouts.
 
     The heads are initialised to keep what the backbone has learned: the token projection is a rotation, and
-    every term has the weight 1.
+    every term starts with weight 1.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = BgeM3Settings
@@ -157,7 +157,7 @@ def heaviest(
 
 
 def part_of(tokens: Tokens, part: Part) -> Tokens:
-    """The tokens of one part: one vector, a vector per token, or terms with h = 1, with their ids."""
+    """Return the tokens of one part, with ids: one vector, a vector per token, or terms with h = 1."""
     ids = tokens.ids
     assert ids is not None
     there = {"dense": ids == DENSE, "tokens": ids == TOKEN, "sparse": ids >= 0}[part] & tokens.mask
@@ -166,7 +166,7 @@ def part_of(tokens: Tokens, part: Part) -> Tokens:
 
 
 def _packed(tokens: Tokens, there: Bool[Tensor, "x n l"]) -> Tokens:
-    """The tokens that are there, in their order and before all padding."""
+    """Move the tokens that `there` marks, in order, before all padding."""
     longest = max(1, int(there.sum(-1).max())) if there.numel() else 1
     at = there.byte().argsort(dim=-1, descending=True, stable=True)[..., :longest]
     return replace(tokens, mask=there).map(

@@ -1,9 +1,9 @@
 """rel(d, q) = (1/N) Σⱼ maxᵢ dᵢᵀqⱼ: late interaction, where every query token takes its best document token.
 
-Khattab & Zaharia 2020 (SIGIR), Eq. 3: ColBERT. A depends on S: it selects the argmax over i for each query
-token. The paper has Z = 1; Z = N, used by Lee et al. 2023 (Eq. 1), gives the same ranking and makes the
-loss's scale independent of query length. The paper's markers, [MASK] augmentation and punctuation skip list
-are settings.
+Khattab & Zaharia 2020 (SIGIR), Eq. 3: ColBERT. The alignment A depends on S: it selects the argmax over i for
+each query token. The paper has Z = 1; Z = N, used by Lee et al. 2023 (Eq. 1), gives the same ranking and
+makes the loss's scale independent of query length. The paper's marker tokens [Q] and [D], [MASK] augmentation
+and punctuation skip list are settings.
 
 The paper projects token states to 128 dimensions (`dim=128`). The projection starts out random, and a short
 training run does not fix that, so by default there is no projection. The index saves space instead: 384
@@ -20,7 +20,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class ColBERT(TokenSettings):
-    """Settings of ColBERT: all token vectors are kept, except for punctuation in documents."""
+    """Settings for ColBERT, which keeps all token vectors except those of punctuation in documents."""
 
 
 @paradigm(ColBERT)

@@ -5,7 +5,8 @@ normaliser (Wu et al. 2024, arXiv:2404.00684, Eq. 1; with Z = Σ A: Qian et al. 
 choice of where D and Q come from, what A may depend on, and Z.
 
 Throughout, the axes are b queries, n candidate documents, i document tokens, j query tokens and h features.
-`rel` is the readable reference: every faster path states which `rel` it equals and is tested against it.
+`rel` is the readable reference: every faster implementation states which `rel` it equals and is tested
+against it.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ Normalise: TypeAlias = Callable[[TokenPairs, Tokens, Tokens], Float[Tensor, "b n
 
 @dataclass(frozen=True)
 class Interaction:
-    """S, A and Z for given pairs of queries and documents, for any paradigm.
+    """Similarities S, alignment A and normaliser Z for pairs of queries and documents, in any paradigm.
 
     For a decoder, rel also includes `rest`, which depends only on the identifier's prefix.
     """

@@ -1,4 +1,4 @@
-"""The result of `explain`: S, A and Z for one query and one document, by token."""
+"""The result of `explain`: similarities S, alignment A and normaliser Z for one query and one document."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Picture:
 
 @dataclass
 class Explanation:
-    """One model's A for one document and query: the terms that `rel` sums, by token.
+    """One model's alignment A for one document and query: the terms that `rel` sums, by token.
 
     links: the nonzero entries of A as (i, j, s, a): document token, query token, S[i, j], A[i, j]. rel = 1/Z
     Σ s·a + rest. reads: the inputs on which A may depend. Saliences are one weight per token, or None.

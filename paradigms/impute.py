@@ -1,4 +1,4 @@
-"""Estimate mⱼ ≈ maxᵢ dᵢᵀqⱼ for documents from which query token j retrieved nothing, and score with it.
+"""Estimate mⱼ ≈ maxᵢ dᵢᵀqⱼ for documents from which query token j retrieved nothing, and compute scores.
 
 Lee et al. 2023 (arXiv:2304.01982), §3.2, Eq. 4 and Table 5. An imputation is a function (retrieved,
 corpus_tokens) -> m. `retrieved` [j, k'] contains the similarities of the document tokens that each query
@@ -56,7 +56,7 @@ def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 
 def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
-    """mⱼ = c·R^−b, the power law ln s = ln c − b·ln r of similarity s on rank r, at a rank R beyond k'.
+    """mⱼ = c·R^−b: the power law ln s = ln c − b·ln r for similarity s at rank r, evaluated at R > k'.
 
     The law is fitted to the positive similarities by least squares. R = √(k'·corpus_tokens) is the middle, on
     the log scale, of the ranks that were not retrieved. mⱼ is at most the k'-th similarity, which is also the

@@ -1,11 +1,12 @@
 """w_dᵀ Σⱼ ψ(qⱼ) ≈ Σⱼ maxᵢ dᵢᵀqⱼ: one fitted vector per document predicts its MaxSim score.
 
-Jääsaari, Hyvönen & Roos 2026 (arXiv:2601.21853): LEMUR. MaxSim is a sum over query tokens x of functions
-g_d(x) = maxᵢ dᵢᵀx of one token. These functions are predicted by a layer of features shared by all documents,
+Jääsaari, Hyvönen & Roos 2026 (arXiv:2601.21853): LEMUR. MaxSim sums g_d(x) = maxᵢ dᵢᵀx over the query tokens
+x. LEMUR predicts g_d from a layer of features that all documents share,
 
     ψ(x) = (1, GELU(LayerNorm(Wx + b))) ∈ R^w,
 
-and a vector w_d for each document. Tokens x of the corpus stand in for query tokens. There are two steps:
+and from a vector w_d for each document. Tokens x of the corpus stand in for query tokens. There are two
+steps:
 
 1. Features. W, b and LayerNorm's scale and shift minimise, by Adam, over `TOKENS` sampled tokens X and
    `TARGETS` sampled documents T, with a temporary vector v_d for each of these documents,
@@ -40,7 +41,7 @@ SIMILARITIES = 1 << 24  # of tokens with tokens that are held at once
 
 @dataclass(frozen=True)
 class Features:
-    """ψ. weight: W [w−1, h]. bias, scale, shift: b, and LayerNorm's parameters, [w−1]."""
+    """The features ψ. weight: W [w−1, h]. bias, scale, shift: b, and LayerNorm's parameters, [w−1]."""
 
     weight: Tensor
     bias: Tensor

@@ -1,4 +1,4 @@
-"""A paradigm = encoder + A + Z, as one trainable, savable module."""
+"""Paradigms, which combine an encoder, an alignment A and a normaliser Z in one module to train and save."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -139,15 +139,16 @@ class Paradigm(Trainable):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Return the inputs on which A may depend: similarity, ids, pool, lengths, salience."""
+        """Return the inputs on which the alignment may depend: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.align.reads | salience
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
-        """Return a model with the same encoder, another A such as `TopK(k=2)`, and Z = `normalise` if given.
+        """Return a model with the same encoder and another alignment A, such as `TopK(k=2)`.
 
-        This is used for ALIGNER's alignments at test time and for MVDR (q←d). If the new A belongs to a
-        different class, search does not impute.
+        normalise: name of the new normaliser Z; None keeps the old one. This is used for ALIGNER's alignments
+        at test time and for MVDR (q←d). If the new alignment belongs to a different class, search does not
+        impute.
         """
         align, recipe = as_alignment(align), self.recipe
         search = recipe.search if type(align) is type(recipe.align) else "gather"
@@ -164,7 +165,7 @@ class Paradigm(Trainable):
         return type(self)(self.recipe, self.encoder.truncated(dim))
 
     def count_corpus(self, texts: Iterable[str]) -> Statistics:
-        """Count the documents in which each token occurs, for an A that uses the counts (`align.Idf`)."""
+        """Count the documents in which each token occurs, for alignments that use counts (`align.Idf`)."""
         encoder, rows = self.encoder, iter(texts)
 
         def documents() -> Iterator[Tensor]:
@@ -239,17 +240,18 @@ class Paradigm(Trainable):
         return self.tokens(texts, "document")
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
-        """Compute S, A and Z for every pair of a query and a candidate."""
+        """Compute similarities S, alignment A and normaliser Z for every query and candidate."""
         return interact(documents, queries, self.align, self.normalise)
 
     def score(self, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
-        """Compute rel for every pair of a query and a candidate."""
+        """Compute rel for every query and candidate."""
         return rel(documents, queries, self.align, self.normalise)
 
     def explain(self, query: Input, document: Input, pool: Tokens | None = None) -> Explanation:
-        """Explain the score of one pair of texts: S, A and Z by token.
+        """Explain the score of one pair of texts by its similarities S, alignment A and normaliser Z.
 
-        pool: tokens [1, n, i, h] of the query's other candidates, for an A that depends on them (XTR).
+        pool: tokens [1, n, i, h] of the query's other candidates, for an alignment that depends on them
+        (XTR).
         """
         queries, documents = self.encode_queries([query]), self.encode_documents([document])
         return self.explain_tokens(query, document, queries, documents, pool)

@@ -70,10 +70,10 @@ def shares(
 class FixedEncoding:
     """F_q and F_d: fixed-dimensional encodings of queries and documents.
 
-    planes: number of planes in each of `repetitions` partitions, for 2^planes buckets each. inner: number of
-    dimensions to project token vectors to; 0 for no projection. final: number of dimensions of the whole
-    vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets. seed: seed of the
-    random planes and projections.
+    planes: number of planes in each of `repetitions` partitions, which gives 2^planes buckets per partition.
+    inner: number of dimensions to project token vectors to; 0 for no projection. final: number of dimensions
+    of the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets.
+    seed: seed of the random planes and projections.
     """
 
     planes: int = 5

@@ -1,4 +1,4 @@
-"""The parts of a paradigm besides its encoder, as plain data: A, Z, the search and τ."""
+"""The parts of a paradigm besides its encoder, as plain data: alignment A, normaliser Z, search and τ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -45,11 +45,11 @@ class Recipe:
 
     @property
     def normalise_function(self) -> Normalise:
-        """Return the function that computes Z."""
+        """Return the function that computes the normaliser Z."""
         return NORMALISERS[self.normalise]
 
     def with_salience(self, queries: Tokens) -> tuple["Recipe", Tokens]:
-        """Return a recipe and queries of the same rel; see `Alignment.with_salience`."""
+        """Return an equivalent recipe and queries; see `Alignment.with_salience`."""
         align, queries = self.align.with_salience(queries)
         return replace(self, align=align), queries
 

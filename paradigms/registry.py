@@ -1,4 +1,4 @@
-"""All models by name, and `load`, which opens saved models."""
+"""A registry of all models by name, and `load`, which opens saved models."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -96,7 +96,7 @@ def load(
 
 
 def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Check that a model encodes documents. Otherwise, raises ValueError with `name` in the message."""
+    """Return the model if it encodes documents; otherwise, raise ValueError with `name` in the message."""
     if not isinstance(model, Paradigm):
         raise ValueError(
             f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "

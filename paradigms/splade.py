@@ -2,9 +2,9 @@
 
 Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model head
 computes the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. D and Q
-are the distinct terms with weights above 0, as tokens with ids and h = 1. A depends on S and the ids: it
-aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel;
-training uses this form.
+are the distinct terms with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and
+the ids: it aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives
+the same rel; training uses this form.
 
 - query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
   which gives these terms the weight 1 and does not encode queries.
@@ -34,7 +34,7 @@ STARTS = 300  # number of terms above 0 per text when training of a tied head st
 
 @dataclass(frozen=True, kw_only=True)
 class SpladeSettings(EncoderSettings):
-    """Settings of SPLADE: the terms to keep, and the loss term that makes them sparse.
+    """Settings for SPLADE: which terms to keep, and the regulariser that makes them sparse.
 
     λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss. λ rises
     quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1). R is a key of
@@ -61,7 +61,7 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Encoder of texts as terms with weights above 0, in ascending id order, by a pretrained MLM head.
+    """Encode each text with a pretrained MLM head, as terms with weights above 0 in ascending id order.
 
     tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
     chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head

@@ -1,4 +1,6 @@
-"""Corpus statistics for an alignment A: the number of documents n, df_t of each token t, and the mean length.
+"""Corpus statistics that an alignment A may use.
+
+They are the number of documents n, the document frequency df_t of each token t, and the mean length.
 
 `STATISTICS` maps names to statistics; a name is a checksum of the content. An alignment refers to its
 statistics by name (`align.Idf`). A checkpoint with such an alignment stores the statistics in `FILE`; opening
@@ -87,8 +89,8 @@ class Statistics:
     def load(cls, folder: Path, name: str, vocabulary: int) -> "Statistics":
         """Read statistics written by `save`. name, vocabulary: the name and the number of tokens to expect.
 
-        Raises FileNotFoundError if there are none, and ValueError, naming the file, if they are damaged or
-        belong to another checkpoint.
+        Raises FileNotFoundError if the folder has no statistics, and ValueError, naming the file, if the
+        statistics are damaged or belong to another checkpoint.
         """
         file = folder / FILE
         if not file.is_file():

@@ -1,11 +1,11 @@
 """rel(d, q) = 1/Z · Σⱼ maxᵢ Âᵢⱼ dᵢᵀqⱼ: ColBERT trained and scored on retrieved tokens only.
 
-Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. A depends on the similarities S
-of the whole pool: for each query token, A selects the argmax over i, provided that its similarity is among
-the k largest in the pool. Z is the number of query tokens that retrieved a token of the document. Unretrieved
-similarities are −∞ before the max, not 0 as printed in the paper; otherwise, negative retrieved scores would
-become 0. In training, the pool is every document of the batch, from all processes, including relevant
-documents that the loss excludes for a query.
+Lee et al. 2023 (arXiv:2304.01982), Eq. 2 (training) and Eq. 4 (search): XTR. The alignment A depends on the
+similarities S of the whole pool: for each query token, A selects the argmax over i, provided that its
+similarity is among the k largest in the pool. Z is the number of query tokens that retrieved a token of the
+document. Unretrieved similarities are −∞ before the max, not 0 as printed in the paper; otherwise, negative
+retrieved scores would become 0. In training, the pool is every document of the batch, from all processes,
+including relevant documents that the loss excludes for a query.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from paradigms.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class XTR(TokenSettings):
-    """Settings of XTR: a query token retrieves k_train tokens in training and search_tokens (k') in search.
+    """Settings for XTR: a query token retrieves k_train tokens in training and search_tokens (k') in search.
 
     k_train: a number (at most 320 in the paper) or, if below 1, a share of the pool's tokens, which suits
     batches of any size. imputation: a key of `impute.IMPUTATIONS`.

@@ -1,9 +1,9 @@
 """BM25, the lexical baseline: rel(d, q) = Σ_t n_q(t) · w(d, t) over the terms t that d and q share.
 
-w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), where f_t of N
-documents contain t, n_d(t) and n_q(t) are counts, and |d| is d's number of terms (Robertson et al. 1994, as
-computed by Lucene: Kamphuis et al., ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The
-weights come from bm25s.
+w(d, t) = log(1 + (N − f_t + ½)/(f_t + ½)) · n_d(t) / (n_d(t) + k1·(1 − b + b·|d|/mean|d|)), where N is the
+number of documents, f_t the number of documents that contain t, n_d(t) and n_q(t) are the counts of t in d
+and q, and |d| is the number of terms in d (Robertson et al. 1994, as computed by Lucene: Kamphuis et al.,
+ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The weights come from bm25s.
 
 Words are lower-cased runs of letters (with combining marks), digits and underscores. Lucene's 33 English stop
 words are removed, and words are not stemmed. Text in scripts without spaces is split into all pairs of
@@ -68,7 +68,7 @@ def _bm25s() -> ModuleType:
 
 
 class BM25:
-    """BM25 search over a corpus. vocabulary: term → column of `matrix`."""
+    """Search a corpus with BM25. vocabulary: map from terms to columns of `matrix`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class BM25:
         return run
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the run's documents, best first; a document without a shared term scores 0.
+        """Score the run's documents, best first; a document that shares no term with its query scores 0.
 
         Raises KeyError if a query has no text or a document is not in the corpus.
         """
@@ -223,8 +223,8 @@ class BM25:
     def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
         """Open an index of `texts` written by `save`.
 
-        Raises FileNotFoundError if `folder` contains no index, and ValueError if the index is of other
-        documents.
+        Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built from
+        other documents.
         """
         bm25s, corpus, bm25 = _bm25s(), Corpus.of(texts), cls.__new__(cls)
         settle(folder)

@@ -1,8 +1,9 @@
 """s(q, d) = wᵀ BERT([CLS] q [SEP] d [SEP])₀: full attention between query and document, for reranking.
 
-Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score is not a
-rel: D depends on q, A and Z are undefined, and nothing can be indexed. As an upper baseline, it runs the
-encoder once per pair. `SequenceClassifier` wraps published rerankers of transformers.
+Nogueira & Cho 2019 (arXiv:1901.04085); Luan et al. 2021 (TACL), §4.1: CROSS-ATTENTION. This score does not
+have the form of rel: D depends on q, the alignment A and the normaliser Z are undefined, and nothing can be
+indexed. It serves as an upper baseline and runs the encoder once per pair. `SequenceClassifier` wraps
+published rerankers of transformers.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ QUERY = 64  # tokens reserved for the query when documents are cut into passages
 
 
 class CrossAttention(Trainable):
-    """Reranker: an encoder reads query and document as one text, and a linear head scores the pair."""
+    """A reranker that encodes query and document as one text and scores the pair with a linear head."""
 
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads segment ids
@@ -161,10 +162,10 @@ class CrossAttention(Trainable):
 
 
 class SequenceClassifier(CrossAttention):
-    """A published reranker such as cross-encoder/ms-marco-MiniLM-L6-v2, by folder or hub name.
+    """A published reranker, given by folder or hub name, such as cross-encoder/ms-marco-MiniLM-L6-v2.
 
-    Scores are logits. Raises ValueError if the model has more than one output or if the checkpoint lacks its
-    head.
+    Scores are logits. Raises ValueError if the model has more than one output or if the checkpoint lacks the
+    head's weights.
     """
 
     def __init__(self, name: str | Path) -> None:
@@ -231,8 +232,8 @@ def cross_attention(
 ) -> CrossAttention:
     """Build a reranker over `backbone`. Texts are truncated to these lengths, as in other paradigms.
 
-    pooling: "mean" suits encoders without [CLS], such as T5's, and "last" decoders, whose first token reads
-    no other token.
+    pooling: "mean" suits encoders without [CLS], such as T5's. "last" suits decoders, whose first token
+    attends to no other token.
     """
     settings: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
     settings |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}

@@ -1,7 +1,8 @@
 """Sparse document and query vectors whose inner products are BM25, TF-IDF or Boolean scores.
 
-Luan et al., TACL 2021, §2.1.3. With term counts n and BM25's idf: boolean 1[n > 0]; tfidf n · idf; bm25 as in
-`BM25`. Where the idf is placed does not affect scores, but it changes norms and margins.
+Luan et al., TACL 2021, §2.1.3. From a term's count n and its idf in BM25, the weight is 1[n > 0] (boolean), n
+· idf (tfidf) or as in `BM25` (bm25). Placing the idf in documents or in queries does not affect scores, but
+changes norms and margins.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The commands except `dimensions` and `oracle`, one function each."""
+"""All commands except `dimensions` and `oracle`, with one function for each command."""
 
 from __future__ import annotations
 

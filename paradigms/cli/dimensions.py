@@ -60,7 +60,7 @@ def run_dimensions(settings: argparse.Namespace) -> None:
 def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
     """Map document ids to titles, or first sentences if titles are missing.
 
-    paths: whether titles are file names; first sentences are then used instead.
+    paths: whether titles are file names; if so, first sentences are used instead.
     """
     queries = {}
     for id, title, text in zip(corpus.ids, corpus.titles, corpus, strict=True):
@@ -136,7 +136,7 @@ def compare_model(
 ) -> str:
     """Report how often a model keeps BM25's best document among the first `RANK`.
 
-    Also reports how many dimensions an untrained linear map needs to keep it as often.
+    Also reports how many dimensions an untrained linear map needs to keep that document as often.
     """
     import torch
 

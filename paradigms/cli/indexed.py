@@ -1,4 +1,4 @@
-"""A searchable folder: documents, their index, and the name of the model that built it.
+"""Build, update and open a searchable folder: documents, their index and the name of the model.
 
 corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Made`) is written
 last. .begun marks a folder whose build or update was interrupted and can be resumed.
@@ -36,7 +36,7 @@ FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Arguments of `load`: model names, or absolute paths of folders."""
+    """Arguments for `load`, given as model names or absolute folder paths."""
 
     model: str = OFFLINE
     document_model: str = ""  # "" = the same
@@ -74,9 +74,11 @@ def words_that_fit(model: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Checkpoint):
-    """Content of search.json: the source, settings and model of a searchable folder.
+    """The content of search.json, which records the source, settings and model of a searchable folder.
 
-    For safety, the setting `pickled` is not stored."""
+    The permission to read pickled weights (`pickled`) is not stored, so it must be given whenever the folder
+    is opened.
+    """
 
     source: str  # a name, or the absolute path of a folder or file
     kind: str  # a key of `INDEXES`
@@ -207,8 +209,8 @@ def open_folder(
     """Open a folder made by `make`.
 
     paradigm: the folder's model, if already loaded. best: number of passage scores summed per document, if
-    the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if it
-    is incomplete or changed.
+    the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if an
+    update is unfinished or if corpus.jsonl has changed since it was indexed.
     """
     folder = Path(folder)
     file = folder / MARKER
@@ -234,7 +236,7 @@ def open_folder(
 
 
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
-    """Open folders of different documents, built with one model, as if they were one folder (`open_folder`).
+    """Open several folders, built with one model from different documents, as one folder (`open_folder`).
 
     Raises ValueError if two folders share a document or differ in passage length.
     """

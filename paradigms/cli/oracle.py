@@ -31,7 +31,7 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum 
 
 
 class Stored(NamedTuple):
-    """All tokens in an index, in float64, sorted by document. ids, salience: None if the index lacks them.
+    """All tokens in an index, in float64, sorted by document. ids, salience: None if the index has none.
 
     axes [h, k]: all vectors, including query vectors, are projected onto these axes; None means no
     projection.
@@ -96,7 +96,7 @@ class Question:
 
 
 class Outcome(NamedTuple):
-    """One query's result: the `Answer`, whether the model's vectors succeed, and their R-precision."""
+    """The result for one query: the `Answer`, whether the model's vectors succeed, and their R-precision."""
 
     answer: Answer
     reached: bool
@@ -128,7 +128,7 @@ def run_oracle(settings: argparse.Namespace) -> None:
 
 
 def check(model: Paradigm, longest: int) -> None:
-    """Raise ValueError unless A aligns each query token with one token in documents of `longest` tokens."""
+    """Raise ValueError unless each query token is aligned with one token of a `longest`-token document."""
     align = model.recipe.align
     kept = align.kept(torch.tensor(longest))
     if not isinstance(align, PoolTopK) and (kept is None or int(kept) > 1):
@@ -156,7 +156,7 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
 
 
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
-    """Draw at most `most` judged queries: (text, rows of the relevant documents).
+    """Draw at most `most` judged queries; return (text, rows of the relevant documents) for each.
 
     A query is skipped unless the index contains both relevant and other documents.
     """
@@ -196,10 +196,11 @@ def outcomes(
 
 
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
-    """Build the n-th query's question.
+    """Build the `Question` for the n-th query.
 
     Exact matches depend only on the tokens with the query's ids. A document without such tokens has a zero
-    vector instead. If A drops non-positive similarities, every document also has a zero vector.
+    vector instead. If the alignment `align` drops non-positive similarities, every document also has a zero
+    vector.
     """
     mask = queries.mask[n, 0]
 

@@ -14,7 +14,7 @@ from paradigms.io.terminal import Terminal
 
 
 def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, str]:
-    """Read id -> text from the setting query, queries or split; return {} if all three are empty.
+    """Read queries (id -> text) from the setting query, queries or split; return {} if all are empty.
 
     source: the collection that contains the split. Raises ValueError if more than one of the settings is set.
     """

@@ -1,4 +1,4 @@
-"""Load collections of documents, queries and judgements from any source, in a common form.
+"""Load collections of documents, queries and judgements from various sources into a common form.
 
 collection = load_collection("pydocs")                      # the built-in collection
 collection = load_collection("path/to/scifact")             # a folder in the layout of BEIR,

@@ -1,6 +1,7 @@
-"""Collections in the BEIR folder layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv, plain or .gz.
+"""Read and write collections in BEIR layout: corpus.jsonl, queries.jsonl, qrels/<split>.tsv, plain or .gz.
 
-Thakur et al., "BEIR", NeurIPS 2021 (Datasets and Benchmarks). A plain corpus.jsonl stays on disk (`lines`).
+Thakur et al., "BEIR", NeurIPS 2021 (Datasets and Benchmarks). The texts in a plain corpus.jsonl are read from
+disk on demand (`lines`).
 """
 
 import json
@@ -37,7 +38,7 @@ def is_beir(folder: Path) -> bool:
 
 
 def read_folder(path: str | Path) -> Collection:
-    """Read a folder in BEIR layout; qrels/ may contain any splits; the collection takes the folder's name.
+    """Read a folder in BEIR layout, with any splits in qrels/. The collection takes the folder's name.
 
     Raises FileNotFoundError if a file is missing, and ValueError, with file and line, if a line is invalid.
     """

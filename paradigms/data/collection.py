@@ -1,4 +1,4 @@
-"""A retrieval collection: documents, and splits of queries with graded judgements.
+"""Retrieval collections, which consist of documents and of splits of queries with graded judgements.
 
 Readers of each layout pass streams of documents, queries and judgements to `assemble`, which checks them and
 counts their problems.
@@ -49,7 +49,7 @@ class Joined(Sequence[str]):
 
 
 class Corpus(Sequence[str]):
-    """Documents by position, corpus[i], and by id, corpus[corpus.position(id)].
+    """Documents, accessed by position, corpus[i], or by id, corpus[corpus.position(id)].
 
     titles[i] is the title of document i, or "". If the source keeps titles and texts apart, the text begins
     with the title (`joined`). `texts` and `titles` may be lists or sequences that read on demand.
@@ -109,7 +109,7 @@ class Corpus(Sequence[str]):
 
 @dataclass(frozen=True)
 class Split:
-    """The queries of one split and their judgements, which have the same query ids.
+    """The queries of one split, and judgements keyed by the same query ids.
 
     answers: query id -> answers. A document is relevant if it contains an answer; judgements may be empty.
     groups: query id -> group, for macro-averages over groups; either all queries have a group or none do.
@@ -160,8 +160,8 @@ class Collection:
     """A named corpus with its splits.
 
     measures: the measures reported in the collection's paper; systems are compared by the first one.
-    fingerprint: sha256 of documents in order, queries, judgements and answers; it ignores where titles end.
-    Results by document position stay valid as long as the fingerprint is the same.
+    fingerprint: sha256 of documents in order, queries, judgements and answers, regardless of where titles
+    end. Results that refer to documents by position stay valid as long as the fingerprint is the same.
     """
 
     name: str
@@ -218,7 +218,7 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 
 
 def check_answered(run: Run, queries: Names[str], where: object) -> None:
-    """Raise ValueError if the run lacks any of the queries. where: beginning of the message.
+    """Raise ValueError if the run lacks any of the queries. where: beginning of the error message.
 
     A query without retrieved documents must be in the run, too, with an empty ranking.
     """
@@ -385,7 +385,7 @@ def some_documents(
 def checked(
     kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (position, row) of each row with a new id. rows: (id, title, text) or (id, text).
+    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text).
 
     Lone surrogates are replaced. `problems` counts them, repeated ids and empty texts.
     """

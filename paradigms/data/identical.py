@@ -1,4 +1,4 @@
-"""Queries that are documents: on ArguAna and Quora, a query's own document would rank first.
+"""Handle queries that are also documents: in ArguAna and Quora, a query's own document would rank first.
 
 As in BEIR's evaluation (`ignore_identical_ids`), a document with the query's id is left out of the results.
 """

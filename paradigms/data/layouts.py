@@ -1,4 +1,4 @@
-"""Published layouts: MIRACL, LoTTE, and the tab-separated layout of MS MARCO and NQ320K."""
+"""Read published layouts: MIRACL, LoTTE, and the tab-separated layout of MS MARCO and NQ320K."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ def is_miracl(folder: Path) -> bool:
 
 
 def read_miracl(folder: Path) -> Collection:
-    """Read a MIRACL language: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
+    """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
 
     Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
     and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published separately. The

@@ -1,6 +1,7 @@
-"""Documents stored one per line: streamed once, then read from disk on demand.
+"""Read documents that are stored one per line: stream them once, then read them from disk on demand.
 
-For a plain file, only the offsets of lines are kept (8 bytes per document). A .gz is read into memory.
+For a plain file, only the offsets of lines are kept in memory (8 bytes per document). A .gz file is read into
+memory.
 """
 
 import mmap

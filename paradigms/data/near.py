@@ -18,7 +18,7 @@ def phrase(text: str) -> str:
 
 
 def near_copies(texts: list[str], threshold: float, originals: int | None = None) -> list[bool]:
-    """Flag texts x with J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not a copy.
+    """Flag texts x with J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not itself a copy.
 
     x and y are sets of word triples. originals: the first `originals` texts never count as copies, and the
     other texts are compared only with these. Prefix filtering (Chaudhuri et al., ICDE 2006) is exact: if

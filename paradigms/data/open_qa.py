@@ -1,4 +1,4 @@
-"""Open-domain question answering over passages, in DPR's layout: passages with an answer are relevant.
+"""Read open-domain question answering in DPR's layout, where passages that contain an answer are relevant.
 
 Karpukhin et al., "Dense Passage Retrieval for Open-Domain Question Answering", EMNLP 2020 (Natural Questions,
 TriviaQA, SQuAD); Sciavolino et al., "Simple Entity-Centric Questions Challenge Dense Retrievers", EMNLP 2021

@@ -17,7 +17,7 @@ from paradigms.data.texts import WORD, passages
 
 
 class Pieces:
-    """A corpus cut into passages: the corpus of passages (`Pieces.corpus`), and the document of each passage.
+    """A corpus cut into passages. `Pieces.corpus` contains the passages as documents.
 
     words: maximum words per passage, including the title, cut as in `texts.passages`; with 0, each document
     is one passage. Passage n of document d has the id "d:n" and begins with d's title. A document without

@@ -1,4 +1,6 @@
-"""TREC files: runs "query Q0 document rank score tag" and judgements "query 0 document grade", plain or .gz.
+"""Read and write TREC files, plain or .gz.
+
+The lines of a run are "query Q0 document rank score tag", those of judgements are "query 0 document grade".
 
 White space separates the columns, as in trec_eval, so ids cannot contain any.
 """

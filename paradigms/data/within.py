@@ -1,7 +1,7 @@
 """Divide queries within documents: every relevant document of a test query also has training queries.
 
 This is the setting of generative retrieval: NQ320K has 307,373 training pairs for 109,739 documents, and its
-test queries ask for these documents (Wu et al. 2024, §6.1). Other collections split by article or module.
+test queries ask for these documents (Wu et al. 2024, §6.1). Other collections are split by article or module.
 """
 
 from __future__ import annotations

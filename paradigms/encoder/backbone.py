@@ -1,4 +1,4 @@
-"""Pretrained backbones: any Hugging Face encoder, by hub name or local folder."""
+"""Load pretrained backbones: any Hugging Face encoder, given by hub name or local folder."""
 
 import copy
 import hashlib
@@ -38,8 +38,8 @@ class Packaged(NamedTuple):
     """A checkpoint included in a Python package.
 
     module: the module whose folder `model` contains the checkpoint. distribution: the package's name.
-    original: the checkpoint's name on the hub. sha256: the SHA-256 of its model.safetensors. Both are "" if
-    unknown.
+    original: the checkpoint's name on the hub. sha256: the SHA-256 of the checkpoint's model.safetensors.
+    original and sha256 are "" if unknown.
     """
 
     module: str
@@ -176,7 +176,7 @@ def positions(name: str | Path) -> int | None:
 
 
 def most_positions(config: Any) -> int | None:
-    """The longest text that an encoder has positions for, None if there is no limit.
+    """Return the number of tokens that an encoder has positions for; None means no limit.
 
     The positions of RoBERTa's family begin after the padding token's id.
     """

@@ -1,4 +1,4 @@
-"""Compute f(texts) in parts with texts of similar length, to save padding, with gradient caching."""
+"""Encode texts in parts of similar length, to save padding, with gradient caching, to save memory."""
 
 import ctypes
 import sys

@@ -84,7 +84,7 @@ def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
 
 
 class Layer(NamedTuple):
-    """One layer: its linear layers, and the weights and biases of its norms."""
+    """The linear layers of one layer, and the weights and biases of its norms."""
 
     qkv: Linear
     out: Linear
@@ -151,7 +151,7 @@ class Forward:
 
 
 class Layer8(NamedTuple):
-    """One layer: its 8-bit weights and their biases, and the weights and biases of its norms."""
+    """The 8-bit weights of one layer with their biases, and the weights and biases of its norms."""
 
     qkv: tuple[int8.Quantised, Any]
     out: tuple[int8.Quantised, Any]
@@ -161,7 +161,7 @@ class Layer8(NamedTuple):
 
 
 class Forward8(Forward):
-    """The forward pass with 8-bit products (`int8`), except that attention uses bfloat16 if it is native.
+    """The forward pass with 8-bit products (`int8`), and attention in bfloat16 if that is native.
 
     The compiled `loops` compute everything between the products, in one thread.
     """

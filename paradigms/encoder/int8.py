@@ -23,7 +23,7 @@ LEAST = torch.finfo(torch.float32).tiny  # scale of a token or an output that is
 
 
 class Quantised(NamedTuple):
-    """A quantised weight t · p."""
+    """A weight W ≈ t · p, quantised to 8 bits."""
 
     values: Tensor  # p, int8, packed for oneDNN if its product is `exact`
     scales: Float[Tensor, " v"]  # t

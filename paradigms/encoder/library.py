@@ -1,4 +1,4 @@
-"""D and Q from a model that runs in sentence-transformers itself (`saving.library.wrap`).
+"""Compute D and Q with a model that sentence-transformers itself runs (`saving.library.wrap`).
 
 A `SentenceTransformer` yields one vector per text, a `SparseEncoder` yields term weights, and a
 `MultiVectorEncoder` yields one vector per token or, for images, per patch.
@@ -51,14 +51,14 @@ class LibraryEncoder(nn.Module):
         return self.model.tokenizer
 
     def tokenize(self, inputs: Sequence[Any], side: Side) -> Any:
-        """Raise ValueError: the library tokenises and encodes in one step, without gradients."""
+        """Raise ValueError, because sentence-transformers tokenises and encodes in one step."""
         raise ValueError(
             "a wrapped model is not trained here: train it with sentence-transformers, whose losses take "
             "every alignment as paradigms.scoring.scorer.Scorer"
         )
 
     def encode(self, inputs: Sequence[Any], side: Side) -> Tokens:
-        """Encode x inputs with the library's methods: Tokens with axes [1, x, l, h]."""
+        """Encode x inputs with sentence-transformers, as Tokens with axes [1, x, l, h]."""
         inputs = [self._text(one) if isinstance(one, str) else one for one in inputs]
         how: dict[str, Any] = {"batch_size": max(1, len(inputs)), "show_progress_bar": False}
         encode = self.model.encode_query if side == "query" else self.model.encode_document
@@ -74,7 +74,7 @@ class LibraryEncoder(nn.Module):
         return Tokens(vectors[None, :, None], torch.ones_like(vectors[None, :, :1], dtype=torch.bool))
 
     def truncated(self, dim: int | None) -> "LibraryEncoder":
-        """Raise ValueError: the library truncates vectors itself."""
+        """Raise ValueError, because sentence-transformers truncates vectors itself."""
         raise ValueError("open the model with truncate_dim, then wrap it")
 
     def labels(self, one: Any, side: Side, ids: Tensor | None = None) -> list[str]:
@@ -132,7 +132,7 @@ class LibraryEncoder(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     def _text(self, text: str) -> Any:
-        """Mark a text as text; otherwise, the library would fetch a text that is an image's URL."""
+        """Mark a text as text; otherwise, sentence-transformers would fetch a text that is an image's URL."""
         return text if list(self.model.modalities) == ["text"] else {"text": text}
 
 

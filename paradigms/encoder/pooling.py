@@ -1,4 +1,4 @@
-"""Pooling: hidden states of a text's n tokens → one vector of D or Q, k = min(m, n) vectors, or terms."""
+"""Pool the hidden states of a text's n tokens to one vector, to k = min(m, n) vectors, or to terms."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -44,7 +44,7 @@ def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Ten
 def mean_of_spans(
     hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"], m: int
 ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
-    """Average each span's tokens; return the vectors and their mask. n < m tokens give n vectors."""
+    """Average each span's tokens; return the vectors and their mask. A text of n < m tokens has n vectors."""
     inside = spans(counts, m)[:, None] == torch.arange(min(m, counts.shape[1]), device=counts.device)[:, None]
     return _sum(hidden, inside) / inside.sum(-1, keepdim=True).clamp(min=1), inside.any(-1)
 

@@ -1,4 +1,4 @@
-"""The precision of encoders, chosen in one place for queries and documents.
+"""Choose the precision in which encoders compute, in one place for queries and documents.
 
 | precision | matrix products | everything else |
 |---|---|---|

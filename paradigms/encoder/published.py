@@ -1,4 +1,4 @@
-"""Settings that a pretrained encoder's folder publishes: pooling, prompts and length.
+"""Read the settings that a pretrained encoder's folder publishes: pooling, prompts and length.
 
 sentence-transformers and PyLate store these settings in modules.json, the modules' configurations and
 config_sentence_transformers.json.
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
     """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
-    The pooling (if a side is pooled) is replaced, the prompts replace the markers, and the lengths are
-    limited to the encoder's training length. Without a published pooling, a T5 uses the mean, like
-    Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS], and a decoder uses the
-    last token, because it alone attends to all tokens. fixed: names of settings that keep their values.
+    The published pooling is used (if a side is pooled), the prompts replace the marker settings, and the
+    lengths are limited to the encoder's training length. Without a published pooling, a T5 uses the mean,
+    like Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS], and a decoder uses
+    the last token, because it alone attends to all tokens. fixed: names of settings that keep their values.
     Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
@@ -101,7 +101,10 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read the text to prepend to queries and to documents: PyLate's prefix, followed by the prompt."""
+    """Read the texts to prepend to queries and to documents: PyLate's prefix, then the prompt.
+
+    The prefix and the prompt are empty if the configuration has none.
+    """
     named = config.get("prompts") or {}
     default = named.get(config.get("default_prompt_name")) or ""
     query = named.get("query")

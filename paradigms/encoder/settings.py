@@ -1,4 +1,7 @@
-"""Encoder settings: how text becomes D or Q. Encoders of different paradigms differ only in settings."""
+"""Encoder settings, which determine how text becomes D or Q.
+
+Encoders of different paradigms differ only in settings.
+"""
 
 import string
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ LONGEST = 1 << 17  # tokens of a text
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSettings:
-    """Settings for computing D and Q. Lengths are in tokens and include special tokens and markers."""
+    """Settings for computing D and Q. Lengths are in tokens and include special tokens and marker tokens."""
 
     encoder: str = "text"  # key of text.ENCODERS
     query_vectors: Vectors = "all"  # vectors of Q
@@ -96,17 +99,17 @@ class EncoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Late-interaction settings shared by ColBERT and XTR: punctuation in documents is skipped.
+    """Settings shared by ColBERT and XTR, which both skip punctuation in documents.
 
     ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter for
-    XTR. With the same tokens, the two paradigms differ only in A and Z.
+    XTR. With the same tokens, the two paradigms differ only in the alignment A and the normaliser Z.
     """
 
     skip: str = string.punctuation
 
 
 class InputFormat(NamedTuple):
-    """The length and marker of tokenised texts on one side."""
+    """The maximum length and the marker of tokenised queries or documents."""
 
     length: int
     prefix: str  # the marker as text before the input, or

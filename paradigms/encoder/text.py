@@ -1,4 +1,4 @@
-"""text → D or Q, with a Hugging Face encoder, pooling, projection and salience.
+"""Convert text to D or Q with a Hugging Face encoder, pooling, projection and salience.
 
 One `TextEncoder` serves queries and documents; `EncoderSettings` describes how paradigms differ.
 """
@@ -45,7 +45,10 @@ POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., whic
 
 
 class TextEncoder(nn.Module):
-    """One transformer for both sides. backbone: name or folder of a Hugging Face encoder, or "offline"."""
+    """Encode queries and documents with one transformer.
+
+    backbone: name or folder of a Hugging Face encoder, or "offline".
+    """
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # subclasses may extend it
 
@@ -188,7 +191,7 @@ class TextEncoder(nn.Module):
         return [*["[pooled]"] * self._pooled_tokens, *tokens[: self._first(side)]]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Encode x texts: Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+        """Encode x texts as Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
 
         chunk: number of texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
         """
@@ -366,7 +369,7 @@ class TextEncoder(nn.Module):
 
 
 def first_coordinates(tokens: Tokens, dim: int, normalize: bool) -> Tokens:
-    """(x₁ … x_h′) of each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
+    """(x₁ … x_h′) for each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
 
     Matryoshka training (arXiv:2205.13147) makes these shorter vectors useful on their own.
     """

@@ -1,4 +1,4 @@
-"""texts → token ids, with the `tokenizers` library: transformers' wrapper is slow for short queries.
+"""Tokenise texts with the `tokenizers` library, because transformers' wrapper is slow for short queries.
 
 `token_rows` calls the tokenizer that transformers wraps; `LightTokenizer` reads a BERT's tokenizer.json
 without transformers.
@@ -22,7 +22,7 @@ SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "m
 def token_rows(
     tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
-    """Tokenise texts: return ids, attention mask and mask of special tokens (including padding).
+    """Tokenise texts; return ids, an attention mask and a mask of special tokens (including padding).
 
     Texts are cut to `length` tokens and padded to the longest text. whole: pad to `length` instead. The
     result equals the output of transformers' tokenizer.

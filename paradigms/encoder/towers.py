@@ -1,4 +1,4 @@
-"""Two towers: separate encoders for queries and documents, used as one encoder."""
+"""Two separate encoders (towers) for queries and documents, used as one encoder."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -115,7 +115,7 @@ def hand_over(
 
 @dataclass(frozen=True, eq=False)
 class EngineRetriever:
-    """Search and rerank by rel over the documents of an engine.
+    """Search and rerank the documents in an engine by rel.
 
     model: the model that encoded the documents. corpus: the documents' texts, for `explain`. Raises
     ValueError if the engine cannot score the model's vectors (`check_maxima`).

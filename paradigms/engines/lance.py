@@ -1,4 +1,4 @@
-"""LanceDB: a table on disk or in an object store, which any process can open (extra `lancedb`)."""
+"""Search with LanceDB, whose tables on disk or in an object store any process can open (extra `lancedb`)."""
 
 import re
 from collections.abc import Collection, Sequence

@@ -1,12 +1,12 @@
-"""Evaluate models with MTEB: a wrapper that `mteb.evaluate` accepts for retrieval and reranking tasks.
+"""Evaluate models with MTEB, using a wrapper that `mteb.evaluate` accepts for retrieval and reranking.
 
     import mteb
     from paradigms.engines.mteb import MTEBModel
 
     mteb.evaluate(MTEBModel(paradigms.load("results/mine")), mteb.get_tasks(tasks=["SciFact"]))
 
-`MTEBModel` implements mteb's `SearchProtocol`: `index` and `search`. mteb computes the measures, and ignores
-identical ids if the task requires it.
+`MTEBModel` implements the methods `index` and `search` of mteb's `SearchProtocol`. mteb computes the measures
+and ignores identical ids if the task requires it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PostgreSQL with pgvector: a table of vectors on a server (extra `pgvector`)."""
+"""Search with PostgreSQL and pgvector, in a table of vectors on a server (extra `pgvector`)."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,9 +15,10 @@ class PgvectorEngine(Engine):
 
     address: address of the database for psycopg, such as postgresql://user@host/database. The password may
     also come from PGPASSWORD or ~/.pgpass, and never appears in error messages. single: whether each document
-    has one vector. nearest: number of rows, up to 1,000, that each query vector retrieves from the index that
-    `approximate` builds, before their documents are scored in full; 0 scores every document. schema: schema
-    of the table, created if missing. Raises ValueError if the schema contains a table with different columns.
+    has one vector. nearest: number of rows, up to 1,000, that each query vector retrieves from the index
+    built by `approximate`; the documents of these rows are then scored in full. 0 scores every document.
+    schema: schema of the table, created if missing. Raises ValueError if the schema contains a table with
+    different columns.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class PgvectorEngine(Engine):
         return self.connection.execute(select, values).fetchall()
 
     def approximate(self, m: int = 16, ef_construction: int = 64) -> None:
-        """Build pgvector's HNSW index of all vectors, replacing an earlier one.
+        """Build pgvector's HNSW index of all vectors, replacing any earlier index.
 
         Raises ValueError if vectors have more than 2,000 dimensions.
         """

@@ -1,4 +1,4 @@
-"""Paradigms in PyTerrier pipelines: indexer, retriever and reranker (extra `pyterrier`).
+"""Use paradigms in PyTerrier pipelines as indexers, retrievers and rerankers (extra `pyterrier`).
 
 retriever = Indexer(model, "folder").index(dataset.get_corpus_iter())
 pt.Experiment([bm25, retriever % 100, bm25 % 100 >> text >> Reranker(model)], topics, qrels, ["ndcg_cut_10"])
@@ -22,9 +22,9 @@ from paradigms.store.build import store_files
 
 
 class Retriever(pt.Transformer):
-    """qid, query → qid, query, docno, score, rank for the k best documents per query; ids become strings.
+    """Retrieve the k best documents per query: qid, query → qid, query, docno, score, rank.
 
-    retriever: any retriever from `paradigms.retrieve`, such as `Indexed` or `BM25`.
+    retriever: any retriever from `paradigms.retrieve`, such as `Indexed` or `BM25`. Ids become strings.
     """
 
     def __init__(self, retriever: retrieve.Retriever, k: int = 1000) -> None:
@@ -42,9 +42,9 @@ class Retriever(pt.Transformer):
 
 
 class Reranker(pt.Transformer):
-    """qid, query, docno, text → the same rows with a model's score and rank; ids become strings.
+    """Rerank with a model: qid, query, docno, text → the same rows with new score and rank.
 
-    model: any kind of model; a generative model identifies documents by docno.
+    model: any kind of model; a generative model identifies documents by docno. Ids become strings.
     """
 
     def __init__(self, model: retrieve.Model, precision: str = AUTO) -> None:
@@ -65,7 +65,7 @@ class Reranker(pt.Transformer):
 
 
 class Indexer(pt.Indexer):
-    """{docno, text} → a `Retriever` over an index in `folder`, which also keeps the texts in corpus.jsonl.
+    """Index rows {docno, text} in `folder`, write the texts to its corpus.jsonl, and return a `Retriever`.
 
     kind: a key of `INDEXES`. k: number of documents per query. settings: arguments of `Store.build`. Raises
     FileExistsError if the folder contains a corpus.jsonl but neither a finished nor an interrupted index.

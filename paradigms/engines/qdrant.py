@@ -1,4 +1,4 @@
-"""Qdrant: a server or cluster, or an in-process engine that keeps its data in a folder (extra `qdrant`)."""
+"""Search with Qdrant, on a server or cluster, or in this process with data in a folder (extra `qdrant`)."""
 
 import json
 import uuid

@@ -1,4 +1,4 @@
-"""A few judged queries -> an alignment strategy s, and its gain E[v(s, q) − v(default, q)] on other queries.
+"""Choose a strategy s with a few judged queries; measure E[v(s, q) − v(default, q)] on other queries.
 
 Few-shot alignment adaptation (Qian et al. 2022, ALIGNER, §3.1 and §4.1) chooses the strategy with the highest
 measure on each fold of judged queries, and measures it on the queries outside the fold. `values` [strategies,
@@ -63,7 +63,7 @@ def best_if_significant(values: Values) -> Chosen:
 
 
 def evidence(values: Values) -> Float[np.ndarray, "strategies ..."]:
-    """One-sided p of "strategy s is no better than the default", corrected for trying all strategies.
+    """Return one-sided p-values for "strategy s is no better than the default", corrected for all strategies.
 
     This is the paired sign-flip test with the maximal statistic (Westfall & Young 1993): t_s = Σ_q d_sq /
     ‖d_s‖ with d_sq = values[s, q] − values[0, q]. A query's sign is flipped for all strategies together, and

@@ -1,4 +1,4 @@
-"""Does a paper's claim hold here? Claims as data, and one function that judges them for every study.
+"""Decide whether papers' claims hold here: claims are data, and one function judges them for every study.
 
 A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
 equality, within ±margin. The verdict is
@@ -10,7 +10,7 @@ equality, within ±margin. The verdict is
   the claim is about training and training did not significantly change a model's measure on dev queries.
 
 A claim about a readout compares ways of scoring with one model, whether or not training changed that model.
-Its row in the table is marked.
+The claim's row in the table is marked.
 
 A claim whose `place` (the passage of the paper) is empty is a control: a question that the paper does not
 ask. The verdict on a control is yes, no, or not decided here.

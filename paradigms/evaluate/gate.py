@@ -1,4 +1,4 @@
-"""Is a salience gate alive? Measure how much salience differs between the tokens of a document."""
+"""Measure how much salience differs between the tokens of a document, that is, whether a gate is alive."""
 
 from dataclasses import dataclass
 

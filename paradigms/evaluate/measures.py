@@ -1,4 +1,4 @@
-"""A run and judgements -> one value per judged query and measure, and intervals for the means.
+"""Measure a run by judgements: one value per judged query and measure, and intervals for the means.
 
 ir_measures computes the measures (nDCG as in trec_eval and BEIR). Every judged query counts, ties are
 ordered alike for every measure, and intervals come from resampling queries (and training seeds).
@@ -25,7 +25,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class PerQuery:
-    """measure -> per-query values: `values[measure][x]` belongs to `queries[x]`.
+    """The value of each measure for each query: `values[measure][x]` belongs to `queries[x]`.
 
     missing: number of queries missing from the run (they score 0). without_relevant: number of judged queries
     left out because they have no relevant document. groups: each query's group; means are then macro-averages
@@ -103,9 +103,9 @@ def per_query(
     Queries that are not in the run score 0. Documents are ordered by descending score, then by id;
     ir_measures receives ranks, because its providers break ties differently.
 
-    measures: names of ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to average over
-    groups. every: also count queries without a relevant document, as 0. Raises ValueError if a measure is
-    unknown, a score is NaN, a query has no group, or there are no queries to measure.
+    measures: names of measures in ir_measures, such as "nDCG@10" or "RR@10". groups: query -> group, to
+    average over groups. every: also count queries without a relevant document, as 0. Raises ValueError if a
+    measure is unknown, a score is NaN, a query has no group, or there are no queries to measure.
     """
     parsed = {name: _parse(name) for name in measures}
     judged = {

@@ -1,4 +1,4 @@
-"""Matplotlib figures of A and recall for trackers and PNG files, drawn without a display."""
+"""Draw the alignment A and recall as Matplotlib figures, without a display, for trackers and PNG files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +42,9 @@ def alignment_picture(
 ) -> "matplotlib.figure.Figure":
     """Draw a heat map of A ⊙ S (query tokens down, document tokens across) for one system of an example.
 
-    weights: draw A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If a document has more than 60
-    tokens, or a query more than 32, only the most used tokens are shown, as the title reports.
+    weights: draw the alignment A alone, as in Figure 5 of Wu et al. 2024 (arXiv:2404.00684). If a document
+    has more than 60 tokens, or a query more than 32, only the most used tokens are shown, as the title
+    reports.
     """
     entries = np.zeros((len(alignment.query_tokens), len(alignment.document_tokens)))
     for i, j, s, a in alignment.links:

@@ -1,4 +1,4 @@
-"""Results -> one self-contained HTML file: tables, recall curves, costs, and alignments A between tokens.
+"""Write results to one self-contained HTML file, with tables, recall curves, costs and token alignments.
 
 The page is rendered from plain data (`Report`); the browser draws alignments from a JSON block. The page's
 content security policy forbids all requests.
@@ -46,7 +46,9 @@ class AlignmentExample:
 
 @dataclass
 class Picture:
-    """A figure under a heading, and its numbers as rows with identical keys; the first key names the row.
+    """A figure with a heading, and its numbers as rows (dicts with identical keys).
+
+    The value of a row's first key names the row.
 
     name: file name of the figure, without .png.
     """

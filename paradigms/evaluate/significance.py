@@ -1,4 +1,4 @@
-"""Is system a better than system b on the same queries? Paired tests, corrected for multiple comparisons."""
+"""Test whether systems differ on the same queries: paired tests, corrected for multiple comparisons."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ RESAMPLES = 9999  # number of random sign patterns
 
 @dataclass(frozen=True)
 class Comparison:
-    """mean(system) - mean(baseline) of one measure, its interval, and the test of whether it is 0."""
+    """The difference mean(system) - mean(baseline) in a measure, its interval, and the test against 0."""
 
     system: str
     baseline: str

@@ -49,7 +49,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Systems × measures for one stage ("retrieve", "rerank"). `note` explains the intervals and marks."""
+    """A table of systems × measures for one stage, "retrieve" or "rerank".
+
+    `note` explains the intervals and marks.
+    """
 
     title: str
     measures: list[str]
@@ -64,7 +67,7 @@ class ResultTable:
 
     @property
     def matrix(self) -> list[tuple[str, list[str]]]:
-        """Rows (system, its marked differences from all earlier systems), built from `pairs`."""
+        """Return each system with its marked differences from all earlier systems, taken from `pairs`."""
         rows: dict[str, list[str]] = {}
         for pair in self.pairs:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
@@ -79,7 +82,7 @@ class ResultTable:
         )
 
     def limits(self, measure: str) -> tuple[float, float]:
-        """Lowest and highest limits of a measure's intervals: the scale for drawing them."""
+        """Return the lowest and highest limits of a measure's intervals, as the scale for drawing them."""
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 

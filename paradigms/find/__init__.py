@@ -1,4 +1,4 @@
-"""Search and rerank stores of tokens by rel.
+"""Search and rerank the documents in token stores by rel.
 
     index = Index(Store.build(kinds.compressed(bits=4), model, ids, texts, "folder"))
     index = open_index("folder")                            # of any kind

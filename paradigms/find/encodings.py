@@ -1,4 +1,4 @@
-"""MUVERA and LEMUR: candidates by one inner product of long vectors, then exact rel.
+"""Search with MUVERA or LEMUR: one inner product of long vectors selects candidates for exact rel.
 
 Beside the token vectors, a FAISS index stores one vector per document, made from the stored tokens:
 fixed-dimensional encodings (`muvera`, Dhulipala et al. 2024, arXiv:2405.19504), or the weights that

@@ -123,9 +123,9 @@ class Index:
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
         """Return each query's k best documents, and whether these are proved to be the k best.
 
-        The proof refers to the scores in the store that `Store.certify` compared this store with. The error
-        of a score is at most Σⱼ ‖qⱼ‖ / Z times the document's stored distance. Raises ValueError if the store
-        has no errors, or if the recipe's rel is not a sum of maxima whose Z depends on the query alone.
+        The proof concerns the scores in the store that was passed to `Store.certify`. The error of a score is
+        at most Σⱼ ‖qⱼ‖ / Z times the document's stored distance. Raises ValueError if the store has no
+        errors, or if the recipe's rel is not a sum of maxima whose Z depends on the query alone.
         """
         store = self.store
         fits = recipe.align.is_maxsim(store.longest) and recipe.normalise in ("one", "query_tokens")

@@ -177,7 +177,7 @@ class Indexes:
 def _imputed(
     indexes: Sequence[Index], recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
 ) -> Ranked:
-    """Score by Eq. 4 from the tokens that each query token retrieves from all indexes together."""
+    """Score from the tokens that each query token retrieves from all indexes (Lee et al. 2023, Eq. 4)."""
     stores, finders = [index.store for index in indexes], [index.finder for index in indexes]
     kinds = {type(finder) for finder in finders}
     if len(kinds) > 1:
@@ -218,7 +218,7 @@ def _scanned(
     k: int,
     advance: Advance,
 ) -> Ranked:
-    """Score the documents of exact indexes by Eq. 4, using the compiled kernels."""
+    """Score the documents of exact indexes with the compiled kernels (Lee et al. 2023, Eq. 4)."""
     ranked, rows = [], [np.flatnonzero(store.living) for store in stores]
     total = sum(store.living_tokens for store in stores)
     for some in (some for queries in parts for some in slices(queries)):

@@ -1,4 +1,7 @@
-"""The kinds of index. Each combines a codec, derived files and a finder; plug-ins add to `INDEXES`."""
+"""The kinds of index, each of which combines a codec, derived files and a finder.
+
+Plug-ins can add kinds to `INDEXES`.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,12 +22,12 @@ from paradigms.store.store import open_store
 
 
 def exact() -> Kind:
-    """Exact search over float16 vectors: all documents are scored."""
+    """Store float16 vectors; a search scores all documents exactly."""
     return Kind("exact", Float16(), Exact())
 
 
 def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
-    """float16 vectors and any FAISS index; a search scores the documents whose tokens FAISS finds.
+    """Store float16 vectors and a FAISS index; a search scores the documents whose tokens FAISS finds.
 
     factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, and inverted
     lists for many. probes: number of lists to read per query token. seed: random seed of the training sample.
@@ -35,7 +38,7 @@ def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
 def compressed(
     bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 8, candidates: int = 0
 ) -> Kind:
-    """A centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists of tokens.
+    """Store a centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists.
 
     lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
     k-means. probes: number of lists to read per query token. candidates: number of documents to score in
@@ -46,7 +49,7 @@ def compressed(
 
 
 def inverted(bits: int = 8) -> Kind:
-    """An inverted index of term weights, in 8 bits or float16: SPLADE, uniCOIL, BM25.
+    """Store term weights (SPLADE, uniCOIL, BM25) in 8 bits or float16; a search uses an inverted index.
 
     Documents that share a term with the query are scored, except in blocks that cannot reach the k-th score.
     """
@@ -65,7 +68,7 @@ def fixed(
     probes: int = 16,
     candidates: int = 0,
 ) -> Kind:
-    """float16 vectors, and one long vector per document, whose inner products select the documents to score.
+    """Store float16 vectors and a long vector per document (MUVERA), which selects the documents to score.
 
     planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory: FAISS index of the
     long vectors. probes: number of lists to read per query. centre: whether to subtract the mean of all
@@ -84,7 +87,7 @@ def lemur(
     probes: int = 16,
     candidates: int = 0,
 ) -> Kind:
-    """float16 vectors, and a fitted vector per document, which predicts MaxSim to select documents to score.
+    """Store float16 vectors and a vector per document that predicts MaxSim and selects documents to score.
 
     width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of the fitted vectors.
     probes: number of lists to read per query. candidates: as in `fixed`.

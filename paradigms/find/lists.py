@@ -54,7 +54,7 @@ NONE.setflags(write=False)
 
 
 class Opened(NamedTuple):
-    """A store's lists."""
+    """The opened lists of a store."""
 
     begins: np.ndarray  # int64 [lists + 1]: where each list begins in `entries`
     entries: np.ndarray  # uint32: the tokens' documents, list by list, in ascending order within a list
@@ -112,7 +112,7 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 
 @dataclass(frozen=True)
 class Probing:
-    """Search a few lists.
+    """Search the lists of the centroids that are most similar to each query token.
 
     probes: number of lists to read per query token. candidates: number of documents to score in full; 0 means
     the larger of 512 and 8k.

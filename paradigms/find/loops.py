@@ -1,4 +1,4 @@
-"""Loops of the compressed index over lists of documents and their bounds, in plain numba."""
+"""Loops of the compressed index over lists of documents and over bounds, compiled by numba."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 import math
@@ -19,7 +19,7 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
     """Find the lowest similarity of a probed list, and estimate the `wanted`-th best similarity.
 
     similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. least[j] is set to the
-    similarity of the `probes`-th most similar list of token j, to the precision of a histogram bin.
+    similarity of token j to its `probes`-th most similar list, to the precision of a histogram bin.
     missing[j] is set to the similarity m above which `wanted` tokens are expected. A token's similarity is
     modelled as its centroid's similarity plus normal noise of standard deviation spread[j]:
 
@@ -219,7 +219,7 @@ def sizes(centroids, lists):
 @no_type_check
 @cached_njit(nogil=True)
 def sort(centroids, offsets, lists, low, begins, entries):
-    """Fill `entries` with the documents of the tokens of each list, for the lists `low`, low + 1, …
+    """Fill `entries` with the documents whose tokens are in each of the lists `low`, low + 1, …
 
     lists: total number of lists. begins: the position, among the entries of all lists, at which each of these
     lists begins, and the end of the last of them. entries[0] is at position begins[0].

@@ -1,4 +1,6 @@
-"""Nearest vectors by inner product with any FAISS index (Douze et al. 2024, arXiv:2401.08281), in one file.
+"""Find the nearest vectors by inner product with any FAISS index, stored in one file.
+
+Douze et al. 2024 (arXiv:2401.08281).
 
 FAISS keeps its index in memory and parses the file in native code, so open only files that you trust.
 """
@@ -40,7 +42,7 @@ class Factory:
             _empty(self.name, dim)
 
     def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write the FAISS file of `count` vectors; the first build trains the index. anew: True if any vector
+        """Write a FAISS file for `count` vectors; the first build trains the index. anew: True if any vector
         may have changed, False if vectors were only appended."""
         if not count:
             writer.remove(FILE)

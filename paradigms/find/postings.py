@@ -1,4 +1,4 @@
-"""Inverted lists of documents in blocks, and their search, compiled by numba.
+"""Build and search inverted lists of documents in blocks, compiled by numba.
 
 A block is `BLOCK` consecutive documents. For each term in a block, a cell stores the largest weight and the
 start of the term's postings. A search skips blocks whose largest weights cannot reach the k-th score:

@@ -1,4 +1,4 @@
-"""One fitted vector per document, whose inner product with a query's features predicts MaxSim: LEMUR's files.
+"""Files for LEMUR: a vector per document, whose inner product with a query's features predicts MaxSim.
 
 `encodings.NearDocuments` searches them.
 """

@@ -1,4 +1,4 @@
-"""The pretrained backbone of a generative paradigm: T5, BART, or any encoder."""
+"""Load the pretrained backbone of a generative paradigm: T5, BART, or any encoder."""
 
 from pathlib import Path
 from typing import Any

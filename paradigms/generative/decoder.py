@@ -1,4 +1,4 @@
-"""Identifier tokens → decoder states: the decoders of T5 and BART, with many sequences per query.
+"""Compute decoder states for identifier tokens, with T5's and BART's decoders and many sequences per query.
 
 One layer of T5 is x += SA(x̄); x += Σ_h O_h V_h Q α_h; x += FFN(x̄), with x̄ = g ⊙ x / rms(x), Q the query's
 encoder states and α_h the cross-attention of head h (Raffel et al. 2020, §2.1; Wu et al. 2024, Eq. 4 and 5).

@@ -1,9 +1,9 @@
 """rel(d, q) = Σᵢ log p(cᵢ | c_<i, q): the decoder generates the path of clusters that leads to d.
 
 DSI (Tay et al. 2022, NeurIPS, "Transformer Memory as a Differentiable Search Index") uses the hierarchical
-semantic identifiers of §3.2, or one token per document ("atomic"). A depends on the decoder's state. With
-`softmax="place"` or `pawa_rank`, each position has its own digit vocabulary; both options together give NCI's
-decoder (Wang et al. 2022).
+semantic identifiers of §3.2, or one token per document ("atomic"). The alignment A depends on the decoder's
+state. With `softmax="place"` or `pawa_rank`, each position has its own digit vocabulary; both options
+together give NCI's decoder (Wang et al. 2022).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """rel(d, q) = Σᵢ log p(tᵢ | t_<i, q): the decoder generates the title of d.
 
-De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. A depends on the decoder's state, which
-depends on the title so far. Documents with equal titles share one identifier.
+De Cao et al. 2021 (ICLR), "Autoregressive Entity Retrieval": GENRE. The alignment A depends on the decoder's
+state, which depends on the title so far. Documents with equal titles share one identifier.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""k-means within each of many groups; NP-decoding clusters the vectors of each surface token with it."""
+"""Run k-means within each of many groups; NP-decoding groups vectors by surface token."""
 
 import numpy as np
 from jaxtyping import Float, Int

@@ -1,4 +1,4 @@
-"""rel of a T5 decoder as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: the exact identity, its truncations, and the paper's form.
+"""Write a T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: exactly, truncated, or in the paper's form.
 
 Wu et al. 2024, Eq. 11 to 16, derive rel = sum(ẼᵀQ ⊙ A) for one layer without norms, residuals and
 feed-forward. With norm scales, attention and gates held fixed (`decoder.Trace`), the whole decoder is linear

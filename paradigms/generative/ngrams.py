@@ -1,4 +1,6 @@
-"""{v : p·v is valid} for a prefix p: the tokens a beam search may generate next, in time ∝ their number.
+"""{v : p·v is valid} for a prefix p: find the tokens that a beam search may generate next.
+
+The search takes time proportional to the number of these tokens.
 
 The valid n-grams are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua
 et al. 2022, arXiv:2204.10628, §3), or only the n-grams at the start of a document: a trie of identifiers (De

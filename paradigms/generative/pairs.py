@@ -1,4 +1,4 @@
-"""(source, target): training pairs, a text for the encoder and a token sequence for the decoder.
+"""Make training pairs (source, target) of a text for the encoder and a token sequence for the decoder.
 
 Query side: `retrieval_pairs`, query → identifier, and `span_pairs`, query → spans of a relevant document.
 Document side: `indexing_pairs`, passage → identifier (DSI: Tay et al., NeurIPS 2022, §3.1);

@@ -122,9 +122,9 @@ class GenerativeRetriever:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.
 
-        The L·H document tokens of one position share a row: A is the tokens' mean attention, and S·A is the
-        sum of the tokens' products. The tokens of the document's set follow, each aligned with one query
-        token.
+        The L·H document tokens of one position share a row, in which A (the alignment) is the tokens' mean
+        attention and S·A is the sum of the tokens' products. The tokens of the document's set follow, each
+        aligned with one query token.
         """
         model, position = self.model, self.model.identifiers.positions[document]
         names = model.names(position)

@@ -1,4 +1,4 @@
-"""W(d, q): SEAL's document score, from the n-grams that a decoder generates for a query.
+"""Compute W(d, q), SEAL's document score, from the n-grams that a decoder generates for a query.
 
 `seal_scores` is the score of SEAL (Bevilacqua et al. 2022, NeurIPS, arXiv:2204.10628, §3.2) as its public
 code computes it (facebookresearch/SEAL, `aggregate_evidence`). Wu et al. 2024 (arXiv:2404.00684, §6.2) rank

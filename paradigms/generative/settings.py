@@ -1,4 +1,4 @@
-"""Settings of a generative paradigm, saved with the backbone and the identifiers."""
+"""Settings for generative paradigms, saved with the backbone and the identifiers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ TRAINING: dict[str, Any] = {"steps": 400, "batch_size": 64, "learning_rate": 2e-
 
 @dataclass(frozen=True)
 class GenerativeSettings:
-    """Settings of `model.Generative`. Lengths are in tokens."""
+    """Settings for `model.Generative`. Lengths are in tokens."""
 
     name: Annotated[str, OneLine()]
     # Layers of the new decoder that an encoder-only backbone gets; T5 and BART bring their decoders.

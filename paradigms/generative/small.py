@@ -1,4 +1,4 @@
-"""Write a checkpoint folder: a T5 v1.1 with random weights and a vocabulary trained on given texts."""
+"""Write a checkpoint of a T5 v1.1 with random weights and a vocabulary trained on given texts."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks of external input: JSON, settings, texts and files that libraries read.
+"""Check external input: JSON, settings, texts and files that libraries read.
 
 The checks reject wrong values and unknown keys. Every error names the file, line or argument.
 """

@@ -1,4 +1,4 @@
-"""Command lines of the scripts: a flat dataclass becomes flags, --config FILE.yaml and --help.
+"""Parse scripts' command lines: a flat dataclass defines the flags, the entries of --config, and --help.
 
 A script reads its command line before its slow imports, so that help and errors appear immediately.
 

@@ -1,4 +1,4 @@
-"""numba's on-disk cache, cleared when any compiled module in the function's folder changes.
+"""Clear numba's on-disk cache for a function when any compiled module in the function's folder changes.
 
 numba itself only checks the file that defines the function, and loads the argument types before that check.
 Without this module, cached code would call old versions of functions in other files, and raise

@@ -1,4 +1,4 @@
-"""The device for all models: --device, or the GPU if there is one.
+"""Choose the device for all models: the value of --device or, by default, the GPU if there is one.
 
 The choice is stored in an environment variable that accelerate also reads.
 """

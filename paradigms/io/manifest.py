@@ -1,4 +1,4 @@
-"""manifest.json: the size and SHA-256 of every other file in a folder, to detect damage."""
+"""Write and check manifest.json, which records the size and SHA-256 of every other file in a folder."""
 
 import hashlib
 from pathlib import Path

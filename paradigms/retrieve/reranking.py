@@ -79,7 +79,7 @@ class Reranking:
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """Rerank with a model that reads query and document together, and therefore has no A to explain."""
+    """Rerank with a model that reads query and document together and thus has no alignment to explain."""
 
     model: CrossAttention
     corpus: Corpus

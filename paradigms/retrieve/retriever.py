@@ -27,8 +27,8 @@ class Retriever(Protocol):
         """
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        """Explain a document's score by its tokens; return one explanation for each model that has an A.
+        """Explain a document's score by its tokens; return an explanation for each model with an alignment.
 
         query: the query's text. document: the document's id. others: ids of the query's other candidates, on
-        which XTR's A depends.
+        which XTR's alignment depends.
         """

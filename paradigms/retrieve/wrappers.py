@@ -1,4 +1,4 @@
-"""Wrappers of retrievers for passages, for queries that are also documents, and for several processes."""
+"""Wrappers that adapt retrievers to passages, queries that are also documents, and several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries, read as paradigms with equal scores and written if the format allows.
+"""Read other libraries' checkpoints as paradigms with equal scores; write them if the format allows this.
 
 Each format recognises a folder by its files and reads all of the folder's parts. A part that no paradigm
 supports causes an error that names the part. Pickled weights are read only on request, by `torch.load` with

@@ -108,8 +108,8 @@ def read_stanford(folder: Path) -> Paradigm:
     """Read Stanford ColBERT: a state dict of BERT and a linear layer, with settings in artifact.metadata.
 
     Khattab & Zaharia 2020; Santhanam et al. 2022. Settings missing from the metadata follow the authors'
-    code: markers [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of maxima.
-    Raises ValueError if the linear layer is missing or similarities are not cosines.
+    code: marker tokens [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of
+    maxima. Raises ValueError if the linear layer is missing or similarities are not cosines.
     """
     weights = read_weights(folder, "linear.weight")
     if not weights:

@@ -1,4 +1,4 @@
-"""The README.md of a checkpoint: the model, its training data and settings, and its measures."""
+"""Write a checkpoint's README.md, which describes the model, its training and its measures."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def model_card(
     and include the tags under which the hub lists dense, sparse and multi-vector models and rerankers.
 
     results: the training script's results folder, with config.json and table.md. layout: the layout of the
-    saved model. license: an identifier of the hub; "" leaves the field to the publisher. Raises
+    saved model. license: the hub's identifier for a license; "" leaves the field to the publisher. Raises
     FileNotFoundError if the results have no config.json.
     """
     settings, environment, measured = {}, {}, "None recorded.\n"
@@ -85,7 +85,7 @@ def model_card(
 
 
 def kind_of(model: Trainable) -> tuple[str, list[str]]:
-    """The hub's task and tags of a model; none for generative ones."""
+    """Return the hub's task and tags for a model, which are empty for generative models."""
     if isinstance(model, CrossAttention):
         return RERANKER
     if not isinstance(model, Paradigm):
@@ -101,7 +101,7 @@ def kind_of(model: Trainable) -> tuple[str, list[str]]:
 
 
 def base_models(settings: Mapping[str, Any]) -> list[str]:
-    """The hub's name of the backbone that a training started from, if all systems share one."""
+    """Return [hub name of the backbone that training started from] if all systems share one, else []."""
     systems = settings.get("systems")
     own = [one for one in systems.values() if one.get("backbone")] if isinstance(systems, dict) else []
     name = settings.get("backbone")
@@ -110,7 +110,7 @@ def base_models(settings: Mapping[str, Any]) -> list[str]:
 
 
 def datasets_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return [OWNER/NAME] if the collection is hf:OWNER/NAME or hf:OWNER/NAME:PART, else []."""
+    """Return [OWNER/NAME] if the collection's name is hf:OWNER/NAME or hf:OWNER/NAME:PART, else []."""
     data = settings.get("collection")
     name = data.removeprefix("hf:").partition(":")[0] if isinstance(data, str) else ""
     return [name] if str(data).startswith("hf:") and _is_hub_name(name) else []

@@ -1,4 +1,4 @@
-"""Write a paradigm as a folder that sentence-transformers 6 opens, with equal scores.
+"""Write a paradigm to a folder that sentence-transformers 6 can open and that gives equal scores.
 
 One vector per text becomes a SentenceTransformer, token vectors under ColBERT's alignment a
 MultiVectorEncoder, and SPLADE a SparseEncoder. Other models are refused.
@@ -147,7 +147,7 @@ def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any
 
 
 def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
-    """Make the model's configuration: the similarity, and prompts made from the markers."""
+    """Make the model's configuration: the similarity, and the marker settings as prompts."""
     s = model.encoder.settings
     single = "cosine" if s.normalize else "dot"
     if isinstance(s, SpladeSettings):
@@ -163,7 +163,7 @@ def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
 
 
 def register_markers(encoder: TextEncoder, folder: Path) -> None:
-    """Save markers that are tokens as special tokens, so that they stay whole before a text."""
+    """Register markers in the vocabulary as special tokens, so that the tokenizer never splits them."""
     vocabulary = encoder.tokenizer.get_vocab()
     markers = [encoder.settings.query_marker, encoder.settings.document_marker]
     tokens = [marker for marker in markers if marker in vocabulary]

@@ -25,7 +25,7 @@ POOLED = {"query_vectors": "pooled", "document_vectors": "pooled"}
 
 @dataclass
 class Head:
-    """activation(weight · x + bias)."""
+    """The map x ↦ activation(weight · x + bias)."""
 
     weight: Tensor
     bias: Tensor | None

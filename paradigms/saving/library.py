@@ -1,4 +1,4 @@
-"""Wrap any sentence-transformers model, and compute rel(d, q) from its vectors.
+"""Wrap any sentence-transformers model and compute rel(d, q) from its vectors.
 
     from sentence_transformers import MultiVectorEncoder
 
@@ -7,9 +7,9 @@
 
 A `SentenceTransformer` returns one vector per text (A = 1), a `SparseEncoder` returns term weights (A aligns
 equal ids), and a `MultiVectorEncoder` returns one vector per token or patch (A takes the maximum over i).
-Documents may be anything that the model reads: texts, images or audio. To use a model that comes with its
-own code, open it yourself with `trust_remote_code=True`, and then wrap it; this module never sets that
-argument.
+Documents may be anything that the model reads: texts, images or audio. To use a model that ships its own
+code, load it yourself with `trust_remote_code=True` and then wrap it; this module never sets
+`trust_remote_code`.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ SIMILARITIES = {  # class of the library -> similarity -> A, Z and τ
 class Library(Paradigm):
     """A paradigm whose encoder is a sentence-transformers model.
 
-    Its precision is the model's own (`model_kwargs={"dtype": "bfloat16"}`).
+    The precision is set when the model is loaded (`model_kwargs={"dtype": "bfloat16"}`).
     """
 
     encoder: LibraryEncoder
@@ -91,10 +91,10 @@ class Library(Paradigm):
 
 
 def wrap(model: Any) -> Library:
-    """Make a paradigm of a SentenceTransformer, SparseEncoder or MultiVectorEncoder, with its scores.
+    """Make a paradigm from a SentenceTransformer, SparseEncoder or MultiVectorEncoder, with equal scores.
 
-    Raises ValueError if its similarity is not a rel (a distance), or if its backend hides the weights, by
-    which an index knows the model that made it.
+    Raises ValueError if rel cannot express the model's similarity (a distance), or if the model's backend
+    hides the weights, from which an index recognises the model that built it.
     """
     kind = next((one.__name__ for one in type(model).__mro__ if one.__name__ in SIMILARITIES), None)
     if kind is None:

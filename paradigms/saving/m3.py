@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of BGE-M3: an encoder, colbert_linear.pt and sparse_linear.pt (Chen et al. 2024).
+"""Read and write checkpoints in BGE-M3's layout: an encoder, colbert_linear.pt and sparse_linear.pt.
 
 The two heads are pickled state dicts of linear layers. `load` reads them only if pickled=True, through
 `torch.load` with weights_only.
@@ -42,9 +42,10 @@ def read_m3(folder: Path) -> Paradigm:
 
 
 def write_m3(model: Any, folder: Path) -> None:
-    """Write BGE-M3's layout, whose dense vector sentence-transformers opens, too; one of `SAVE_LAYOUTS`.
+    """Write a model in BGE-M3's layout (one of `SAVE_LAYOUTS`).
 
-    The weights of the three parts have no place in it. Raises ValueError for another paradigm.
+    sentence-transformers can open the folder for its dense vector. The layout does not store how the three
+    parts are weighted in rel. Raises ValueError for another paradigm.
     """
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, BgeM3) or encoder.settings.pooling != "cls":

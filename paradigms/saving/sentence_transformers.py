@@ -1,8 +1,8 @@
 """Readers for folders of sentence-transformers (one vector, many, or sparse) and PyLate.
 
-A folder holds a chain of modules. Supported modules are Transformer, Pooling, Dense, Normalize, Dropout,
-MultiVectorMask and SpladePooling. Prompts and PyLate's prefixes become markers. Up to version 3, PyLate wrote
-only Transformer and Dense, and normalised without a module for it.
+A folder contains a chain of modules. Supported modules are Transformer, Pooling, Dense, Normalize, Dropout,
+MultiVectorMask and SpladePooling. Prompts and PyLate's prefixes become marker settings. Up to version 3,
+PyLate wrote only Transformer and Dense, and normalised vectors without a Normalize module.
 """
 
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ def chain(folder: Path) -> Chain:
 
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:
-    """Return the most tokens of a text: the smallest limit of module, tokenizer and encoder."""
+    """Return the maximum number of tokens in a text: the smallest limit of module, tokenizer and encoder."""
     limit = longest(backbone)
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     limits = [settings.get("max_seq_length"), of_tokenizer]

@@ -1,4 +1,4 @@
-"""maxᵢ ⟨dᵢ, qⱼ⟩ and argmaxᵢ for every query token and document, without forming S: Triton kernels.
+"""maxᵢ ⟨dᵢ, qⱼ⟩ and argmaxᵢ for every query token and document, by Triton kernels that do not form S.
 
 The forward kernel holds a tile of query tokens, reads each document's tokens tile by tile, and keeps only the
 largest similarities and their places: b·n·j numbers instead of b·n·i·j. The backward pass needs only the

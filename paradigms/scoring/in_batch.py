@@ -1,4 +1,4 @@
-"""rel of every query and document in a training batch, without forming all of S."""
+"""Compute rel for every query and document in a training batch, without forming all of S."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarit
 
 
 class AlignedPairs(NamedTuple):
-    """S and A of aligned pairs, before salience is applied, and the places of the document tokens."""
+    """Entries of S and A for aligned pairs, without salience, and the positions of their document tokens."""
 
     similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
     alignment: Float[Tensor, "b n r j"]

@@ -1,4 +1,4 @@
-"""rel over stored tokens: numba kernels, compiled for the host's processor on their first call.
+"""Compute rel over stored tokens with numba kernels, compiled for the host's processor on first use.
 
 A kernel widens BLOCK document tokens at a time, float16 or codes (`Stored`), to float32 in a buffer that
 stays in the cache, and multiplies them by all query tokens (`tiles`). It sums the aligned similarities as
@@ -154,7 +154,7 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 @no_type_check
 @helper
 def _multiply(tokens, query, rows, places, count, tile, products):
-    """Compute products[r, j] for each token r of a block and lane j of a tile; return the number of lanes."""
+    """Compute products[r, j] for each token r in a block and lane j in a tile; return the number of lanes."""
     low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
     ahead = at(rows, 0)  # or the likely address of the next token
     if tokens.bits == 16 and tile == 0 and count:

@@ -1,4 +1,4 @@
-"""rel of stored documents, computed by the compiled kernels or from tensors.
+"""Compute rel for stored documents, with the compiled kernels or from tensors.
 
 `Scanned.relevance` equals `core.rel` for alignments that keep each query token's most similar document
 tokens, optionally restricted to tokens with the same id (`Alignment.kept`). `Scanned.imputed` equals
@@ -242,11 +242,11 @@ class Retrieved(NamedTuple):
 def filled(
     recipe: Recipe, spans: np.ndarray, pools: Sequence[Retrieved], corpus: int
 ) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
-    """Compute f_XTR'(q, d) for each pool's retrieved documents, a mask of these documents, and mⱼ.
+    """Compute f_XTR'(q, d) and a mask of retrieved documents for each pool, and compute mⱼ.
 
-    The mask tells whether d contains one of the k' tokens in all pools that are most similar to a token of q.
-    mⱼ is also computed from all pools. spans: start of each query among the tokens j. corpus: number of
-    tokens in all pools.
+    The mask is True if d contains one of the k' tokens that are most similar to a token of q among the tokens
+    of all pools. mⱼ is also computed from all pools. spans: start of each query among the tokens j. corpus:
+    number of tokens in all pools.
     """
     k = min(recipe.search_tokens, sum(pool.k for pool in pools))
     largest = np.concatenate([pool.largest for pool in pools], axis=1)

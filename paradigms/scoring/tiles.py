@@ -1,4 +1,4 @@
-"""Products of document and query tokens in LLVM, in tiles that fit in the processor's registers.
+"""Compute products of document and query tokens with LLVM, in tiles that fit in the processor's registers.
 
     out[r, j] = Σ_h rows[r, h] · queries[h, j]
 

@@ -1,4 +1,4 @@
-"""Guard against foreign requests: only requests from the service's own page or with the token are answered.
+"""Refuse foreign requests: the service answers only requests from its own page or with the token.
 
 In a browser, another site's page could send requests to 127.0.0.1 (cross-site request forgery), or make its
 own host name resolve to that address (DNS rebinding). Browsers therefore send a request's source (`Origin`,

@@ -1,4 +1,4 @@
-"""Requests to the service: one dataclass per POST path, with field checks and OpenAPI schemas."""
+"""Define requests to the service, one dataclass per POST path, with field checks and OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Viewed(Request):
-    """A request that selects systems, and may override their A, Z and salience."""
+    """A request that selects systems and may override their alignment A, normaliser Z and salience."""
 
     systems: list[str] | None = None
     align: str | None = None
@@ -66,9 +66,11 @@ class Viewed(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Viewed):
-    """Return the k best documents for each query. queries: {id: text}. If the request sets A, Z or salience,
-    each system reranks its first 100 documents. characters: number of characters of each document's text to
-    return, after the title."""
+    """Return the k best documents for each query.
+
+    queries: {id: text}. If the request sets the alignment A, the normaliser Z or salience, each system
+    reranks its first 100 documents. characters: number of characters of each document's text to return, after
+    the title."""
 
     queries: dict[str, str]
     k: Annotated[int, Range(1, 1000)] = 10
@@ -92,7 +94,7 @@ class Rerank(Viewed):
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Viewed):
-    """Explain one document's score by token (S, A and Z), and return its rank.
+    """Explain one document's score by similarities S, alignment A and normaliser Z; also return its rank.
 
     text: an edited text to use instead of the document's text."""
 

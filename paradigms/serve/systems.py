@@ -1,4 +1,4 @@
-"""Systems of the service: named retrievers that can also rank and explain with different A, Z or salience."""
+"""The service's systems: named retrievers that can also rank with another alignment A, Z or salience."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMEMBERED = 32  # entries in each cache; the caches make a change of A fast
 
 @dataclass(frozen=True)
 class View:
-    """A, Z and salience to apply to a system's vectors; the defaults keep the system's own settings."""
+    """Alignment A, normaliser Z and salience for a system's vectors; defaults keep the system's settings."""
 
     align: Alignment | None = None
     normalise: str | None = None
@@ -40,9 +40,10 @@ class View:
 
 
 class ServedSystem:
-    """A retriever with its name and corpus.
+    """A retriever, with the name and the corpus under which the service offers it.
 
-    model: the retriever's paradigm, whose alignment A can be changed; None if it has no paradigm."""
+    model: the retriever's paradigm, whose alignment A a request can change; None if the retriever has
+    none."""
 
     def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
         self.name, self.retriever, self.corpus = name, retriever, corpus
@@ -61,7 +62,7 @@ class ServedSystem:
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
-        """Return the name, kind and size and, if there is a `model`, its A, Z and allowed alignments."""
+        """Return name, kind and size and, if there is a `model`, its alignment, Z and allowed alignments."""
         described: dict[str, Any] = {"name": self.name, "kind": type(self.inner).__name__, "reads": None}
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:

@@ -19,7 +19,7 @@ class Busy(Exception):
 
 
 class Together:
-    """A thread that computes everything, and the texts that wait for it.
+    """A thread that does all computation, and the queue of texts that wait for the thread.
 
     When the thread is free, it takes all texts that wait for the same function and settings as one batch. A
     text never waits for other texts to arrive, but the queries of many clients are still encoded together.

@@ -1,4 +1,4 @@
-"""Stores of a corpus's tokens under one paradigm, in memory or in a folder.
+"""Store a corpus's tokens, as encoded by one paradigm, in memory or in a folder.
 
 `store` defines `Store`. `build` and `building` fill a new store from `shards` of documents, whose tokens can
 be reduced (`pruning`). `columns` manages files that change in atomic commits. `kind` defines the parts of a

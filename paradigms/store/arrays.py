@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def as_tokens(vectors: Any, side: Side = "document", *, ids: Any = None, salience: Any = None) -> Tokens:
-    """Pad the vectors of n texts: D [1, n, l, h] or Q [n, 1, l, h], in float32 or float64.
+    """Pad the vectors of n texts to D [1, n, l, h] or Q [n, 1, l, h], in float32 or float64.
 
     vectors: see the module's description; if ids are given, each token may also be a single number (term
     weight, h = 1). ids: an integer per token. salience: a number ≥ 0 per token. Raises ValueError, naming the

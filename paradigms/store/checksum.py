@@ -1,4 +1,4 @@
-"""Hash a model's weights, to ensure that only the model that built an index searches it."""
+"""Hash a model's weights, to ensure that an index is searched only with the model that built it."""
 
 import hashlib
 from weakref import WeakKeyDictionary

@@ -1,6 +1,7 @@
-"""Files of rows that change in atomic commits, in a folder or in memory: readers never see half a change.
+"""Store rows in files that change in atomic commits, in a folder or in memory.
 
-A column is a file of rows of one numpy dtype, or of a subarray dtype if a row consists of several numbers.
+Readers never see a partial change. A column is a file of rows of one numpy dtype, or of a subarray dtype if a
+row consists of several numbers.
 
 In a folder, columns are append-only, and `manifest.json` records each file's committed length in bytes and
 crc32. A commit writes beyond these lengths, flushes the files and then replaces the manifest atomically. An
@@ -230,7 +231,7 @@ class ColumnFolder(_FolderFiles):
 
 
 class FolderWriter(_FolderFiles):
-    """A `Writer` of a `ColumnFolder`."""
+    """A `Writer` for a `ColumnFolder`."""
 
     def __init__(self, files: ColumnFolder) -> None:
         super().__init__(files.folder, {name: dict(entry) for name, entry in files.entries.items()})

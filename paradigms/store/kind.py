@@ -1,7 +1,7 @@
 """Kinds of store, composed of small frozen objects: a codec, files derived from the rows, and a finder.
 
-A function with typed keywords (`find.kinds`) makes each kind, just as a paradigm is composed of an encoder, A
-and Z. The fields of all parts are the kind's settings, which the manifest records:
+A function with typed keywords (`find.kinds`) makes each kind. The fields of all parts are the kind's
+settings, which the manifest records:
 
     Kind("compressed", Float16(), Probing(), Lists(), Residuals(bits=4))
 """

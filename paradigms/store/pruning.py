@@ -2,10 +2,11 @@
 
 Pruning by salience applies to documents and queries (Qian et al. 2022, §3.2): a share β^d of each document's
 tokens is stored, and a share β^q of each query's tokens is used in searches. Both shares may be smaller than
-the α that trained the gate. A pruned text is a `Tokens` with fewer unmasked tokens, so rel, A and Z are
-computed from the kept tokens alone: top-p counts the kept tokens, and Z = Σ A sums over them. Saliences are
-still computed from the whole text. Pooling stores the mean of each cluster of a document's tokens (Clavié et
-al. 2024, arXiv:2409.14683). To refine results with all vectors, rerank with an index of all tokens.
+the α that trained the gate. A pruned text is a `Tokens` with fewer unmasked tokens, so rel, the alignment A
+and the normaliser Z are computed from the kept tokens alone: top-p counts the kept tokens, and Z = Σ A sums
+over them. Saliences are still computed from the whole text. Pooling stores the mean of each cluster of a
+document's tokens (Clavié et al. 2024, arXiv:2409.14683). To refine results with all vectors, rerank with an
+index of all tokens.
 """
 
 from collections.abc import Mapping
@@ -120,7 +121,7 @@ def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
     """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h].
 
     The larger distance is the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
-    For every q, maxᵢ dᵢᵀq − ‖q‖ · first ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · second.
+    With the two distances a and b, maxᵢ dᵢᵀq − ‖q‖ · a ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · b for every q.
     """
     D, E = whole.vectors[0].double(), other.vectors[0].double()  # squares lose fewer digits in float64
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")

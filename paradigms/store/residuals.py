@@ -1,4 +1,4 @@
-"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): a token vector x as a centroid c and b bits per dimension.
+"""x ≈ c + s · σ ⊙ (z − (2^b − 1) / 2): store a token vector x as a centroid c and b bits per dimension.
 
 c: the nearest k-means centroid (ColBERTv2, Santhanam et al. 2022; PLAID), stored as bytes. z ∈ {0, …, 2^b −
 1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: the residuals' spread per dimension, shared by the
@@ -57,7 +57,9 @@ def centroids_for(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residual codes: dim · bits / 8 + 7 bytes per token, list entry included, and dim + 12 bytes per list.
+    """Store tokens as residual codes.
+
+    The codes take dim · bits / 8 + 7 bytes per token, including its list entry, and dim + 12 bytes per list.
 
     bits: bits per dimension (1, 2, 4 or 8). lists: number of centroids; 0 means the power of two nearest to
     4√tokens. rounds, seed: iterations and random seed of k-means.

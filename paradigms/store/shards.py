@@ -1,4 +1,4 @@
-"""Shards of documents for a build; a shard is encoded only if it is not stored yet."""
+"""Divide a build's documents into shards; a shard is encoded only if it is not stored yet."""
 
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sized

@@ -1,4 +1,4 @@
-"""The tokens of a corpus under one paradigm, as columns in a folder or in memory.
+"""Store a corpus's tokens, as encoded by one paradigm, in columns in a folder or in memory.
 
 `paradigms.find` searches stores. A `Store` shows one commit and never changes: `add`, `delete`, `compact` and
 `certify` make a new commit and return a new `Store` that shows it.
@@ -295,7 +295,7 @@ class Store:
         return made
 
     def with_tokens(self) -> np.ndarray:
-        """Return the rows that a search may find: documents that have tokens and are not deleted."""
+        """Return the rows that a search may find: documents that have tokens and have not been deleted."""
         return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
 
     def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:

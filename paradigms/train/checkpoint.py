@@ -1,4 +1,4 @@
-"""Checkpoints from which a training run resumes exactly, without pickles.
+"""Write and read checkpoints, without pickles, from which a training run resumes exactly.
 
 A training folder's checkpoints/step-N contains the paradigm (`Trainable.write`), optimizer.safetensors
 (AdamW's moments by parameter name), random.safetensors (generator states of each process), progress.json, and
@@ -50,9 +50,9 @@ def newest(run: Path) -> int | None:
 
 
 def remove(run: Path, keep: int, last: int) -> None:
-    """Keep the newest `keep` checkpoints up to step `last`, and remove all others, oldest first.
+    """Remove all checkpoints, oldest first, except the newest `keep` at or before step `last`.
 
-    A checkpoint that contains foreign files is kept, with a warning that names one such file.
+    If a checkpoint contains files that training did not write, it is kept, and a warning names one of them.
     """
     newest_steps = [step for step in steps(run) if step <= last][-keep:]
     check_locks(run / FOLDER)

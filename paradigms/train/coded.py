@@ -1,9 +1,9 @@
-"""x + (x̂ − x), with no gradient through the difference: training with a compressed index's codes.
+"""x + (x̂ − x), with no gradient through the difference: train with the codes of a compressed index.
 
 x̂ is the version of a document token x that the index stores: its nearest centroid, plus b bits for each
-dimension of the residual (`store.residuals`). The loss and its gradient are those at x̂, and the gradient
-passes to x unchanged: the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). Queries are not
-coded, as in an index.
+dimension of the residual (`store.residuals`). The loss and its gradient are computed at x̂, and the gradient
+passes to x unchanged: this is the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). As in a
+search, queries are not coded.
 """
 
 from dataclasses import replace

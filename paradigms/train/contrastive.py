@@ -22,7 +22,7 @@ from paradigms.train.parallel import gather, gather_documents, place_among
 
 
 class Contrastive(Objective):
-    """The objective of every paradigm that encodes queries and documents separately.
+    """The objective for all paradigms that encode queries and documents separately.
 
     The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, SPLADE's sparsity term
     (`SpladeSettings`), and the losses of BGE-M3's parts (`bge_m3`). distillation: a loss combined with the
@@ -123,7 +123,7 @@ class Contrastive(Objective):
 
 
 class Listwise(Objective):
-    """Objective of rerankers (Luan et al. 2021, §4.2): localised contrastive estimation (Gao et al. 2021).
+    """Objective for rerankers (Luan et al. 2021, §4.2): localised contrastive estimation (Gao et al. 2021).
 
     Documents of other queries are not negatives, because each would cost another pass of the encoder. Raises
     ValueError unless all examples have the same number of negatives, at least one.
@@ -158,10 +158,11 @@ class Listwise(Objective):
 
 
 def mean_salience(tokens: Tokens) -> Tensor:
-    """1/x Σ_texts ‖u‖₁/length: the L1 term of salience (Qian et al. 2022, §4.3); 0 without salience.
+    """1/x Σ_texts ‖u‖₁/length: the L1 penalty on salience (Qian et al. 2022, §4.3); 0 without salience.
 
-    With Z = Σ A, scaling all saliences of a text does not change rel. The term can therefore shrink without
-    any sparsity; it makes saliences sparse only while gate scores fall below 0 faster than saliences shrink.
+    With Z = Σ A, scaling all saliences of a text does not change rel. The penalty can therefore shrink
+    without any sparsity; it makes saliences sparse only while gate scores fall below 0 faster than saliences
+    shrink.
     """
     if tokens.salience is None:
         return tokens.vectors.new_zeros(())

@@ -1,4 +1,4 @@
-"""Faster CPU training: dropout, attention with dropout, matrix products.
+"""Speed up dropout, attention with dropout, and matrix products in training on CPUs.
 
 Dropout: torch draws one number per element from a serial generator and stores a float32 mask. Here, 64 random
 bits decide four elements, and the mask is stored in bits. Attention: torch's fused attention on CPUs has no

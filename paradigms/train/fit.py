@@ -49,7 +49,7 @@ PAUSED = "paused.txt"  # file in STATES between the calls of a run that has used
 
 
 class DevMeasure:
-    """Dev measure: paradigm → nDCG@10 of each dev query.
+    """Measure a paradigm by its nDCG@10 for each dev query.
 
     Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
     hash.

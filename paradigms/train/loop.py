@@ -1,4 +1,4 @@
-"""Minimise a loss over rel: the training loop, on one or more processes, with accelerate."""
+"""Train a model by minimising a loss over rel, in one or more processes, with accelerate."""
 
 import json
 import math
@@ -41,7 +41,7 @@ Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is be
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of one run. Batch sizes are per process; steps are optimizer steps."""
+    """Settings for one training run. Batch sizes are per process; steps are optimizer steps."""
 
     steps: int = 1000
     batch_size: int = 32

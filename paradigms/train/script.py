@@ -1,4 +1,4 @@
-"""Start a training script: settings, output folder, collection and environment."""
+"""Start a training script: check settings, lock the output folder, open the collection."""
 
 import hashlib
 import platform
@@ -36,7 +36,7 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 
 
 def begin(settings: Any) -> tuple[Accelerator, Console]:
-    """Start a script: check its settings, lock the output folder; return the accelerator and a console.
+    """Check a script's settings and lock its output folder; return the accelerator and a console.
 
     settings: an object with the fields output, precision and, optionally, tracker. Precision "auto" is bf16
     if the hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if

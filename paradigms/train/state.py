@@ -1,4 +1,4 @@
-"""The state of a training run between two steps: agreement between processes, saving and resuming."""
+"""Save and resume the state of a training run between two steps, and check that processes agree."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""t(q, d): a teacher's scores, from a run or another model, for distillation and false negatives."""
+"""Get a teacher's scores t(q, d) from a run or a model, for distillation and to detect false negatives."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A script's environment: locked results folder, launch, precision and W&B run."""
+"""Set up a script's environment: lock the results folder, check the launch, join the W&B run."""
 
 import netrc
 import os

@@ -1,4 +1,4 @@
-"""HTML views of A between tokens, for the report, the live page and notebooks.
+"""Make HTML views of the alignment A between tokens, for the report, the live page and notebooks.
 
     Path("pair.html").write_text(page([card_data(colbert.explain(query, document))], query, document))
 
