@@ -217,7 +217,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
 
 
 def _check_config(folder: Path) -> None:
-    """Raise ValueError if config.json refers to code, or has more layers or larger sizes than the weights.
+    """Raise ValueError if config.json refers to code or declares a model that is larger than its weights.
 
     The number of tensors limits the number of layers, and the total number of weights limits every size.
     Building a larger model could take hours or fill the memory before its weights are read.

@@ -109,7 +109,7 @@ class TokenSettings(EncoderSettings):
 
 
 class InputFormat(NamedTuple):
-    """The maximum length and the marker of tokenised queries or documents."""
+    """The maximum length and the marker token for tokenising queries, or for tokenising documents."""
 
     length: int
     prefix: str  # the marker as text before the input, or

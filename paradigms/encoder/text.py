@@ -234,7 +234,7 @@ class TextEncoder(nn.Module):
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def freeze(self, trained_layers: int) -> None:
-        """Train only the heads and the `trained_layers` upper layers; 0 trains all layers.
+        """Train only the heads and the top `trained_layers` layers; 0 trains all layers.
 
         Frozen layers run without dropout. Raises the same errors as `frozen.SplitBackbone`.
         """

@@ -1,4 +1,4 @@
-"""Write a checkpoint's README.md, which describes the model, its training and its measures."""
+"""Write a checkpoint's README.md, which describes the model, its training and its evaluation results."""
 
 import json
 import re
@@ -15,7 +15,7 @@ UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that do not de
 
 BAR = "\\|"  # in a cell of a table
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# By what the hub lists models of sentence-transformers: kind of task, and tags.
+# The task and the tags under which the hub lists models of sentence-transformers.
 DENSE = "sentence-similarity", ["sentence-similarity", "feature-extraction", "dense"]
 SPARSE = "feature-extraction", ["sparse-encoder", "sparse"]
 MANY = "feature-extraction", ["multi-vector", "late-interaction"]

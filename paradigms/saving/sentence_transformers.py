@@ -73,7 +73,10 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
 
 
 def read_sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
-    """Read SPLADE. Raises ValueError if modules differ or the similarity is not the inner product."""
+    """Read a SPLADE model, an encoder followed by SpladePooling alone.
+
+    Raises ValueError if other modules follow or if the similarity is not the inner product.
+    """
     similarity = config.get("similarity_fn_name") or "dot"
     if similarity != "dot" or parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError(f"SpladePooling with the similarity {similarity}, or with other modules after it")

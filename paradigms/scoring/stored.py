@@ -47,7 +47,7 @@ def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "
 
 
 def _one_vector(texts: Tokens) -> bool:
-    """Return whether every text is one vector without salience."""
+    """Return whether every text is represented by a single vector without salience."""
     return texts.mask.shape[-1] == 1 and texts.salience is None and bool(texts.mask.all())
 
 
@@ -139,7 +139,10 @@ class Scanned:
     def relevances(
         self, recipes: Sequence[Recipe], packed: PackedQueries, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """Compute rel(d, q) with each recipe, from one S unless a recipe imputes or depends on ids."""
+        """Compute rel(d, q) with each recipe.
+
+        All recipes share one S = DᵀQ, unless one of them imputes similarities or depends on token ids.
+        """
         if len(recipes) > 1 and any(r.search == "impute" or "ids" in r.align.reads for r in recipes):
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
@@ -244,9 +247,9 @@ def filled(
 ) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
     """Compute f_XTR'(q, d) and a mask of retrieved documents for each pool, and compute mⱼ.
 
-    The mask is True if d contains one of the k' tokens that are most similar to a token of q among the tokens
-    of all pools. mⱼ is also computed from all pools. spans: start of each query among the tokens j. corpus:
-    number of tokens in all pools.
+    The mask is True if, for some token of q, d contains one of the k' most similar tokens across all pools.
+    mⱼ is also computed across all pools. spans: the position at which each query starts on the token axis j.
+    corpus: total number of tokens in all pools.
     """
     k = min(recipe.search_tokens, sum(pool.k for pool in pools))
     largest = np.concatenate([pool.largest for pool in pools], axis=1)

@@ -1,8 +1,9 @@
-"""Refuse foreign requests: the service answers only requests from its own page or with the token.
+"""Refuse cross-site requests: a request must come from the service's own page or contain the token.
 
 In a browser, another site's page could send requests to 127.0.0.1 (cross-site request forgery), or make its
-own host name resolve to that address (DNS rebinding). Browsers therefore send a request's source (`Origin`,
-`Sec-Fetch-Site`) and the name of its target (`Host`). A program that sends no origin is not a browser.
+own host name resolve to that address (DNS rebinding). To let servers detect this, browsers send a request's
+source (`Origin`, `Sec-Fetch-Site`) and the name of its target (`Host`). A program that sends no
+origin is not a browser.
 """
 
 from __future__ import annotations
