@@ -253,12 +253,17 @@ def _assembled(items: list[Docstring]) -> Collection:
     judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
     for item in items:
         judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
-    words = [(item.id, near.phrase(item.rest)) for item in items]
+    phrases = {item.id: near.phrase(item.rest) for item in items}
+    containing: dict[str, list[str]] = {}  # word -> ids of the documents that contain it
+    for id, text in phrases.items():
+        for word in set(text.split()):
+            containing.setdefault(word, []).append(id)
     for item in items:
         described = parameters(item.rest) if split_of(item.group) == "test" else []
         for sentence in sorted(described, key=uniform):
             phrase = near.phrase(sentence)
-            holders = [id for id, text in words if phrase in text]
+            rarest = min((containing.get(word, []) for word in phrase.split()), key=len)
+            holders = [id for id in rarest if phrase in phrases[id]]
             if item.id in holders and len(holders) <= MOST:
                 queries.append((f"p:{item.id}", sentence))
                 judgements[PARAMETERS] += [(f"p:{item.id}", id, 1) for id in holders]
