@@ -52,7 +52,7 @@ import torch
 from accelerate import Accelerator
 from papers.qian2022.adaptation_claims import SOFT, Task, describe
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
-from studies.pages import Measured, publish
+from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
 from paradigms.align import TopK
@@ -93,7 +93,8 @@ def main(settings: Settings) -> None:
         summary = (
             f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
             "model's own search with k = 1, which every strategy reorders. "
-            "Intervals (95%) resample seeds and queries, these also as the examples that choose."
+            f"Intervals (95%) resample {resampled(max(len(task.values) for task in tasks))}, queries also as "
+            "the examples that choose."
         )
         publish(settings, "Alignment adaptation", summary, describe(tasks), accelerator)
     accelerator.end_training()

@@ -107,7 +107,7 @@ from papers.luan2021.capacity_tasks import (
 from papers.luan2021.containing_passage import containing_passages
 from papers.luan2021.passages import articles
 from studies.model_runs import Job, bind, run_jobs, trained_once, training_of
-from studies.pages import Measured, publish
+from studies.pages import Measured, publish, resampled
 
 from paradigms import PARADIGMS, RERANKERS, Paradigm
 from paradigms.data import Collection, Corpus
@@ -157,8 +157,7 @@ def main(settings: Settings) -> None:
             f"{counts['test']} test queries, the same at all lengths; passages: {', '.join(passages)}. Every "
             f"neural system comes from {settings.backbone} and learned from {counts['train']:,} queries in "
             f"{settings.steps} steps of {settings.batch_size}, with {settings.negatives} negative(s) each, "
-            f"once for every length and each of {len(settings.seeds)} seed(s). Intervals (95 %) resample "
-            "seeds and queries."
+            f"once for every length and seed. Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
         title = f"Passage length and capacity: {TITLES[settings.task]}"
         publish(settings, title, summary, describe(study), accelerator)

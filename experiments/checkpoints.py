@@ -233,20 +233,21 @@ def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     collections = list(dict.fromkeys(name for name, _ in found))
     models = list(dict.fromkeys(name for _, name in found))
     table: Rows = []
-    tests: dict[tuple[int, str], float] = {}
+    tests: dict[tuple[int, str, str], float] = {}
     for model in models:
         row: dict[str, Any] = {"model": model}
         for name in collections:
             values, base = found.get((name, model)), found[name, "bm25"]
-            row[name] = "–" if values is None else shown(interval(values[OWN]))
+            column = f"{name}, n = {len(base[OWN])}"
+            row[column] = "–" if values is None else shown(interval(values[OWN]))
             if values is not None and model != "bm25":
-                tests[len(table), name] = paired_test(np.array(values[OWN]), np.array(base[OWN]))
+                tests[len(table), name, column] = paired_test(np.array(values[OWN]), np.array(base[OWN]))
         table.append(row)
-    for (place, name), p in zip(tests, holm(list(tests.values())), strict=True):
+    for (place, name, column), p in zip(tests, holm(list(tests.values())), strict=True):
         own = found[name, models[place]][OWN]
         if p < 0.05:
             better = np.mean(own) > np.mean(found[name, "bm25"][OWN])
-            table[place][name] += "†" if better else "‡"
+            table[place][column] += "†" if better else "‡"
     others: Rows = []
     pairs: list[float] = []
     for model in models:
@@ -260,8 +261,8 @@ def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     for row, p in zip(others, holm(pairs), strict=True):
         row["p (Holm)"] = p
     marks = (
-        f"{MEASURE} with 95% intervals over queries. † better, ‡ worse than BM25: paired test, p < .05 after "
-        f"Holm's correction for {len(tests)} comparisons."
+        f"{MEASURE} with 95% intervals over n queries. † better, ‡ worse than BM25: paired test, p < .05 "
+        f"after Holm's correction for {len(tests)} comparisons."
     )
     text = f"Paired differences over queries; one family of {len(pairs)} tests."
     return {

@@ -53,7 +53,7 @@ import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
 from studies.model_runs import DEV, bind, encoder_job, open_study, run_jobs, values_of
-from studies.pages import Measured, Rows, Section, publish, shown
+from studies.pages import Measured, Rows, Section, publish, resampled, shown
 from studies.settings import lengths_of
 
 from paradigms import PARADIGMS, Paradigm
@@ -177,10 +177,11 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
         for name, of_seeds in values.items()
         for seed, row in zip(settings.seeds, of_seeds, strict=True)
     ]
-    text = "Intervals over queries and seeds; differences are paired, and their tests are one family."
+    drawn = resampled(len(settings.seeds))
+    text = f"Intervals (95%) resample {drawn}; differences are paired, and their tests are one family."
     return {
         "bytes": Section(f"{MEASURE} by bytes", text, rows, picture(rows)),
-        "training": Section("What training changed", "", dev),
+        "training": Section("What training changed", "The state that was best on dev queries is kept.", dev),
     }
 
 

@@ -110,35 +110,44 @@ def filled(page: Path) -> str:
 def claims(page: Path, *names: str) -> str:
     """Make a table of claims: a row for each claim and collection, with the verdict and interval.
 
-    Claims that no study could measure are listed last, once each. A description of how the studies were run
-    follows.
+    The column of collections is left out if there is one. Claims that no study could measure are listed last,
+    once each. A description of how the studies were run follows.
     """
     studies = [_study(page, name) for name in names]
-    claimed: dict[str, list[dict[str, str]]] = {}
+    several = len({study["collection"] for study in studies}) > 1
+    claimed: dict[tuple[str, str], Rows] = {}
     for study in studies:
         for row in (row for section in study["sections"].values() for row in section["rows"]):
             if "verdict" in row:
-                cells = {"claim": row["claim"], "measured": row["quantity"]}
-                cells |= {
-                    "collection": study["collection"] or "–",
-                    "verdict": row["verdict"].partition(":")[0],
-                }
-                claimed.setdefault(row["claim"], []).append(
-                    cells | {"ours": row["measured"], "the paper": row["printed"] or "–"}
+                place = row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
+                cells = {"claim": row["claim"], "place": place, "measured": row["quantity"]}
+                cells |= {"collection": study["collection"]} if several else {}
+                cells |= {"verdict": row["verdict"].partition(":")[0], "ours": row["measured"]}
+                claimed.setdefault((row["claim"], place), []).append(
+                    cells | {"the paper": row["printed"] or "–"}
                 )
     measured: Rows = []
     open_ones: Rows = []
     for rows in claimed.values():
         decided = [row for row in rows if row["ours"] != "–"]
-        measured += [row | {"claim": ""} if n else row for n, row in enumerate(decided)]
-        open_ones += [] if decided else [rows[0] | {"collection": "–", "verdict": UNTESTED}]
+        measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
+        blank = {"collection": "–"} if several else {}
+        open_ones += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
     return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
 
 
 def tables(page: Path, name: str, *sections: str) -> str:
-    """Make tables from sections of a study, followed by a description of how the study was run."""
-    study = _study(page, name)
-    parts = [markdown_rows(study["sections"][section]["rows"]) for section in sections]
+    """Make tables from sections of a study, each with its text, and describe how the study was run.
+
+    The text is left out if it is the caption of a figure on the page.
+    """
+    study, parts = _study(page, name), []
+    drawn = re.findall(rf"<!-- figure: {name} (.*?) -->", page.read_text(encoding="utf-8"))
+    for section in sections:
+        rows, text = (study["sections"][section].get(key) for key in ("rows", "text"))
+        parts.append(markdown_rows(rows))
+        if text and section not in " ".join(drawn).split():
+            parts.append(f"{text}\n")
     return "\n".join(parts) + _source(study)
 
 
@@ -160,9 +169,9 @@ def _study(page: Path, name: str) -> dict[str, Any]:
 
 def _source(study: dict[str, Any], summary: bool = True) -> str:
     """Describe how a study was run. summary: start with the study's summary, which describes its sample."""
-    sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # processor minutes stand beside it
+    sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (
-        f"\n{sample}{minutes} processor minutes ({study['processor']}):\n\n"
+        f"\n{sample}{minutes} minutes of CPU time ({study['processor']}):\n\n"
         f"    .venv/bin/python {study['command']}\n"
     )

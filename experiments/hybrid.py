@@ -82,7 +82,7 @@ from studies.model_runs import (
     training_of,
     values_of,
 )
-from studies.pages import Measured, publish
+from studies.pages import Measured, publish, resampled
 
 from paradigms import PARADIGMS, CrossAttention, load
 from paradigms.baselines.bm25 import BM25
@@ -123,7 +123,7 @@ def main(settings: Settings) -> None:
             f"{settings.seeds}. Every model comes from {settings.backbone} and learns from "
             f"{len(data.train.queries):,} queries: the dense ones in rounds of {settings.steps} steps of "
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
-            f"{RERANK_BATCH}. Intervals (95 %) resample seeds and queries."
+            f"{RERANK_BATCH}. Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
         sections = describe(HybridResults(results), settings.vectors)
         publish(settings, "Sparse, dense, hybrid", summary, sections, accelerator)

@@ -77,7 +77,7 @@ import numpy as np
 from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
 from papers.weller2025.limit_claims import judged
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish
+from studies.pages import Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
@@ -128,6 +128,8 @@ def main(settings: Settings) -> None:
         ),
     }
     summary = f"All sets of {settings.relevant} of {settings.documents} documents, on {DEVICE}."
+    if rows["paradigms"]:
+        summary += f" Intervals (95%) resample {resampled(1)}."
     publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
     accelerator.end_training()
 

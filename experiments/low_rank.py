@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
+FORMS_ARE = (
+    "printed: Eqs 11 to 14, the last layer's cross-attention without the norm after it. last: the same with "
+    "that norm. direct: all layers', by the residual stream alone. exact: all paths"
+)
 BATCH = 16  # pairs whose rel is decomposed at once
 FEW = 10  # queries under which one document's D is compared, and documents that are compared
 # Our readings of the paper's words, since the paper gives no numbers.
@@ -268,16 +272,14 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         ),
         "shares": Section(
             "Share of rel that Σ(DᵀQ ⊙ A) makes",
-            "printed: Eqs 11 to 14, the last layer's cross-attention without the norm after it. last: the "
-            "same with that norm. direct: all layers', by the residual stream alone. "
-            "exact: all paths; the rest is the name's prefix and, of a log-probability, the softmax's "
+            f"{FORMS_ARE}; the rest is the name's prefix and, of a log-probability, the softmax's "
             "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
             [share_row(name, *rel_and_part) for name, rel_and_part in parts.items()],
         ),
         "cosines": Section(
             "D of one document under several queries",
             f"Cosines of a document token D_lhi under two of {FEW} queries, for {FEW} documents: the mean "
-            "with its 95% interval over documents and seeds, and the least.",
+            f"with its 95% interval over documents and seeds, and the least. {FORMS_ARE}.",
             [
                 {"form": form, "mean": at_path(seeds, "cosines", form)[..., 0]}
                 | {"least": f"{at_path(seeds, 'cosines', form)[..., 1].min():.3f}"}

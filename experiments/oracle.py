@@ -110,7 +110,8 @@ def main(settings: Settings) -> None:
     sections = {
         "oracle": Section(
             "Quality possible and reached",
-            "Shaded: queries for which neither query vectors nor a certificate were found.",
+            "possible: the share of queries that some query vectors answer. reached: that the model's own "
+            "answer. Shaded, and neither found: neither query vectors nor a certificate were found.",
             rows=[told(row) for row in rows],
             figure=draw(rows),
         )

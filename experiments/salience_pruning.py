@@ -43,7 +43,7 @@ from papers.qian2022.pruning_claims import SALIENT_IN, PruningResults, describe
 from scipy.stats import rankdata
 from studies.alignment_view import words
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs, values_of
-from studies.pages import Measured, publish
+from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
@@ -94,8 +94,8 @@ def main(settings: Settings) -> None:
         pruning = PruningResults(results, (query, document), data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
-            f"{settings.backbone}, ε = {eps:g} (the paper: .002); 95% intervals resample "
-            "seeds and test queries."
+            f"{settings.backbone}, ε = {eps:g} (the paper: .002); intervals (95%) resample "
+            f"{resampled(len(settings.seeds))}."
         )
         title = f"Pruning by salience on {data.collection.name}"
         publish(settings, title, summary, describe(pruning), accelerator)

@@ -57,7 +57,7 @@ from accelerate import Accelerator
 from papers.lee2023.token_claims import Model, TokenResults, describe
 from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
-from studies.pages import Measured, publish
+from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
             f"{len(study.bm25.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
-            "Intervals (95%) resample seeds and queries."
+            f"Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
         publish(settings, "Token retrieval", summary, describe(study), accelerator)
     accelerator.end_training()

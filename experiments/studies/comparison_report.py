@@ -237,12 +237,7 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
     relevant documents have training queries.
     """
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
-    yield (
-        "One training seed: intervals and tests cover the choice of queries, not that of the seed."
-        if len(settings.seeds) == 1
-        else f"Values are means over {len(settings.seeds)} training seeds; intervals cover the choice of "
-        "queries and of seeds, tests that of queries. Curves, alignments and costs are the first seed's."
-    )
+    yield of_seeds(settings)
     if data.cut is not None:
         yield f"{CUT}: BM25 on {data.read}."
     for name in sorted(undone):
@@ -275,6 +270,16 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
         yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
     if data.own:
         yield left_out(data.own)
+
+
+def of_seeds(settings: Any) -> str:
+    """State what intervals and tests cover."""
+    if len(settings.seeds) == 1:
+        return "One training seed: intervals and tests cover the choice of queries, not that of the seed."
+    return (
+        f"Values are means over {len(settings.seeds)} training seeds; intervals cover the choice of queries "
+        "and of seeds, tests that of queries. Curves, alignments and costs are the first seed's."
+    )
 
 
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
@@ -326,7 +331,7 @@ def show(
     evaluate.write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = evaluate.write_pictures(report, folder / "pictures")
-    sections = {"overview": Section("Overview", rows=overview(tables, report.costs))}
+    sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))

@@ -127,7 +127,7 @@ def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> 
     cells: values of the other columns; "–" by default.
     """
     blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
-    return {"claim": f"{statement} ({place})"} | blank | cells | {"verdict": verdict}
+    return {"claim": statement, "place": place} | blank | cells | {"verdict": verdict}
 
 
 def verdicts(
@@ -141,12 +141,15 @@ def verdicts(
     """Make a section that judges claims: rows for `claims` (one family of tests), `undecided`, and `more`.
 
     clusters: clusters of queries, as in `judge`. undecided: claims that no run here can decide, with keys
-    place, claim and takes (the requirement for a decision).
+    place, claim and takes (the requirement for a decision) or, if a proof decides it, verdict and by (the
+    functions of `theory`).
     """
-    open_ones = [
-        row_without_test(claim["place"], claim["claim"], f"{UNTESTED}: it takes {claim['takes']}")
-        for claim in undecided
-    ]
+    open_ones = []
+    for claim in undecided:
+        word, cells = f"{UNTESTED}: it takes {claim.get('takes')}", {}
+        if "verdict" in claim:
+            word, cells = claim["verdict"], {"quantity": claim["by"], "measured": "proof"}
+        open_ones.append(row_without_test(claim["place"], claim["claim"], word, **cells))
     return Section(heading, text, [*(verdict.row for verdict in judge(claims, clusters)), *open_ones, *more])
 
 
@@ -257,8 +260,13 @@ def without_paths(text: str) -> str:
 def _verdict_line(row: Mapping[str, Any]) -> str:
     return (
         f"- {row['verdict']} · {row['quantity']}: {row['measured']} (printed {row['printed'] or '–'}; "
-        f"{row['sample']}) · {row['claim']}\n"
+        f"{row['sample']}) · {row['claim']} ({row['place']})\n"
     )
+
+
+def resampled(seeds: int) -> str:
+    """Say what a study's intervals resample."""
+    return "seeds and queries" if seeds > 1 else "queries alone (one seed)"
 
 
 def cell(value: Any) -> Any:

@@ -64,11 +64,11 @@ class Verdict:
     def row(self) -> dict[str, str]:
         """Return the claim's row in the study's table."""
         seeds, queries = self.claim.contrast.shape
-        place, statement = self.claim.place, self.claim.statement
+        place, statement, readout = self.claim.place, self.claim.statement, self.claim.about == READOUT
         mean, low, high = self.interval
         return {
-            "claim": (f"{statement} ({place})" if place else f"Control: {statement}")
-            + " [about a readout]" * (self.claim.about == READOUT),
+            "claim": "Control: " * (not place) + statement + " [about a readout]" * readout,
+            "place": place or "–",
             "quantity": self.claim.quantity,
             "printed": self.claim.printed,
             "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",

@@ -253,7 +253,7 @@ class Store:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes per document that is not deleted, excluding the manifest and the ids."""
+        """Bytes per document that is not deleted, with 12 to look up its id, without manifest and ids."""
         files = self.files.entries.items()
         return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
 

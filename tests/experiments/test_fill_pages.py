@@ -16,14 +16,14 @@ from tests.experiments.scripts import run
 
 
 def study(folder: Path, collection: str, verdict: str) -> str:
-    claims = [{"claim": "x is y (§1)", "quantity": "x − y", "printed": "", "measured": "+0.1 [+0.0, +0.2]"}]
-    rows = [row | {"verdict": verdict} for row in claims * 2]  # of two models
+    claim = {"claim": "x is y", "place": "X et al. 2020, §1, Table 2", "quantity": "x − y", "printed": ""}
+    rows = [claim | {"measured": "+0.1 [+0.0, +0.2]", "verdict": verdict}] * 2  # of two models
     folder.mkdir()
     (folder / "curve.svg").write_text("<svg/>")
     unmeasured = dict.fromkeys(("quantity", "printed", "measured"), "–")
-    rows += [{"claim": "z", "verdict": "not decided here: c"} | unmeasured]
-    sections = {"claims": {"rows": rows[::-1]}, "sizes": {"rows": [{"k": 1, "share": 0.25}]}}
-    sections["curve"] = {"heading": "Curve", "text": "As k grows.", "rows": []}
+    rows += [{"claim": "z", "place": "–", "verdict": "not decided here: c"} | unmeasured]
+    sections = {"claims": {"rows": rows[::-1]}, "sizes": {"rows": [{"k": 1, "share": 0.25}], "text": "Of k."}}
+    sections["curve"] = {"heading": "Curve", "text": "As k grows.", "rows": [{"k": 2}]}
     facts = {"title": "T", "summary": "S.", "collection": collection, "command": "experiments/x.py"}
     facts |= {"processor": "P", "minutes": 2.0, "sections": sections}
     (folder / STUDY).write_text(json.dumps(facts))
@@ -54,7 +54,7 @@ def test_a_page_takes_results(tmp_path: Path):
     page.parent.mkdir()
     page.write_text(
         "# A\n\n<!-- claims: x-a x-b -->\nold\n<!-- end -->\n<!-- figure: x-a curve -->\n<!-- end -->\n"
-        "<!-- table: x-a sizes -->\n<!-- end -->\nkept\n"
+        "<!-- table: x-a curve sizes -->\n<!-- end -->\nkept\n"
     )
     folders = [
         study(tmp_path / "x-a", "a", "reproduced: with one seed"),
@@ -62,15 +62,16 @@ def test_a_page_takes_results(tmp_path: Path):
     ]
     run("fill_pages", page=page, take=json.dumps(folders))
     text = page.read_text()
-    row = "| {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – |\n"
+    row = "| {} | {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – |\n"
     first, *more = [(c, v) for c, v in (("a", "reproduced"), ("b", "contradicted")) for _ in range(2)]
-    rows = [row.format("x is y (§1)", *first), *(row.format("", *cells) for cells in more)]
-    unmeasured = "| z | – | – | not tested | – | – |\n"
+    rows = [row.format("x is y", "§1, Table 2", *first), *(row.format("", "", *cells) for cells in more)]
+    unmeasured = "| z | – | – | – | not tested | – | – |\n"
     assert "".join([*rows, unmeasured]) in text, "claims without a measurement come last"
-    assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 processor minutes (P):" in text
+    assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 minutes of CPU time (P):" in text
     assert "old" not in text
-    source = "S. 2 processor minutes (P):\n\n    .venv/bin/python experiments/x.py\n\n"
-    assert text.endswith(f"| 1 | 0.25 |\n\n{source}<!-- end -->\nkept\n")
+    source = "S. 2 minutes of CPU time (P):\n\n    .venv/bin/python experiments/x.py\n\n"
+    curve, sizes = "| k |\n| --- |\n| 2 |\n", "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n\nOf k.\n"
+    assert text.endswith(f"{curve}\n{sizes}\n{source}<!-- end -->\nkept\n"), "a caption stands once"
     assert (page.parent / "results/x-a.curve.svg").read_text() == "<svg/>"
     assert not (page.parent / "results/x-b.curve.svg").exists()
     assert fill_pages.filled(page) == text

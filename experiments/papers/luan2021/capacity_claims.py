@@ -218,9 +218,10 @@ def describe(results: CapacityResults) -> dict[str, Section]:
             theory[-1][f"{system}: k = {size}"] = pair
     sections["theory"] = Section(
         "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
-        f"Expected {measure} of retrieval, of BM25 over words (dotted in the figure); what an encoder loses "
-        f"beyond that, its training has lost, and not its size. k*: numbers that keep {UNI}'s first passage "
-        "first for 95% of the queries, with the 95% interval over queries.",
+        f"k*: dimensions of a random projection of {UNI}'s vectors that keep its first passage first for 95% "
+        "of the queries, with the 95% interval over queries. In the other columns, the first number is the "
+        f"expected {measure} of retrieval by such a projection to the encoder's number of dimensions (dotted "
+        "in the figure), the second the encoder's. An encoder below the first is not limited by its size.",
         theory,
     )
     return sections

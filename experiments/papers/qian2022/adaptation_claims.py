@@ -241,12 +241,16 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         if task.printed(task.own) is not None
     ]
     shots = [n for n in tasks[0].shots if all(task.gain(n) is not None for task in tasks)]
-    gains: Any = {task.label: {rule: [task.gain(n, rule) for n in shots] for rule in RULES} for task in tasks}
+    gains: Any = {
+        f"gain of nDCG@10\n{task.label}": {rule: [task.gain(n, rule) for n in shots] for rule in RULES}
+        for task in tasks
+    }
     return {
         "training": training_section({task.label: task.models for task in tasks}),
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
-            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}.",
+            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}. "
+            "pays: the interval is above 0; costs: below 0; not decided: it holds 0.",
             answer(tasks),
         ),
         "claims": verdicts(
@@ -264,9 +268,11 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         ),
         "figure5": Section(
             "Few-shot adaptation (Figure 5, Table 2)",
-            f"The figure shows the gain over the default. {CAREFUL}: best if its advantage is significant "
-            "(one-sided sign-flip test on the fold, Westfall & Young). nDCG@10: on the queries outside each "
-            "fold, mean ± standard deviation over folds. changed: share of folds that leave the default.",
+            "Each fold of judged queries chooses an alignment, and the other queries measure the gain over "
+            "the alignment of training. best: the highest mean on the fold. "
+            f"{CAREFUL}: best if its advantage is significant (one-sided sign-flip test on the fold, "
+            "Westfall & Young). Rows: nDCG@10 is the mean ± standard deviation over folds; changed is the "
+            "share of folds that leave the default.",
             [row for task in tasks for row in _shots(task)],
             Curves("judged queries", shots, gains).draw(),
         ),

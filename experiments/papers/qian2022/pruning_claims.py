@@ -203,9 +203,10 @@ def describe(pruning: PruningResults) -> dict[str, Section]:
         ),
         "gates": Section(
             "Salience of document tokens",
-            "deviation: within a document. relative: of the document's mean; a gate below "
-            f"{FLAT:g} is flat, and no verdict rests on it. sparsity: share of tokens below a hundredth of "
-            "their document's largest salience.",
+            "mean: of all document tokens' saliences. deviation: their standard deviation within a document, "
+            "averaged over documents. relative: the same divided by the document's mean; below "
+            f"{FLAT:g} a gate is flat, and no verdict rests on it. sparsity: share of tokens below a "
+            "hundredth of their document's largest salience.",
             gates,
         ),
         "document_tokens": curves(1, "β^d", f"document tokens kept, β^q = {q:.0%}"),

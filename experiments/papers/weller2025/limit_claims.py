@@ -36,5 +36,5 @@ def judged(values: Mapping[tuple[str, str], Values], measure: str) -> Section:
             contrast = values[system, "trained"] - values[system, "untrained"]
             question = "does training on queries of the same form help several vectors?"
             made.append(Claim("", question, f"{measure}, {system}, trained − untrained", contrast))
-    text = f"“Hardly” is less than {MARGIN}. One seed, so intervals are over queries alone."
+    text = f"“Hardly” is less than {MARGIN}."
     return verdicts(made, text, PRINTED["undecided"])

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from studies import model_runs
 from studies.model_runs import LEARNED, Job, StudyData, training_of, training_section, unlearned
-from studies.pages import Measured, Section, publish
+from studies.pages import Measured, Section, publish, resampled
 from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
 
@@ -246,6 +246,6 @@ def sample(data: StudyData, settings: PairSettings) -> str:
         f"{data.collection.name}{unseen}, of which {learned_share(data.train, data.test):.0%} ask for "
         f"documents with training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
         f"trained for {settings.steps} steps of {settings.batch_size}, generative ones for "
-        f"{settings.generative_steps}. Intervals (95 %) resample seeds "
-        f"and queries. A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
+        f"{settings.generative_steps}. Intervals (95%) resample {resampled(len(settings.seeds))}. "
+        f"A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
     )
