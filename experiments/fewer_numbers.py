@@ -65,6 +65,7 @@ from paradigms.store.kind import Kind
 from paradigms.train import script
 
 MEASURE = "nDCG@10"
+KEPT = "kept step: the last, unless an earlier state was better on dev queries by a standard error."
 FREE = ("models", "seeds")  # settings that may change in a results folder
 FIRST, PRINCIPAL = "first", "principal axes"
 
@@ -177,11 +178,13 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
         for name, of_seeds in values.items()
         for seed, row in zip(settings.seeds, of_seeds, strict=True)
     ]
-    drawn = resampled(len(settings.seeds))
-    text = f"Intervals (95%) resample {drawn}; differences are paired, and their tests are one family."
+    text = (
+        f"Intervals (95%) resample {resampled(len(settings.seeds))}; differences are paired, and their tests "
+        "are one family. A line joins a model's best values up to each size."
+    )
     return {
         "bytes": Section(f"{MEASURE} by bytes", text, rows, picture(rows)),
-        "training": Section("What training changed", "The state that was best on dev queries is kept.", dev),
+        "training": Section("What training changed", KEPT, dev),
     }
 
 
