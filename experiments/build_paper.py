@@ -86,10 +86,8 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 
 def findings(page: str) -> list[str]:
-    """Return the bullet points of README's findings, without links."""
-    part = re.split(r"\n## |<!--", page.partition("## Findings")[2])[0]
-    points = re.split(r"^- ", part, flags=re.MULTILINE)[1:]
-    return [re.sub(r"\s*\([^()]*\)\.?$", ".", plain(" ".join(point.split()))) for point in points]
+    """Return README's findings as sentences."""
+    return [f"{row[0]}." for row in tables(page)["Findings"][0][1:]]
 
 
 def plain(text: str) -> str:

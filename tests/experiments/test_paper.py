@@ -11,9 +11,10 @@ def test_tables_and_findings_of_a_page():
     page = """# A
 ## Findings
 
-- One [better](x.md) than
-  two ([page](y.md#z)).
-- Three ([page](y.md)).
+| finding | page |
+|---|---|
+| One [better](x.md) than two | [page](y.md#z) |
+| Three | [page](y.md) |
 
 <!-- figure: x y -->
 
@@ -31,14 +32,14 @@ text
 | |
 """
     assert build_paper.findings(page) == ["One better than two.", "Three."]
-    assert build_paper.tables(page) == {"B": [[["a", "b"], ["x", "1|2"], ["", "3"]], [["c"], [""]]]}
+    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]], [["c"], [""]]]
 
 
 @needs.typst
 def test_the_paper_is_set(tmp_path, monkeypatch):
     run("build_paper", output=tmp_path / "out" / "paper.pdf")
     assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
-    monkeypatch.setattr(build_paper, "tables", lambda page: {})
+    monkeypatch.setattr(build_paper, "tables", lambda page: {"Findings": [[]]})
     with pytest.raises(SystemExit, match=r"paper.typ: dictionary does not contain key"):
         run("build_paper", output=tmp_path / "other.pdf")
     assert not (tmp_path / "other.pdf").exists()
