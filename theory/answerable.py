@@ -18,15 +18,10 @@ if some Q scores every document of R strictly above all others, whether or not a
 - The same sum, where a query token sees only tokens of the same kind (COIL, whose kinds are token ids): K_a
   lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind has a zero
   vector for this kind.
-- A mean of the maxima, weighted by the saliences u of the tokens that attain them (ALIGNER, k = 1): some Q
-  scores document a above a value t and the others below iff Σ_j w_j g_a(q_j) > 0 > Σ_j w_j g_c(q_j) for all
-  rivals c, with g(q) = u(q) (σ(q) − t) and w ≥ 0; by scaling, t = ±1. So no Q ranks a first if for t = 1 and
-  for t = −1 some β ≥ 0 satisfy g_a ≤ Σ_c β_c g_c for all q. g is neither convex nor concave, as u(q) jumps
-  where another token becomes the best. With l_c ≤ u ≤ 1 on the tokens of rival c, this relaxation suffices:
-  u_i a_i = Σ_c β_c p_ci for each token i of a, where p_ci is in both l_c K_c and K_c, and Σ_c β_c ≤ min_i u_i
-  for t = 1, Σ_c β_c l_c ≥ 1 for t = −1. If saliences differ only between documents, it is the condition for
-  the sum above. If they differ within documents, it is stricter: a query token near 0 adds nothing to the
-  numerator, but the salience of a token of any direction to the denominator, which can favour a.
+- A mean of the maxima, weighted by the saliences of the tokens that attain them (ALIGNER, k = 1): the mean is
+  unweighted for documents whose tokens have equal saliences, so that the condition for the sum applies among
+  them. Nothing is shown for other documents: a query token near 0 adds nothing to the numerator, but the
+  salience of a token of any direction to the denominator, which can favour a.
 
 Other documents (rivals) that violate the solution of a programme are added to the programme, the hardest
 first. The final solution is checked against all rivals.
@@ -133,7 +128,8 @@ def sum_of_maxima(
     kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
     one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
     kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the tokens that
-    attain them. An answer True is for query tokens of equal salience, an answer False for any saliences.
+    attain them. An answer True is for query tokens of equal salience, an answer False for any saliences. The
+    answer can be False only if the tokens of some relevant document have equal saliences.
 
     The answer is True if such a Q is found with one token, or by optimisation from `start` [N, h] or random
     starts. The answer is False if a relevant document is dominated (module docstring), which rules out every
@@ -164,15 +160,17 @@ def sum_of_maxima(
             return Answer(True, query=found)
     scores, _, _ = maxima(T, owner, starts[0], kind, wanted, u)
     hardest = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
-    for row in rows:
+    firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+    even = np.full(len(firsts), True) if u is None else np.minimum.reduceat(u, firsts) == 1
+    hardest = hardest[even[hardest]]
+    for row in rows[even[rows]]:
         own_tokens = np.flatnonzero(owner == row)
         # For each document, the programme has a variable for each pair of tokens of a kind, and β.
         names, counts = np.unique(kind[own_tokens], return_counts=True)
-        pairs = (kind[:, None] == names) @ counts
-        each = np.bincount(owner, weights=pairs if u is None else 2 * pairs) + 1
+        each = np.bincount(owner, weights=(kind[:, None] == names) @ counts) + 1
         taken = hardest[np.cumsum(each[hardest]) <= variables]
         others = np.flatnonzero(np.isin(owner, taken))
-        residual = _dominated(T, owner, own_tokens, others, kind, u) if len(others) else None
+        residual = _dominated(T, owner, own_tokens, others, kind) if len(others) else None
         if residual is not None:
             return Answer(False, relevant=own_tokens, rivals=others, residual=residual)
     return Answer(None)
@@ -325,7 +323,7 @@ def _optimised(
     salience: Array | None,
 ) -> Array | None:
     """Run subgradient ascent on the least score in `rows` minus the largest other score; None if it fails."""
-    pool, best = np.arange(owner.max() + 1), -np.inf
+    pool = np.arange(owner.max() + 1)
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
         if step % 25 == 0:  # find the hardest rivals among all documents
@@ -346,58 +344,36 @@ def _optimised(
         down = np.where(inside, 0, np.exp((high - high.max()) / temperature))
         weights = up / up.sum() - down / down.sum()
         gradient = np.einsum("dj,djh->jh", weights[:, None] * shares, part[chosen])
-        best = max(best, float(low.min() - high.max()))
         Q = Q + 0.3 * 0.99**step * gradient / max(float(np.linalg.norm(gradient)), 1e-300)
     return None
 
 
-def _dominated(
-    T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices, salience: Array | None
-) -> float | None:
+def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
     """Solve for common weights β ≥ 0 that place each token of one document in Σ_c β_c K_c of its kind.
 
-    own, others: indices of the document's tokens and of the rivals' tokens. salience: at most 1. Returns the
-    residual of the solution, or None if a linear programme has no solution.
+    own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
+    solution, or None if the linear programme has no solution.
     """
     rivals, h = np.unique(owner[others]), T.shape[1]
     count = len(rivals)
-    low, u, even = np.ones(count), np.ones(len(own)), salience is None
-    if salience is not None:
-        u = salience[own]
-        low = np.minimum.reduceat(salience[others], np.flatnonzero(np.diff(owner[others], prepend=-1)))
 
     def hulls(token: int) -> sparse.sparray:
-        """Stack the conditions of the token's variables on Σ_c β_c p_c, on β and, with saliences, on p_c."""
+        """Stack the rivals' tokens of this token's kind on an indicator matrix of their documents."""
         same = others[kind[others] == kind[token]]
-        document, place = np.searchsorted(rivals, owner[same]), np.arange(len(same))
-        sums = sparse.csr_array((np.ones(len(same)), (document, place)), (count, len(same)))
-        inner, outer = low[document] * T[same].T, -T[same].T
-        if even:
-            return sparse.vstack([sparse.csr_array(inner), sums])
-        at = (document * h + np.arange(h)[:, None]).ravel(), np.tile(place, h)
-        points = [sparse.csr_array((x.ravel(), at), (count * h, len(same))) for x in (inner, outer)]
-        return sparse.block_array([[sparse.csr_array(inner), None], [sums, None], [None, sums], points])
+        places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
+        sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
+        return sparse.vstack([sparse.csr_array(T[same].T), sums])
 
     blocks = sparse.block_diag([hulls(token) for token in own])
-    one = [sparse.csr_array((h, count)), -sparse.eye_array(count)]
-    one += [] if even else [-sparse.eye_array(count), sparse.csr_array((count * h, count))]
-    shared = sparse.vstack(one * len(own))
-    rows: Any = sparse.hstack([blocks, shared])
-    right = np.zeros((len(own), rows.shape[0] // len(own)))
-    right[:, :h] = u[:, None] * T[own]
-    free = np.zeros(blocks.shape[1])
-    totals = np.array([[*free, *np.ones(count)], [*free, *-low]])  # t = 1, t = -1
-    worst = 0.0
-    for chosen in ([0, 1],) if even else ([0], [1]):
-        limits = np.array([u.min(), -1.0])[chosen]
-        solved: Any = linprog(
-            np.zeros(rows.shape[1]), totals[chosen], limits, rows, right.ravel(), (0, None), method="highs"
-        )
-        if solved.status != 0:
-            return None
-        x = np.maximum(solved.x, 0)
-        worst = max(worst, np.abs(rows @ x - right.ravel()).max(), (totals[chosen] @ x - limits).max())
-    return float(worst)
+    one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
+    shared = sparse.vstack([one] * len(own))
+    total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
+    rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
+    right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
+    solved: Any = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
+    if solved.status != 0:
+        return None
+    return float(np.abs(rows @ np.maximum(solved.x, 0) - right).max())
 
 
 def _solved(system: Array, right: Array) -> list[Fraction] | None:

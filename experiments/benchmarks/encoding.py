@@ -370,7 +370,8 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         split = split.only(there)
     values = {}
     for precision in ("no", "bf16", "int8"):
-        job = {"documents": len(corpus), "length": settings.length, "processor": processor()}
+        job = {"content": collection.fingerprint, "documents": len(corpus), "length": settings.length}
+        job |= {"processor": processor(), "native precision": native_precision(CPU)}
         file = folder / f"{folder_name(collection.name)}-{name}-{precision}.json"
         known = json_or_empty(file)
         if known.get("job") != job:

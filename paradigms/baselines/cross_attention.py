@@ -23,6 +23,7 @@ from paradigms.core import at_least_float32
 from paradigms.encoder.backbone import beginnings, load_heads, load_model, load_tokenizer, pretrained
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO
+from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import require
 from paradigms.io.files import settle
@@ -54,7 +55,9 @@ class CrossAttention(Trainable):
         self.head = nn.Linear(encoder.dim, 1, bias=False)
         if not self.tokenizer.is_fast:
             raise ValueError(f"{type(self.tokenizer).__name__} cannot join pairs: use a fast tokenizer")
+        self._separator = self._separation()
         longest = sum(self._room.values()) + self.tokenizer.num_special_tokens_to_add(pair=True)
+        longest += len(self._separator)
         limit = getattr(encoder.backbone.config, "max_position_embeddings", None)
         if limit is not None and longest > limit:
             raise ValueError(
@@ -62,6 +65,19 @@ class CrossAttention(Trainable):
                 f"{encoder.settings.document_length} make pairs of {longest} tokens, beyond the {limit} "
                 "positions of the backbone"
             )
+
+    def _separation(self) -> list[Encoding]:
+        """Encode the token between query and document; [] if the tokenizer itself separates pairs.
+
+        Many decoders' tokenizers do not; their end token serves. Raises ValueError if there is none.
+        """
+        added = self.tokenizer.num_special_tokens_to_add
+        if added(pair=True) > added():
+            return []
+        token = self.tokenizer.sep_token or self.tokenizer.eos_token
+        if token is None:
+            raise ValueError("the tokenizer does not separate query and document, and has no end token")
+        return [self.tokenizer(token, add_special_tokens=False).encodings[0]]
 
     @property
     def name(self) -> str:
@@ -127,6 +143,9 @@ class CrossAttention(Trainable):
         joiner = self.tokenizer.backend_tokenizer
         joiner.no_truncation()  # otherwise it truncates the pair to the length of one text
         joiner.no_padding()
+        if self._separator:
+            rows = (Encoding.merge([query, *self._separator, document], True) for query, document in pairs)
+            return [joiner.post_process(row) for row in rows]
         return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
@@ -179,6 +198,8 @@ class SequenceClassifier(CrossAttention):
                 f"{name} has {config.num_labels} outputs; a reranker has one, the score of the pair"
             )
         self.tokenizer = load_tokenizer(name, config.vocab_size)
+        if config.pad_token_id is None:
+            config.pad_token_id = self.tokenizer.pad_token_id  # without it, transformers refuses batches
         self.tells_apart = "token_type_ids" in self.tokenizer.model_input_names
         places = getattr(config, "max_position_embeddings", None) or LONGEST
         self.length = min(LONGEST, places, self.tokenizer.model_max_length)
@@ -225,16 +246,17 @@ def cross_attention(
     *,
     query_length: int = 32,
     document_length: int = 180,
-    pooling: Literal["cls", "mean", "last"] = "cls",
+    pooling: Literal["cls", "mean", "last"] | None = None,
     lora_rank: int = 0,
     lora_targets: str = "all-linear",
     dora: bool = False,
 ) -> CrossAttention:
     """Build a reranker over `backbone`. Texts are truncated to these lengths, as in other paradigms.
 
-    pooling: "mean" suits encoders without [CLS], such as T5's. "last" suits decoders, whose first token
-    attends to no other token.
+    pooling: by default "mean" for a T5, "last" for a decoder, and "cls" for other encoders
+    (`published.default_pooling`).
     """
+    pooling = pooling or default_pooling(backbone) or "cls"
     settings: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
     settings |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}
     pooled: dict[str, Any] = {"query_vectors": "pooled", "document_vectors": "pooled"}

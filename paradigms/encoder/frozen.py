@@ -48,7 +48,7 @@ class SplitBackbone:
                 f"trained_layers={trained}: the backbone has {len(layers)} layers; 0 trains all of them and "
                 "the embeddings"
             )
-        self._lower = max(1, len(layers) - trained)
+        self._lower = len(layers) - trained
         self._upper = list(layers[len(layers) - trained :])
         self._source = _Source(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
@@ -85,6 +85,12 @@ class SplitBackbone:
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
         """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
         self._source.states = states
+        if not self._lower:  # nothing to leave out but the embeddings
+            hook = self._upper[0].register_forward_pre_hook(self._source.replace_input, with_kwargs=True)
+            try:
+                return self.backbone(**batch.inputs())[0]
+            finally:
+                hook.remove()
         # In each lower layer's place, because decoders choose a layer's attention by its number.
         below = [self._source] * self._lower
         layers = self.place._modules[self.name]
@@ -303,6 +309,11 @@ class _Source(nn.Module):
         attention = getattr(parts[0], "SelfAttention", None) if isinstance(parts, nn.ModuleList) else None
         self._bias = getattr(attention, "compute_bias", None)
         self.states = torch.empty(0)
+
+    def replace_input(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (self.states, *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": self.states}
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         states = self.states

@@ -18,9 +18,10 @@ def pool(
     if pooling == "last":
         return hidden[torch.arange(len(hidden)), attention.sum(-1) - 1][:, None]
     if pooling == "max":
-        return hidden.masked_fill(attention[..., None] == 0, -torch.inf).amax(1, keepdim=True)
+        padding = (attention == 0) & attention.any(-1, keepdim=True)  # a text without tokens stays finite
+        return hidden.masked_fill(padding[..., None], -torch.inf).amax(1, keepdim=True)
     weight = attention[..., None].float()  # half precision would lose a mean over many tokens
-    return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+    return (hidden * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp(min=1)
 
 
 def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:

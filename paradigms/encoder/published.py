@@ -10,7 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from paradigms.encoder.backbone import packaged
 from paradigms.encoder.settings import EncoderSettings
@@ -28,18 +28,17 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
     The published pooling is used (if a side is pooled), the prompts replace the marker settings, and the
-    lengths are limited to the encoder's training length. Without a published pooling, a T5 uses the mean,
-    like Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS], and a decoder uses
-    the last token, because it alone attends to all tokens. fixed: names of settings that keep their values.
-    Raises ValueError if the folder names an unknown pooling.
+    lengths are limited to the encoder's training length. Without a published pooling, `default_pooling` is
+    used. fixed: names of settings that keep their values. Raises ValueError if the folder names an unknown
+    pooling.
     """
     folder = _folder(backbone)
     if folder is None:
         return settings
     published: dict[str, Any] = {k: v for k, v in prompts(json_or_empty(folder / MODEL)).items() if v}
-    kind = str(json_or_empty(folder / "config.json").get("model_type"))
-    if settings.pools and ("t5" in kind or decodes(kind)):
-        published["pooling"] = "mean" if "t5" in kind else "last"
+    default = default_pooling(backbone)
+    if settings.pools and default is not None:
+        published["pooling"] = default
     if settings.pools and "pooling" not in fixed and (folder / MODULES).is_file():
         try:
             for place in (place for kind, place in modules(folder) if kind == "Pooling"):
@@ -54,6 +53,19 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
         values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
         logger.info("%s: %s, as its folder states", backbone, values)
     return replace(settings, **changes)
+
+
+def default_pooling(backbone: str | Path) -> Literal["mean", "last"] | None:
+    """Return the pooling for a kind of backbone; None if the kind is unknown or has a [CLS] token.
+
+    A T5 uses the mean, like Sentence-T5 (Ni et al. 2022, arXiv:2108.08877), because its texts have no [CLS].
+    A decoder uses the last token, because it alone attends to all tokens.
+    """
+    folder = _folder(backbone)
+    kind = "" if folder is None else str(json_or_empty(folder / "config.json").get("model_type"))
+    if "t5" in kind:
+        return "mean"
+    return "last" if decodes(kind) else None
 
 
 def decodes(model_type: str) -> bool:

@@ -160,7 +160,7 @@ class TextEncoder(nn.Module):
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
         starts = self.tokenizer.cls_token_id, self.tokenizer.bos_token_id
-        at = int(self.tokenizer("a")["input_ids"][0] in starts)
+        at = int(bool(ids) and self.tokenizer("a")["input_ids"][0] in starts)
         return InputFormat(length, prefix, ids, at)
 
     def layout(self, side: Side) -> str:

@@ -183,9 +183,9 @@ class ColumnFolder(_FolderFiles):
                 yield writer
             except BaseException:
                 writer.close()
-                with suppress(FileNotFoundError):  # a failed build removes its folder
+                with suppress(OSError, ValueError):  # the first error is raised; the next writer sweeps too
                     fresh.read()  # the new manifest may be in place even if its commit failed
-                fresh.sweep(writer.names)
+                    fresh.sweep(writer.names)
                 raise
             writer.close()
 
@@ -276,9 +276,10 @@ class FolderWriter(_FolderFiles):
         self.files.sweep(self.names)
 
     def close(self) -> None:
-        """Close all open files."""
+        """Close all open files. Errors are ignored, because only uncommitted rows can be unwritten."""
         while self._streams:
-            self._streams.popitem()[1].close()
+            with suppress(OSError):
+                self._streams.popitem()[1].close()
 
     def _anew(self, name: str) -> dict[str, Any]:
         """Add an empty entry with a file name that has never been committed."""

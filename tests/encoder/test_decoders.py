@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import processors
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from paradigms import PARADIGMS
+from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention
 from tests.near import assert_same
 from tests.saving.test_read import cosines, hidden
 from tests.tiny import DECODERS, LONG
@@ -36,6 +37,26 @@ def test_empty_texts_without_special_tokens(checkpoints, tmp_path):
     tokenizer.backend_tokenizer.post_processor = processors.ByteLevel()
     tokenizer.save_pretrained(folder)
     assert not PARADIGMS["dpr"](folder).encode_documents(["", " "]).mask.any()
+    for pooling in ("mean", "max"):  # an empty text gives no gradient that is not a number
+        model = PARADIGMS["dpr"](folder, pooling=pooling)
+        batch = model.encoder.tokenize(["snow", ""], "document")
+        model.encoder(batch, "document").vectors[:, :1].sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_decoders_rerank(checkpoints, tmp_path):
+    """The last token is pooled, and a tokenizer without a form for pairs separates them by its end token."""
+    model = cross_attention(checkpoints["llama"])
+    pairs = [("snow fell", "fox"), ("snow", "fell fox"), ("snow fell", "the sun"), ("", "")]
+    assert len(set(model.score_texts(pairs))) == len(pairs)
+    text = model.tokenizer.decode(model.tokenize(["snow"], ["fox"]).input_ids[0])
+    assert text.replace(" ", "") == "<s>snow</s>fox"
+    config = LlamaConfig.from_pretrained(checkpoints["llama"], num_labels=1)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    classifier = SequenceClassifier(tmp_path).double()
+    for n, score in enumerate(classifier.score_texts(pairs[:2])):
+        assert [score] == pytest.approx(classifier.score_texts(pairs[n : n + 1]), rel=1e-9)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "modernbert"])

@@ -50,9 +50,8 @@ def keep(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["computed", "kept"])
-@pytest.mark.parametrize(
-    ("family", "trained"), [(f, n) for f in FAMILIES for n in (1, 2) if (f, n) != ("qwen3", 2)]
-)
+@pytest.mark.parametrize("trained", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers(
     checkpoints, tmp_path, family, trained, kept
 ):
@@ -92,12 +91,11 @@ def test_a_decoders_upper_layers_keep_their_attention(checkpoints, tmp_path):
     Qwen3Model(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoints["qwen3"]).save_pretrained(tmp_path)
     whole, split = build(tmp_path).double().eval(), build(tmp_path).double().eval()
-    split.freeze(1)
     text = [" ".join(OTHERS * 20)]  # longer than the window, unlike the texts of the check in `freeze`
-    with torch.no_grad():
-        assert_same(vectors(split, text), vectors(whole, text), 1.0)
-    with pytest.raises(ValueError, match="cannot be split"):
-        split.freeze(3)
+    for trained in (1, 3):
+        split.freeze(trained)
+        with torch.no_grad():
+            assert_same(vectors(split, text), vectors(whole, text), 1.0)
 
 
 def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert):

@@ -3,6 +3,7 @@
 import copy
 import errno
 import json
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -285,6 +286,27 @@ def test_a_change_that_fails_after_its_commit_is_there_whole(tmp_path, monkeypat
     monkeypatch.undo()
     assert results(opened(store.folder)) == results(deleted)
     assert len(opened(store.folder).ids) == 5
+
+
+def test_what_a_full_disk_kept_of_a_change_is_removed(tmp_path):
+    folder = ColumnFolder(tmp_path / "columns")
+
+    def add(count: int) -> None:
+        with folder.writing(None if folder.folder.exists() else lambda: folder.begin({})) as writer:
+            for name in ("a.bin", "b.bin", "c.bin"):
+                writer.append(name, b"x" * count)
+            writer.commit()
+
+    add(40)
+    before = {file.name: file.read_bytes() for file in folder.folder.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written"):
+            add(5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {file.name: file.read_bytes() for file in folder.folder.iterdir()} == before
 
 
 def test_an_index_whose_replacement_was_interrupted_opens_as_its_kind(tmp_path):
