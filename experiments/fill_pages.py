@@ -142,7 +142,7 @@ def tables(page: Path, name: str, *sections: str) -> str:
     The text is left out if it is the caption of a figure on the page.
     """
     study, parts = _study(page, name), []
-    drawn = re.findall(rf"<!-- figure: {name} (.*?) -->", page.read_text(encoding="utf-8"))
+    drawn = re.findall(rf"<!-- figure: {re.escape(name)} (.*?) -->", page.read_text(encoding="utf-8"))
     for section in sections:
         rows, text = (study["sections"][section].get(key) for key in ("rows", "text"))
         parts.append(markdown_rows(rows))
