@@ -38,10 +38,11 @@ SYSTEMS = {  # system -> trained model
     "GENRE-NP-BASE": "genre-np-base",
     "GENRE-NP-ASYNC": "genre-np-async",
     "T5-SEAL": "seal",
-    "SEAL without a model": "seal",
+    "SEAL without a model": "seal-untrained",  # only its tokenizer and texts
     "S-T5, untrained": "dpr-untrained",
     "T5-ColBERT, untrained": "colbert-untrained",
     "DSI, untrained": "dsi-untrained",
+    "DSI-place, untrained": "dsi-place-untrained",
     "DSI-atomic, untrained": "dsi-atomic-untrained",
     "RIPOR, untrained": "ripor-untrained",
     "PAG, untrained": "pag-untrained",

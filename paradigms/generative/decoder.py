@@ -18,7 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from paradigms.encoder.packed import linear, linears
+
 FAMILIES = ("t5", "mt5", "bart")  # supported model types
+WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
 
 
@@ -108,6 +111,7 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
     layers: list[Layer] | None = None  # the decoder's, looked up once
+    bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
@@ -129,7 +133,7 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
     """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
     layers = layers_of(decoder)
     crossing = [layer.cross_attention for layer in layers]
-    crossed = [(_heads(a.k, states, a), _heads(a.v, states, a)) for a in crossing]
+    crossed = [(_heads(a.k(states), a), _heads(a.v(states), a)) for a in crossing]
     return Memory(mask, crossed, [], states=states, layers=layers)
 
 
@@ -151,7 +155,7 @@ def decode(
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias, mask = _bias(decoder, before, inputs), memory.mask[:, None, None]
+    bias, mask = _bias(decoder, before, inputs, memory), memory.mask[:, None, None]
     memory.past = []
 
     def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -181,13 +185,13 @@ def _self_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q, k, v = (_heads(part, x, attention) for part in attention[:3])
+    q, k, v = (_heads(part, attention) for part in linears(attention[:3], x))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     memory.past.append((k, v))
     rows = [part.flatten(0, 1).transpose(1, 2) for part in (q, k, v)]  # [b·n, heads, i or t, k]
     context = _attended(rows, bias, attention.scale, dropout, trace)[0]
-    return attention.o(context.transpose(1, 2).flatten(-2).unflatten(0, x.shape[:2]))
+    return linear(attention.o, context.transpose(1, 2).flatten(-2).unflatten(0, x.shape[:2]))
 
 
 def _cross_attention(
@@ -199,7 +203,7 @@ def _cross_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q = _heads(attention.q, x, attention).flatten(1, 2)  # the sequences of a query share its keys
+    q = _heads(linear(attention.q, x), attention).flatten(1, 2)  # the sequences of a query share its keys
     rows = [part.transpose(1, 2) for part in (q, *crossed)]  # [b, heads, n·i or j, k]
     context, weights = _attended(rows, mask, attention.scale, dropout, trace)
     context = context.transpose(1, 2).unflatten(1, x.shape[1:3])  # [b, n, i, heads, k]
@@ -207,7 +211,7 @@ def _cross_attention(
         context = context.detach().requires_grad_()
         trace.attention.append(weights.transpose(1, 2).unflatten(1, x.shape[1:3]))
         trace.contexts.append(context)
-    added, bias = attention.o(context.flatten(-2)), getattr(attention.v, "bias", None)
+    added, bias = linear(attention.o, context.flatten(-2)), getattr(attention.v, "bias", None)
     # BART's biases pass the softmax unchanged, as weights sum to 1.
     memory.crossing = added if bias is None else added - attention.o(bias)
     return added
@@ -229,16 +233,17 @@ def _attended(
 
 def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tensor:
     if hasattr(feed, "wi_0"):  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
-        gate, linear = _activated(feed.act, feed.wi_0(x)), feed.wi_1(x)
-        return feed.wo(drop((gate if trace is None else gate.detach()) * linear))
+        wide, inner = linears((feed.wi_0, feed.wi_1), x)
+        gate = _activated(feed.act, wide)
+        return linear(feed.wo, drop((gate if trace is None else gate.detach()) * inner))
     first, act, second = (
         (feed.fc1, feed.activation_fn, feed.fc2) if hasattr(feed, "fc1") else (feed.wi, feed.act, feed.wo)
     )
-    linear = first(x)
-    inner = act(linear)
+    wide = linear(first, x)
+    inner = act(wide)
     if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄; the ratio is ReLU's 0/1 gate
-        inner = (inner / linear).where(linear != 0, 0).detach() * linear
-    return second(drop(inner))
+        inner = (inner / wide).where(wide != 0, 0).detach() * wide
+    return linear(second, drop(inner))
 
 
 def _activated(act: nn.Module, x: Tensor) -> Tensor:
@@ -255,9 +260,15 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
     if trace is None:
         if isinstance(norm, nn.LayerNorm):
             return norm(x)
-        return nn.functional.rms_norm(
-            x.to(norm.weight.dtype), x.shape[-1:], norm.weight, norm.variance_epsilon
-        )
+        x, eps = x.to(norm.weight.dtype), norm.variance_epsilon
+        if x.device.type == "cpu" and x.dtype in WIDE and not torch.is_grad_enabled():
+            from paradigms.generative.compiled import rms_norm
+
+            x = x.detach().contiguous()
+            normed = torch.empty_like(x)
+            rms_norm(x.numpy(), norm.weight.detach().numpy(), eps, normed.numpy())
+            return normed
+        return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, eps)
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     scale = _inverse_rms(norm, x)
@@ -271,19 +282,21 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
+def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Tensor, "1 heads i t"]:
     """Return T5's relative position bias, shared by all layers; later positions get −∞."""
     total = before + inputs.shape[2]
-    place = torch.arange(total, device=inputs.device)
-    bias = inputs.new_zeros(1, 1, inputs.shape[2], total)
-    if not _after(decoder):
-        bias = decoder.block[0].layer[0].SelfAttention.compute_bias(total, total)[..., before:, :]
-    return bias.masked_fill(place > place[before:, None], -torch.inf)
+    if memory.bias is None or memory.bias.shape[-1] < total:
+        size = 2 * total if before else total  # a search asks for one more position at a time
+        place = torch.arange(size, device=inputs.device)
+        bias = inputs.new_zeros(1, 1, size, size)
+        if not _after(decoder):
+            bias = decoder.block[0].layer[0].SelfAttention.compute_bias(size, size)
+        memory.bias = bias.masked_fill(place > place[:, None], -torch.inf)
+    return memory.bias[..., before:total, :total]
 
 
-def _heads(linear: nn.Module, x: Tensor, attention: Attention) -> Tensor:
-    y = linear(x)
-    return y.view(*y.shape[:-1], attention.heads, -1)  # unflatten takes four times as long
+def _heads(x: Tensor, attention: Attention) -> Tensor:
+    return x.view(*x.shape[:-1], attention.heads, -1)  # unflatten takes four times as long
 
 
 def _softmax(scores: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from paradigms.encoder.packed import product
+
 PLACES = 512  # positions that the adaptor distinguishes
 
 
@@ -67,7 +69,7 @@ class Outputs:
         """
         table = self._rows(candidates)
         if self.adapted is None:
-            return self.states @ table.mT
+            return product(self.states, table) if candidates is None else self.states @ table.mT
         count, width, _ = table.shape
         if count < width:
             read = self.states @ table.transpose(0, 1).flatten(1)

@@ -1,0 +1,54 @@
+"""x Wᵀ + b with weights W that oneDNN reorders once, for decoders that compute few rows x at a time.
+
+With 10 rows and one thread of an AMD EPYC (Zen 4, AVX-512), the product of 32,128 output vectors takes less
+than half the time of `torch.nn.functional.linear`, and a decoder's other products take two thirds of it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_kept = WeakTensorKeyDictionary()  # first weight -> (state of all weights, their reordered copy)
+
+
+def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Tensor, "*x v"]:
+    """Compute x Wᵀ.
+
+    Without gradients, float32 weights on a CPU are reordered when they are first used, and again after they
+    change in place. The copies take as much memory as the weights, and are freed with them.
+    """
+    return _product(x, [weight], None) if _packs(weight) else nn.functional.linear(x, weight)
+
+
+def linear(layer: nn.Module, x: Float[Tensor, "*x w"]) -> Float[Tensor, "*x v"]:
+    """Apply a linear layer by `product`. Subclasses, such as adapters, are called instead."""
+    plain = type(layer) is nn.Linear and _packs(layer.weight)
+    return _product(x, [layer.weight], layer.bias) if plain else layer(x)
+
+
+def linears(layers: Sequence[nn.Module], x: Float[Tensor, "*x w"]) -> list[Float[Tensor, "*x v"]]:
+    """Apply several layers to the same x. Layers without biases are one `product`."""
+    if any(type(layer) is not nn.Linear or layer.bias is not None for layer in layers):
+        return [linear(layer, x) for layer in layers]
+    weights = [layer.weight for layer in layers]
+    if not _packs(weights[0]):
+        return [layer(x) for layer in layers]
+    return list(_product(x, weights, None).split([len(weight) for weight in weights], -1))
+
+
+def _packs(weight: Tensor) -> bool:
+    usual = weight.dtype == torch.float32 and weight.device.type == "cpu" and not torch.is_grad_enabled()
+    return usual and torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu")
+
+
+def _product(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    state = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+    known = _kept.get(weights[0])
+    if known is None or known[0] != state:
+        whole = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
+        packed = torch.ops.mkldnn._reorder_linear_weight(whole.detach(), None)
+        known = _kept[weights[0]] = state, packed
+    return torch.ops.mkldnn._linear_pointwise(x, known[1], bias, "none", [], "")
