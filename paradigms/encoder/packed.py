@@ -5,6 +5,7 @@ than half the time of `torch.nn.functional.linear`, and a decoder's other produc
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,17 +26,17 @@ def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Ten
 
 def linear(layer: nn.Module, x: Float[Tensor, "*x w"]) -> Float[Tensor, "*x v"]:
     """Apply a linear layer by `product`. Subclasses, such as adapters, are called instead."""
-    plain = type(layer) is nn.Linear and _packs(layer.weight)
-    return _product(x, [layer.weight], layer.bias) if plain else layer(x)
+    if type(layer) is nn.Linear and _packs(layer.weight):
+        return _product(x, [layer.weight], layer.bias)
+    return layer(x)
 
 
 def linears(layers: Sequence[nn.Module], x: Float[Tensor, "*x w"]) -> list[Float[Tensor, "*x v"]]:
     """Apply several layers to the same x. Layers without biases are one `product`."""
-    if any(type(layer) is not nn.Linear or layer.bias is not None for layer in layers):
+    plain: list[Any] = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is None]
+    weights: list[Tensor] = [layer.weight for layer in plain]
+    if len(plain) < len(layers) or not _packs(weights[0]):
         return [linear(layer, x) for layer in layers]
-    weights = [layer.weight for layer in layers]
-    if not _packs(weights[0]):
-        return [layer(x) for layer in layers]
     return list(_product(x, weights, None).split([len(weight) for weight in weights], -1))
 
 

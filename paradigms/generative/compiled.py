@@ -1,4 +1,4 @@
-"""Compiled loops for decoding, and for SEAL's score and index. Import inside functions: numba loads slowly."""
+"""Compiled loops for decoding and SEAL. Import this module inside functions: numba loads slowly."""
 
 from typing import no_type_check
 

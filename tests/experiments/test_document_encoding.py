@@ -9,7 +9,7 @@ import document_encoding
 import numpy as np
 import pytest
 from accelerate import Accelerator
-from document_encoding import BM25, CONTROL, MEASURES, SYSTEMS, Settings, claims, claims_of_the_search
+from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings, claims, claims_of_the_search
 from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import build, trained
 from rich.console import Console
@@ -59,13 +59,13 @@ def test_a_run_measures_every_system_and_goes_on(
     written = checkpoint.stat().st_mtime_ns
     first = json.loads((tmp_path / "results/retrieve.json").read_text())
     assert [row["system"] for row in first] == [BM25, "GENRE"]
-    chosen = ["S-T5", "ColBERT, pairs", "DSI", "DSI-place", "DSI-PAWA", "GENRE", "T5-SEAL", CONTROL]
+    chosen = ["S-T5", "ColBERT, pairs", "DSI", "DSI-place", "DSI-PAWA", "GENRE", HALF, "T5-SEAL", CONTROL]
     every = settings(*given, tmp_path, seeds="[1]", systems=json.dumps(chosen))
     document_encoding.main(every)
     assert checkpoint.stat().st_mtime_ns == written
     folder = tmp_path / "results"
     claims = {"claims_table6", "claims_table7", "claims_table8", "claims_search", "claims_controls"}
-    assert published(folder) == claims | {"retrieve", "retrieve.svg", "training"}
+    assert published(folder) == claims | {"retrieve", "retrieve.svg", "training", "added"}
     systems = [row["system"] for row in json.loads((folder / "retrieve.json").read_text())]
     assert systems == [BM25, *chosen]
     # What was written of a system is what its saved model ranks.
@@ -79,6 +79,15 @@ def test_a_run_measures_every_system_and_goes_on(
     assert values["queries"] == found.queries
     for name in MEASURES:
         np.testing.assert_array_equal(values["retrieve"][name], found.values[name])
+    # The model that learned half of the documents finds all, and each query is in one half.
+    learned = load(tmp_path / "models/seed-1/genre-half/checkpoint").identifiers.documents
+    assert learned == data.collection.corpus.ids[::2]
+    halves = json.loads((folder / f"seed-1/{HALF}.json").read_text())["exhaustive"]["R@10"]
+    assert len(halves) == len(found.queries)
+    rows = json.loads((folder / "added.json").read_text())
+    assert [row["documents"] for row in rows] == ["learned", "added"] * (len(chosen) + 1)
+    asked = [next(iter(data.test.judgements[query])) in learned for query in found.queries]
+    assert [row["queries"] for row in rows[:2]] == [sum(asked), len(asked) - sum(asked)]
     control = json.loads((folder / f"seed-1/{CONTROL}.json").read_text())
     assert np.mean(control["retrieve"]["R@10"]) > 0.5, "a query is four words of its document"
     monkeypatch.setattr(trained_pairs, "trained", None)  # nothing is trained or measured again

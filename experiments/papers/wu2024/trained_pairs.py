@@ -8,6 +8,7 @@ without selection on dev queries.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
-from paradigms.data import Problems
+from paradigms.baselines.bm25 import BM25
+from paradigms.data import Problems, Split
 from paradigms.data.within import learned_share
 from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.evaluate import per_query
@@ -55,9 +57,11 @@ def trained(
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
     negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
     digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
-    -untrained.
+    -untrained. genre-half is trained on every other document (`half_of`), and the rest is added afterwards.
     """
     kind, *variants = name.split("-")
+    whole, half = data.collection.corpus, "half" in variants
+    data = half_of(data) if half else data
     models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
 
     def make() -> Any:
@@ -102,7 +106,24 @@ def trained(
 
     if "untrained" in variants:
         return make().to(accelerator.device).eval()
-    return model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
+    model = model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
+    learned = {*data.collection.corpus.ids}
+    return model.add(whole.only(id for id in whole.ids if id not in learned)) if half else model
+
+
+def half_of(data: StudyData) -> StudyData:
+    """Keep every other document, and the training and dev queries whose relevant documents are all kept."""
+    corpus = data.collection.corpus.only(data.collection.corpus.ids[::2])
+
+    def answered(split: Split) -> Split:
+        kept = {*corpus.ids}
+        relevant = {
+            q: {id for id, grade in of_q.items() if grade > 0} for q, of_q in split.judgements.items()
+        }
+        return split.only(query for query, ids in relevant.items() if ids and ids <= kept)
+
+    collection = replace(data.collection, corpus=corpus)
+    return StudyData(collection, answered(data.train), answered(data.dev), data.test, BM25(corpus))
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
