@@ -279,7 +279,8 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         "cosines": Section(
             "D of one document under several queries",
             f"Cosines of a document token D_lhi under two of {FEW} queries, for {FEW} documents: the mean "
-            f"with its 95% interval over documents{' and seeds' * (len(seeds) > 1)}, and the least. {FORMS_ARE}.",
+            f"with its 95% interval over documents{' and seeds' * (len(seeds) > 1)}, and the least. "
+            f"{FORMS_ARE}.",
             [
                 {"form": form, "mean": at_path(seeds, "cosines", form)[..., 0]}
                 | {"least": f"{at_path(seeds, 'cosines', form)[..., 1].min():.3f}"}
