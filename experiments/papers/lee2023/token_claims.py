@@ -20,6 +20,11 @@ MARGIN = 0.02
 WAYS = {"impute": "imputing", "gather": "gathering"}
 PRINTED = printed("lee2023")
 SAID = PRINTED["token retrieval"]  # name -> place, claim
+FIGURES = {  # captions
+    4: "Is the r-th token that a query token retrieves gold, and has it the query token's id (lexically equal)?",
+    5: "Recall by the tokens that each query token retrieves, k'.",
+    6: "Scores with imputation, by k' and the k_train of the training.",
+}
 ARGUMENTS = "scifact"  # queries are claims: of the collections here, it is most like ArguAna
 
 
@@ -202,9 +207,15 @@ def describe(results: TokenResults) -> dict[str, Section]:
     return {
         "training": training_section({label(kind): models for kind, models in results.models.items()}),
         "claims": verdicts(claims(results), said, PRINTED["undecided token retrieval"], _example(results)),
-        "figure4": Curves("r", ranks, by_rank).section("Gold and lexical token retrieval (Figure 4)"),
-        "figure5": Curves("k'", xs, {"R@100": recall}).section("f_XTR' and f_ColBERT against k' (Figure 5)"),
-        "figure6": Curves("k'", xs, {"RR@10": by_k}).section("k_train and k', imputing (Figure 6)"),
+        "figure4": Curves("r", ranks, by_rank).section(
+            "Gold and lexical token retrieval (Figure 4)", FIGURES[4]
+        ),
+        "figure5": Curves("k'", xs, {"R@100": recall}).section(
+            "f_XTR' and f_ColBERT against k' (Figure 5)", FIGURES[5]
+        ),
+        "figure6": Curves("k'", xs, {"RR@10": by_k}).section(
+            "k_train and k', imputing (Figure 6)", FIGURES[6]
+        ),
         "figure7": Curves("queries of a batch", results.sizes, {"nDCG@10": by_size}).section(figure_7),
         "table5": Section(
             "Imputation and training objective (Table 5)",
