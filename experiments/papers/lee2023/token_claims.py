@@ -21,7 +21,7 @@ WAYS = {"impute": "imputing", "gather": "gathering"}
 PRINTED = printed("lee2023")
 SAID = PRINTED["token retrieval"]  # name -> place, claim
 FIGURES = {  # captions
-    4: "Is the r-th token that a query token retrieves gold, and has it the query token's id (lexically equal)?",
+    4: "Is the r-th token that a query token retrieves gold? Has it the same id (lexically equal)?",
     5: "Recall by the tokens that each query token retrieves, k'.",
     6: "Scores with imputation, by k' and the k_train of the training.",
 }
