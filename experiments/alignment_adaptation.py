@@ -101,7 +101,7 @@ def main(settings: Settings) -> None:
 
 
 def alignment_of(checkpoint: str) -> str:
-    """Return the key in MEASURED of the alignment that a saved ALIGNER was trained with."""
+    """Return the training alignment of a saved ALIGNER, as a key of MEASURED."""
     with refusing("--checkpoint: "):
         recipe = Paradigm.from_pretrained(checkpoint).recipe
     for name, strategy in MEASURED.items():

@@ -1,6 +1,6 @@
 """Build the pages, the live examples and the API reference as one static site with search.
 
-`make site` writes build/site/index.html, which any static host can serve. The site has all pages of the
+`make site` writes build/site/index.html, which any static host can serve. The site contains every page of the
 repository; a broken link or anchor stops the build. The live examples are drawn with the default encoder,
 untrained. The API reference is included if `make api` has written it.
 """

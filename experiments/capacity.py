@@ -165,7 +165,7 @@ def main(settings: Settings) -> None:
 
 
 def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
-    """Open the task at every length; the paper's variant of BM25 ranks the candidates."""
+    """Open the task for every passage length; the paper's variant of BM25 ranks the candidates."""
     backbone = packaged(settings.backbone)
     tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}

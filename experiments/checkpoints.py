@@ -218,7 +218,7 @@ def as_tokens(model: Paradigm) -> Paradigm | None:
 
 
 def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
-    """Yield the model under every other alignment A that it admits. known: whether its own was measured."""
+    """Yield the model under every other A that it admits. known: whether the model's own A was measured."""
     if isinstance(model.recipe.align, AllPairs) or model.encoder.dim == 1:
         return
     for name, (align, normalise) in OTHERS.items():

@@ -260,7 +260,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
 
 
 def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
-    """Compare the bytes of dense systems and of the smallest generative system, in rows without a test."""
+    """Compare the sizes of dense systems with the smallest generative system's, without a test."""
     written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
     if not written:
         return []
@@ -280,7 +280,11 @@ def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 def of_added(values: Values, data: StudyData, queries: Sequence[str]) -> list[dict[str, Any]]:
-    """Make rows of every system's values, apart for queries whose documents `HALF` learned or only got."""
+    """Make two rows for each system: one for learned documents and one for added documents.
+
+    The system `HALF` was trained on learned documents and received only the titles of added documents. A
+    query counts in a row if all of its relevant documents are of that kind.
+    """
     if HALF not in values:
         return []
     learned = {*half_of(data).collection.corpus.ids}

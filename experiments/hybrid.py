@@ -233,9 +233,9 @@ def measure(
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """Return `training_of` for all rounds up to `round`.
+    """Return the result of `training_of` for all rounds up to `round` together.
 
-    The dev values are those before the first round and after the last round.
+    The dev values are from before the first round and after the last round.
     """
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}

@@ -73,7 +73,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:
-    """Measure `state` before training the seed's model, and at evenly spaced training steps."""
+    """Measure the seed's model with `state`, before training and at evenly spaced training steps."""
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     remove_folder(folder, TRAINED)  # an interrupted run has lost its states
     torch.manual_seed(seed)

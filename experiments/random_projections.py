@@ -132,7 +132,7 @@ def smallest_margins(problem: Problem) -> np.ndarray:
 
 
 def ranked_margins(problem: Problem) -> np.ndarray:
-    """Return the r-th smallest margins for r in MARGIN_RANKS, [ranks, bins, m]; NaN if there are fewer."""
+    """Return the r-th smallest margins for r in MARGIN_RANKS, [ranks, bins, m]; NaN if fewer than r exist."""
     ranked = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
     for group, query in np.ndindex(*ranked.shape[1:]):
         margins = np.sort(problem.margins(group, query)[2])
@@ -168,7 +168,7 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[st
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """Compute k for recall@r over all documents, for each place of the idf (the place changes no score)."""
+    """Compute k for recall@r over all documents, for each placement of the idf. Scores stay the same."""
     rows: Rows = []
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):

@@ -176,10 +176,12 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
 
 
 def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
-    """Measure the costs of each pair of shares, and each query's results before and after refinement.
+    """Measure costs and results for each pair of shares of kept tokens: of a query's and of a document's.
 
-    If the model has salience, content words are measured too; otherwise, the share of retrieved tokens is
-    measured. strategies: whether Figure 7's pair is also refined with every alignment.
+    Each query's results are measured before and after refinement, which rescores the retrieved documents with
+    all tokens. A model with salience is also measured on content words, and a model without salience on the
+    share of document tokens that are ever retrieved. strategies: whether to refine the pair of the paper's
+    Figure 7 with every alignment.
     """
     test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))

@@ -86,7 +86,7 @@ def max_over_tokens(
     rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
 
     def options(row: int, q: Array) -> Indices:
-        """Return the tokens of a document, the one with the highest score last."""
+        """Return a document's tokens in ascending order of score."""
         own = np.flatnonzero(owner == row)
         return own[np.argsort(-(T[own] @ q), kind="stable")[::-1]]
 

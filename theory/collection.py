@@ -87,8 +87,8 @@ class Problem:
     def competitors(self, group: int, query: int) -> tuple[int, NDArray[np.int64], Array]:
         """Return (best document, documents below it, score differences) for a query within a group.
 
-        If no document matches the query, no documents are below the best. Documents whose scores tie with the
-        best score have no positive margin, so no statement here covers them, and they are left out.
+        If no document matches the query, the arrays are empty. Documents that tie with the best document are
+        left out, because the laws and bounds require positive margins.
         """
         rows = self.groups[group]
         scores = self.scores[rows, query]
@@ -110,7 +110,7 @@ class Problem:
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 
     def draw(self, samples: int, rng: np.random.Generator) -> Draw:
-        """Draw Gaussian vectors that all queries share; for one query alone, sharing changes nothing."""
+        """Draw Gaussian vectors that all queries share, which leaves each query's distribution unchanged."""
         gaussians = rng.standard_normal((self.documents.shape[1], samples), dtype=np.float32)
         return Draw(gaussians, self.single @ gaussians)
 
@@ -134,7 +134,7 @@ def length_groups(lengths: ArrayLike, bins: int) -> list[NDArray[np.int64]]:
 
 
 def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed: int) -> Array:
-    """Compute thresholds of the exact law (`theory.recall.rank_thresholds`), [ranks, groups, m, samples].
+    """Compute `theory.recall.rank_thresholds` for each rank, group and query, [ranks, groups, m, samples].
 
     Entries are NaN where a group has fewer than max(ranks) competitors for a query. All queries and groups
     share the Gaussian vectors.
@@ -153,11 +153,11 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
 
 
 def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
-    """Return the k at which a random projection has mean failure β over the queries.
+    """Return the k at which a random projection fails with mean probability β over the queries.
 
     thresholds: [queries, samples]. Queries with NaN thresholds are left out; the result is NaN if no query
-    remains. The interval resamples the queries and the Gaussian vectors, which all queries share. Failure is
-    monotone in k, so the k of a resample lies where the resample's mean failure on a grid of k crosses β.
+    remains. The interval resamples the queries and the Gaussian vectors, which all queries share. The failure
+    probability is monotone in k; for each resample, k is read off where its mean on a grid of k crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -174,7 +174,7 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 
 
 def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], Array]:
-    """Return k [K] and lost [m, K], 1 where a truncated SVD pushes the best document out of the top r.
+    """Return k [K], and lost [m, K]: 1 where a truncated SVD pushes the best document out of the top r.
 
     D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k dimensions that keep most of the documents' squared length.
     Every k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors

@@ -111,7 +111,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Time NGramIndex, and numpy on suffix array rows, at finding the next tokens of each prefix."""
+    """Time NGramIndex, and numpy on suffix array rows, in finding the next tokens of each prefix."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -212,7 +212,7 @@ def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> floa
 
 @contextmanager
 def outside_products() -> Iterator[Callable[[], float]]:
-    """Yield a clock of this process's CPU seconds that stands still in `PRODUCTS`."""
+    """Yield a clock of this process's CPU seconds that stops during calls of the functions in `PRODUCTS`."""
     inside = 0.0
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -166,7 +166,7 @@ def built(documents: Sparse, bits: int) -> Index:
 
 
 def held_by(index: Index, terms: int) -> Sparse:
-    """Return the document weights that an index stores."""
+    """Return the document weights stored in an index."""
     rows = index.store.decoded(slice(None))
     return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), terms))
 

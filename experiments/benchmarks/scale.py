@@ -235,7 +235,7 @@ class Run:
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the saved result of a finished stage, or None if there is none.
 
-        A saved search may have been measured with more search settings than the job names.
+        A saved search also counts if it was measured with more search settings than the job requests.
         """
         file, wanted = self.file(name, job), job.get("settings")
         kept = json_or_empty(file)

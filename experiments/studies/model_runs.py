@@ -183,7 +183,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
 
 def training_of(folder: Path) -> Measured:
-    """Return the kept model's training step as "kept step", and dev values under DEV."""
+    """Return {"kept step": training step of the kept model, DEV: dev values, "untrained" and "trained"}."""
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
@@ -234,11 +234,12 @@ def encoder_job(
     checkpoint: Path | None = None,
     **changes: Any,
 ) -> Job:
-    """Make a job that trains a paradigm by the settings, indexes the corpus, and writes FOLDER/values.json.
+    """Make a job that trains a paradigm, indexes the corpus, and writes FOLDER/values.json.
 
-    checkpoint: a model to measure without training. The values include "kept step", the training step of the
-    kept model (0: untrained; None: a given checkpoint), and DEV, nDCG@10 after reranking BM25's first
-    documents for the dev queries, "untrained" and "trained"; DEV is {} if training measured no dev queries.
+    checkpoint: a model to measure without training. The file has two keys besides the keys from `measure`.
+    "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a checkpoint. DEV
+    maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's first documents; it is
+    empty if training did not measure dev queries.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus

@@ -122,7 +122,7 @@ def printed(paper: str) -> dict[str, Any]:
 
 
 def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
-    """Make a row like `Verdict.row` for a claim that was counted or cannot be measured here.
+    """Make a row in the format of `Verdict.row` for a claim without a significance test.
 
     cells: values of the other columns; "–" by default.
     """

@@ -48,7 +48,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
 
 
 def at_least(settings: Any, **least: int) -> None:
-    """Raise SystemExit if a setting, or a number in a list, is below its minimum."""
+    """Raise SystemExit if a setting, or a number in a setting's list, is below the minimum in `least`."""
     for name, fewest in least.items():
         value = getattr(settings, name)
         if min(value if isinstance(value, list) else [value], default=fewest) < fewest:
@@ -56,7 +56,7 @@ def at_least(settings: Any, **least: int) -> None:
 
 
 def different(settings: Any, *names: str) -> None:
-    """Raise SystemExit if a list is empty or contains a value twice."""
+    """Raise SystemExit if one of the settings `names` is an empty list or contains a value twice."""
     for name in names:
         values = getattr(settings, name)
         if not values or len(set(values)) < len(values):

@@ -304,7 +304,7 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
 
 
 def opened(system: SystemSettings) -> Model:
-    """Load the system's checkpoint, and override recipe fields, such as the alignment, with its options.
+    """Load the system's checkpoint; the system's options override recipe fields such as the alignment.
 
     Raises ValueError if the checkpoint has another paradigm, or if its paradigm does not have these options.
     """

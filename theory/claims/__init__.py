@@ -35,7 +35,7 @@ class Evidence:
     samples: number of instances tested.
     tightness: median of bounded quantity / bound; 1 if the bound is attained.
     printed: violation of the printed form; None if the paper prints the statement that is checked.
-    allowed: violation that the paper's words allow, for the reason `because`.
+    allowed: largest violation that the paper's wording allows; `because` gives the reason.
     detail: the counterexample, or the decisive numbers.
     curves: arguments of `Curves` in experiments/studies/curves.py, for the page.
     """

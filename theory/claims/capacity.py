@@ -196,7 +196,7 @@ def drawn(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, np.ndarray
 def drawn_shares(
     rng: np.random.Generator, unit: np.ndarray, planes: int, draws: int, fill: bool
 ) -> np.ndarray:
-    """Return how often each document token is drawn from the query's bucket, over `draws` sets of planes.
+    """Return each document token's frequency of being drawn from the query's bucket, over `draws` plane sets.
 
     For each set of planes, one of the tokens in the bucket is drawn. Token i is drawn with probability E[Aᵢ],
     so counts are binomial.

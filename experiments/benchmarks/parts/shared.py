@@ -1,4 +1,4 @@
-"""Code shared by the benchmarks; it uses only the standard library, as workers run in peers' environments."""
+"""Code shared by the benchmarks. It needs only the standard library: workers run in peers' environments."""
 
 import json
 import os

@@ -104,7 +104,7 @@ def claims(results: TokenResults) -> list[Claim]:
         made.append(Claim(f"{PAPER}, {place}", statement, quantity, contrast, **options))
 
     def tokens(said: str, name: str, what: str, sign: int = 1, times: int = 1) -> None:
-        """Add a claim on token shares: XTR − `times` · ColBERT; sign = −1 reverses the difference."""
+        """Add a claim about a difference in shares, XTR − `times` · ColBERT; sign = −1 reverses it."""
         contrast = results.values(xtr, "tokens", name) - times * results.values(colbert, "tokens", name)
         names = ["XTR", f"{times} · ColBERT" if times > 1 else "ColBERT"]
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)

@@ -71,10 +71,11 @@ class CapacityResults:
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """Return whether the system reaches `LEARNED` times BM25-uni, or a random projection, at all lengths.
+        """Return whether the system has learned enough to be compared: at every passage length.
 
-        If the system can search, its retrieval is measured, because even a poorly trained system ranks well
-        among few candidates.
+        Its score must reach `LEARNED` times BM25-uni's, or the score expected under a random projection to
+        its dimension if that is lower. If the system can search, retrieval is scored instead of reranking,
+        because even a poorly trained system ranks well among few candidates.
         """
         stage = "retrieve" if system in self.values["retrieve"] else "rerank"
         for length in self.lengths:

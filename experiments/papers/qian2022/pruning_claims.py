@@ -127,7 +127,7 @@ def _of_tokens(pruning: PruningResults) -> list[Claim]:
 
 
 def _counted(pruning: PruningResults) -> Rows:
-    """Make rows without a test: retrieved tokens, and savings, which follow from the ratios."""
+    """Make the rows that need no significance test: savings by pruning, and the share of retrieved tokens."""
     rows: Rows = []
 
     def tell(said: str, quantity: str, printed: float, share: float, verdict: str) -> None:

@@ -195,7 +195,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Return whether each token counts: not special, with a letter or digit, not (part of) a stop word."""
+    """Return whether each token counts: special tokens, punctuation and pieces of stop words do not."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
