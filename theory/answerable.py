@@ -1,7 +1,7 @@
 """Is the index or the query encoder the limit? Find the queries that some query vectors can answer.
 
-Let document vectors and a set R of relevant documents be given. The query is answerable under the alignment A
-if some Q scores every document of R strictly above all others, whether or not an encoder produces this Q.
+Given document vectors and a set R of relevant documents, a query is answerable under the alignment A if some
+Q scores every document of R strictly above all others, whether or not an encoder produces this Q.
 
 - One vector: a query is answerable iff the convex hulls of R and of the other documents are disjoint. A
   linear programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights
@@ -20,8 +20,8 @@ if some Q scores every document of R strictly above all others, whether or not a
   vector for this kind.
 - A mean of the maxima, weighted by the saliences of the tokens that attain them (ALIGNER, k = 1): the mean is
   unweighted for documents whose tokens have equal saliences, so that the condition for the sum applies among
-  them. Nothing is shown for other documents: a query token near 0 adds nothing to the numerator, but the
-  salience of a token of any direction to the denominator, which can favour a.
+  them. Nothing is shown for other documents: a query token near 0 adds nothing to the numerator, but it adds
+  the salience of a token in any direction to the denominator, which can favour a.
 
 Other documents (rivals) that violate the solution of a programme are added to the programme, the hardest
 first. The final solution is checked against all rivals.
@@ -45,11 +45,11 @@ Indices = NDArray[np.int64]
 
 
 class Answer(NamedTuple):
-    """Whether some query vectors answer the query (None if undecided), with the evidence.
+    """The decision whether some query vectors answer the query (None if undecided), with its evidence.
 
     query: vectors that answer the query, [N, h]. relevant, rivals: rows whose weights (α, β) certify that no
     query vectors answer the query. residual: ‖Σ α d − Σ β d‖₁, twice the largest margin of a query with |q| ≤
-    1. A dominated document has no weights, and its residual is the largest residual of the linear programme.
+    1. For a dominated document, `weights` is None and `residual` is the linear programme's largest residual.
     """
 
     answerable: bool | None
@@ -63,9 +63,10 @@ class Answer(NamedTuple):
 def one_vector(documents: ArrayLike, relevant: ArrayLike) -> Answer:
     """Decide whether some q scores the documents in `relevant` above all others.
 
-    documents: [n, h]. relevant: rows of documents, [r]. The answer is exact up to rounding: a returned query
-    separates in float64, and a certificate has a residual of at most 2e-7 times the largest absolute value in
-    `documents`. `verified` checks queries and certificates in rational arithmetic.
+    documents: [n, h]. relevant: row indices of the relevant documents, [r]. The answer is exact up to
+    rounding: a returned query separates the documents in float64, and a certificate has a residual of at most
+    2e-7 times the largest absolute value in `documents`. `verified` checks queries and certificates in
+    rational arithmetic.
     """
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     rows = _rows(relevant, len(D))
@@ -77,10 +78,10 @@ def max_over_tokens(
 ) -> Answer:
     """Decide whether some q gives each relevant document a larger max_i ⟨q, d_i⟩ than all other documents.
 
-    tokens: [t, h]. owners: the document 0 … n−1 of each token, [t]. Choices of tokens are tried depth first,
-    starting with the choices nearest to a solution; a choice that fails for some documents also fails with
-    additional documents. programmes: maximum number of linear programmes; if they do not decide, the result
-    is None. A certificate refers to the last choice tried.
+    tokens: [t, h]. owners: for each token, the document 0 … n−1 that contains it, [t]. Choices of one token
+    per relevant document are tried depth first, starting with those nearest to a solution; a choice that
+    fails for some relevant documents fails for every larger set, too. programmes: maximum number of linear
+    programmes; if these do not decide, the answer is None. A certificate refers to the last choice tried.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     rivals = _Rivals(T, np.flatnonzero(~np.isin(owner, rows)))
@@ -128,14 +129,14 @@ def sum_of_maxima(
     kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
     one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
     kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the tokens that
-    attain them. An answer True is for query tokens of equal salience, an answer False for any saliences. The
-    answer can be False only if the tokens of some relevant document have equal saliences.
+    attain them. The answer True assumes query tokens of equal salience; False holds for any saliences, and
+    requires that the tokens of some relevant document have equal saliences.
 
     The answer is True if such a Q is found with one token, or by optimisation from `start` [N, h] or random
     starts. The answer is False if a relevant document is dominated (module docstring), which rules out every
-    Q. Domination is tested against the rivals that score highest for the first start; the programme has at
-    most `variables` variables. The answer is None if neither test decides. See `max_over_tokens` for the
-    other arguments.
+    Q. Domination is tested against the rivals that score highest under the first starting Q, as many as a
+    linear programme of at most `variables` variables admits. The answer is None if neither test decides. See
+    `max_over_tokens` for the other arguments.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
     u = None if salience is None else _relative(salience, owner)
@@ -187,8 +188,9 @@ def maxima(
 ) -> tuple[Array, Indices, Array]:
     """Compute Σ_j max_i ⟨q_j, d_i⟩, [n], the token that attains each maximum, and its weight, [n, N].
 
-    Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`. All weights are 1, unless salience
-    [t] is given: then they are proportional to both tokens' saliences, with sum N, or all 0.
+    Tokens must be sorted by owner. kinds, asked: see `sum_of_maxima`. All weights are 1, unless salience [t]
+    is given: then a document's weights are proportional to the products of the two tokens' saliences and sum
+    to N, or are all 0 if every product is 0.
     """
     S = tokens @ query.T
     if kinds is not None and asked is not None:
@@ -206,7 +208,7 @@ def maxima(
 
 
 def separates(scores: Array, rows: Indices) -> bool:
-    """Return whether the documents `rows` score above all others."""
+    """Return whether every document in `rows` scores strictly above all other documents."""
     return bool(np.min(scores[rows]) > np.max(np.delete(scores, rows)))
 
 
@@ -268,7 +270,7 @@ class _Rivals:
 
 
 def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
-    """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1; add rows that violate it."""
+    """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1, adding violated rows."""
     scale, h = rivals.scale, rivals.all.shape[1]
     own = rivals.all[relevant] / scale
     active = rivals.hardest(rivals.scores(own.mean(0) - rivals.mean / scale), max(_ADDED, h))
@@ -298,7 +300,7 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
 
 
 def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer:
-    """Try to answer with the kinds that have one token per document, by concatenating these tokens."""
+    """Look for an answer that uses only kinds with one token per document, whose vectors are concatenated."""
     count = owner[-1] + 1
     first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
     alone = [j for j in first if (kind == wanted[j]).sum() == count]
@@ -322,7 +324,7 @@ def _optimised(
     wanted: Indices,
     salience: Array | None,
 ) -> Array | None:
-    """Run subgradient ascent on the least score in `rows` minus the largest other score; None if it fails."""
+    """Search from Q, by subgradient ascent, for a query that ranks `rows` first; None if none is found."""
     pool = np.arange(owner.max() + 1)
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
@@ -349,7 +351,7 @@ def _optimised(
 
 
 def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
-    """Solve for common weights β ≥ 0 that place each token of one document in Σ_c β_c K_c of its kind.
+    """Find common weights β ≥ 0 such that each of a document's tokens lies in Σ_c β_c K_c for its kind.
 
     own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
     solution, or None if the linear programme has no solution.
@@ -358,7 +360,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     count = len(rivals)
 
     def hulls(token: int) -> sparse.sparray:
-        """Stack the rivals' tokens of this token's kind on an indicator matrix of their documents."""
+        """Stack the rivals' tokens of the token's kind above an indicator matrix of their documents."""
         same = others[kind[others] == kind[token]]
         places = np.searchsorted(rivals, owner[same]), np.arange(len(same))
         sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
@@ -377,7 +379,7 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
 
 
 def _solved(system: Array, right: Array) -> list[Fraction] | None:
-    """Return the unique rational solution of a linear system of floats, or None."""
+    """Return the rational solution of a linear system of floats, or None unless exactly one exists."""
     rows = [
         [*map(Fraction, row), Fraction(b)] for row, b in zip(system.tolist(), right.tolist(), strict=True)
     ]
@@ -406,7 +408,7 @@ def _tokens(tokens: ArrayLike, owners: ArrayLike, relevant: ArrayLike) -> tuple[
 
 
 def _relative(salience: ArrayLike, owner: Indices) -> Array | None:
-    """Divide saliences by the document's largest, which cancels; None if all quotients are 1."""
+    """Divide saliences by their document's largest, which cancels in scores; None if all quotients are 1."""
     u = checks.vector(salience, "salience", axes=1, nonzero=False)
     if u.shape != owner.shape or u.min() < 0:
         raise ValueError(

@@ -51,7 +51,9 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
-    """E[Aᵢ], [m, ...], for each of a document's m tokens, given their `angles` [m, ...] to a query token.
+    """E[Aᵢ], [m, ...]: the expected weight of each document token i in the mean that a query token scores.
+
+    angles: between the query token and the document's tokens, [m, ...].
 
     E[Aᵢ] = Σₕ P(Hᵢ = h) ∫₀¹ Πₖ≠ᵢ (P(Hₖ > h) + P(Hₖ = h) t) dt over the Hamming distances h, or over h = 0
     alone if `fill` is False. This follows from 1/(1 + n) = ∫ tⁿ dt if the tokens' distances are independent.
@@ -76,7 +78,7 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
 def expected_recall(
     means: ArrayLike, variances: ArrayLike, repetitions: int, best: ArrayLike, candidates: int
 ) -> float:
-    """Compute the expected share of the documents `best` among the first `candidates` of n documents.
+    """Compute the expected share of the documents in `best` that rank among the first `candidates` of n.
 
     means, variances: mean and variance of every document's score in one repetition, [n]. best: indices of
     documents. Scores are assumed independent and normal, with variances `variances` / repetitions. Raises

@@ -1,4 +1,4 @@
-"""Which sets of documents can a query rank first, given embeddings' dimension, margin, bits and rounding?
+"""Which sets of documents can a query rank first, given the vectors' dimension, margin, bits and rounding?
 
 Weller, Boratko, Naim, Lee, "On the Theoretical Limitations of Embedding-Based Retrieval", 2025 (LIMIT). There
 are n documents and, for every set S of k documents, a query whose relevant documents are S. A query answers S
@@ -100,7 +100,7 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
-    """Return the h at which projected one-hot documents answer all sets with probability 1 − `failure`.
+    """Return the h at which randomly projected one-hot vectors answer all sets, except for chance `failure`.
 
     Before the Gaussian projection (`theory.projections`), q_S = Σ_{s∈S} e_s and d_i = e_i have the margin
     1/√(2k) in each of the C(n, k)·k·(n − k) triples; the union bound with the exact pairwise law gives h. At
@@ -153,7 +153,7 @@ def pattern_bits(
 
 
 def first_broken_size(dtype: DTypeLike, most: int = 2000) -> int:
-    """Find the least n ≥ 6 where rounding breaks `moment_vectors` for a pair with one document between them.
+    """Find the least n ≥ 6 at which rounding breaks `moment_vectors` for a pair with one document in between.
 
     Documents and queries are rounded to `dtype`; scores are computed in float64. Raises ValueError if no pair
     fails at any n ≤ `most`.
@@ -188,10 +188,11 @@ def sign_change_bound(relevance: ArrayLike) -> int:
 
 
 def ring(queries: int) -> Array:
-    """Return m unit vectors [m, 2]; as tokens, with the maximum, they answer any relevance matrix.
+    """Return unit vectors [m, 2] that, as tokens scored by their maximum, answer any relevance matrix.
 
-    Query j is the token u_j. A document has the token u_j for every query j to which it is relevant. For any
-    m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most cos(2π/m) for others.
+    queries: m. Query j is the token u_j. A document has the token u_j for every query j to which it is
+    relevant. For any m × n relevance matrix, max_i ⟨u_i, u_j⟩ is 1 for relevant documents and at most
+    cos(2π/m) for others.
     """
     angles = 2 * np.pi / int(checks.whole(queries, "queries")) * np.arange(queries)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)

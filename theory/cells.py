@@ -1,4 +1,4 @@
-"""Count cells to bound how many real numbers and judged queries each alignment A needs.
+"""Count cells of hyperplane arrangements to bound the numbers and judged queries that an alignment A needs.
 
 Numbers have unlimited precision. n documents have M vectors of h numbers each; m queries have N fixed vectors
 each, which do not depend on the relevance. A relevance pattern gives each query a set of k documents.
@@ -20,11 +20,11 @@ h where adding one vector to all document vectors changes no order (the first th
 | top k (ALIGNER with any k or p) | m·N·n·C(M, 2): the order in each document | m·C(n, 2), of degree 3 |
 | buckets (MUVERA, N planes in all) | N·nM: the side of each plane | m·C(n, 2) |
 
-The second arrangement cuts each cell of the first, so the product of the two counts is a bound. If there are
-few (M^N or N^M) ways to choose tokens, another bound is smaller: it counts all m·C(n, 2) differences at once,
-each under all M^2N choices. With a salience > 0 for each token, P = nM(h + 1), and scores are quotients of
-polynomials in vectors and saliences. Multiplied out, the differences of scores have degree 3, and `warren`
-counts sign patterns.
+The hyperplanes in the last column cut each cell of those in the middle column, so the product of both numbers
+of cells is a bound. If there are few (M^N or N^M) ways to choose tokens, another bound is smaller: it counts
+all m·C(n, 2) differences at once, each under all M^2N choices. With a salience > 0 for each token,
+P = nM(h + 1), and scores are quotients of polynomials in vectors and saliences. Multiplied out, the
+differences of scores have degree 3, and `warren` counts sign patterns.
 
 Entropic alignment and the attention of generative retrieval have no row: their weights are exponentials.
 Khovanskii's bound for q exponentials has a factor 2^{q(q−1)/2} (Karpinski and Macintyre 1997). It exceeds the
@@ -154,7 +154,7 @@ def judged_queries(
     error: float = 0.1,
     failure: float = 0.05,
 ) -> int:
-    """Return a number m of judged queries that suffices to estimate the share of new queries answered.
+    """Return a number m of judged queries that suffices to estimate what share of new queries is answered.
 
     For any document vectors, the share of answered queries among m random queries differs from the
     probability of answering a new query by at most √(8 (ln Π(2m) + ln(4/failure))/m) ≤ `error`, except with
@@ -215,7 +215,7 @@ def table(
 
 
 def _least(enough: Any) -> int:
-    """Return the least whole t ≥ 1 for which enough(t) is true; it must be true for every larger t, too."""
+    """Return the least whole t ≥ 1 for which enough(t) is true; enough must also be true for all larger t."""
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Check that arguments lie in the domain of a statement; convert them to float64 or raise ValueError.
+"""Check that arguments lie in the range for which a statement holds; return float64 or raise ValueError.
 
 Every check takes a scalar or an array-like and returns a float64 array of the same shape, which may share
 memory with the argument. Error messages contain the argument's name and value, and the allowed values.
@@ -75,14 +75,14 @@ def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: boo
 
 
 def finite(**matrices: Any) -> None:
-    """Raise ValueError, with the keyword, if a sparse matrix contains NaN or infinity."""
+    """Raise ValueError, naming the keyword argument, if a sparse matrix contains NaN or infinity."""
     for name, matrix in matrices.items():
         if not np.isfinite(matrix.data).all():
             raise ValueError(f"{name} contains numbers that are not finite; allowed: finite numbers only")
 
 
 def plain(value: Any) -> Any:
-    """Convert an array without axes to a Python float; return other arrays unchanged."""
+    """Convert a zero-dimensional array to a Python float; return other arrays unchanged."""
     return float(value) if np.ndim(value) == 0 else value
 
 

@@ -1,11 +1,11 @@
 """How many dimensions does a linear map of a collection's sparse vectors need to keep the ranking?
 
-Queries q [m, v] and documents d [n, v] score by ⟨q, d⟩; d1 is a query's best document. A linear map to k
-dimensions keeps the ranking of a query if d1 is still among the top r documents. Two maps are compared:
+For queries q [m, v], documents d [n, v] are scored by ⟨q, d⟩; d1 is a query's best document. A linear map to
+k dimensions keeps the ranking of a query if d1 is still among the top r documents. Two maps are compared:
 Gaussian random projections, by the exact law of `theory.recall` (for cosines, by `cosine_lost`), and the
-truncated singular value decomposition. Failure is a mean over queries, so k depends on the sample of queries
-and has a 95% interval over queries. With fewer than 50 queries, the interval is too narrow, and the k for the
-whole population of queries usually lies above it.
+truncated singular value decomposition. Failure probabilities are averaged over queries, so k depends on the
+sample of queries and is given a 95% interval. With fewer than 50 queries, the interval is too narrow, and the
+k for the whole population of queries usually lies above it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,7 +76,7 @@ class Problem:
 
     @cached_property
     def single(self) -> sparse.csr_array:
-        """The documents in float32. Six digits are enough, because sampling leaves only two or three."""
+        """The documents in float32. Six digits are enough: sampling error leaves only two or three."""
         return self.documents.astype(np.float32)
 
     @cached_property
@@ -157,7 +157,8 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
 
     thresholds: [queries, samples]. Queries with NaN thresholds are left out; the result is NaN if no query
     remains. The interval resamples the queries and the Gaussian vectors, which all queries share. The failure
-    probability is monotone in k; for each resample, k is read off where its mean on a grid of k crosses β.
+    probability is monotone in k; a resample's k is where its mean failure probability, on a grid of k,
+    crosses β.
     """
     thresholds = thresholds[~np.isnan(thresholds[:, 0])]
     if not len(thresholds):
@@ -177,7 +178,7 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
     """Return k [K], and lost [m, K]: 1 where a truncated SVD pushes the best document out of the top r.
 
     D ≈ U_k Σ_k V_kᵀ, where V_kᵀ maps to the k dimensions that keep most of the documents' squared length.
-    Every k from 1 to the smaller of `most` and the rank is measured. Queries with fewer than r competitors
+    Every k from 1 to the smaller of `most` and the rank of D is tried. Queries with fewer than r competitors
     are left out.
     """
     rank, most = int(checks.whole(r, "r")), int(checks.whole(most, "most"))
@@ -197,9 +198,9 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
 
 
 def left_vectors(documents: sparse.csr_array, most: int) -> Array:
-    """U [n, k] for the k ≤ `most` largest nonzero singular values.
+    """Return the left singular vectors U [n, k] of the k ≤ `most` largest nonzero singular values.
 
-    Up to a scale for each column, these are the documents after a truncated SVD. documents: [n, v]. Large
+    Up to a scale for each column, U contains the documents after a truncated SVD. documents: [n, v]. Large
     matrices are decomposed by ARPACK until convergence, and smaller ones with a dense solver.
     """
     small = min(documents.shape)
@@ -235,11 +236,11 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
 def cosine_lost(
     documents: ArrayLike, queries: ArrayLike, ks: ArrayLike, r: int, *, samples: int = 32, seed: int = 0
 ) -> Array:
-    """Return whether Gaussian maps push the document of highest cosine out of the top r, [m, K, samples].
+    """Return 1 where Gaussian maps push the document of highest cosine out of the top r, [m, K, samples].
 
     documents [n, h] and queries [m, h] are compared by cosine before and after a projection to each k of
     ks [K]; projected vectors are renormalised (`theory.cosine`). All queries share the `samples` maps; the
-    first k rows of a map project to k dimensions. Documents that tie with the best one are not counted.
+    first k rows of a map project to k dimensions. Rivals that tie with the best one are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
     sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
@@ -268,10 +269,8 @@ def cosine_lost(
 def reached_by(thresholds: Array, lost: float) -> float:
     """Return the k at which a random projection loses a fraction `lost` of the queries.
 
-    Use it to compare random projections with other maps.
-
-    thresholds: [queries, samples], as in `projected_dimension`. Raises ValueError if `lost` is outside (0,
-    1).
+    This k compares random projections with a map that loses the same fraction. thresholds: [queries,
+    samples], as in `projected_dimension`. Raises ValueError if `lost` is outside (0, 1).
     """
     measured = thresholds[~np.isnan(thresholds[:, 0])]
     return required_dimension_recall_exact(measured, float(checks.probability(lost, "lost")))[0]
@@ -283,12 +282,12 @@ def _resampled(count: int, rng: np.random.Generator) -> Array:
 
 
 def _means(failures: Iterable[Array], queries: Array, samples: Array) -> Array:
-    """Return the mean of each failure [m, samples] over resampled queries and samples, [RESAMPLES, K]."""
+    """Average each failure array [m, samples] over resampled queries and samples, [RESAMPLES, K]."""
     return np.stack([((queries @ of) * samples).sum(1) for of in failures], axis=1)
 
 
 def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
-    """Return a 95% interval for the k at which resampled curves [RESAMPLES, K] fall to β, log-linear in k."""
+    """Return a 95% interval for the k at which resampled curves [RESAMPLES, K] fall to β, linear in log k."""
     points = means.shape[1]
     last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # last point above β, if one exists
     never, always = ~(means > beta).any(1), means[:, -1] > beta

@@ -44,7 +44,7 @@ class Cosines(NamedTuple):
 
 
 def cosines(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Cosines:
-    """Return the three cosines between a query, a better and a worse document, [..., v], which broadcast."""
+    """Return the cosines between a query, a better and a worse document; all are [..., v] and broadcast."""
     q, first, second = (
         checks.vector(x, name) / np.linalg.norm(np.asarray(x, dtype=np.float64), axis=-1, keepdims=True)
         for x, name in ((query, "query"), (better, "better"), (worse, "worse"))
@@ -62,7 +62,7 @@ def cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: Arr
 
 
 def log_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> Any:
-    """Compute ln of `cosine_error`, even far below the smallest float64; −inf if ρ₁ = 1.
+    """Compute ln of `cosine_error`, even if the error is far below the smallest float64; −inf if ρ₁ = 1.
 
     The trapezoidal rule is applied in w, on a range narrowed to where the integrand is not negligible.
     """
@@ -86,7 +86,7 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
     normaliser = special.betaln(n / 2, 0.5)
 
     def log_density(w: Array) -> Array:
-        """ln of the integrand at w [points, x]."""
+        """ln of the integrand (module docstring) at w [points, pairs]."""
         x = np.arcsinh(outside * np.sinh(w))
         # 2 cosh x − 2r = 4 sinh²(x/2) + 2(1 − r), without cancellation
         length = np.sqrt(4 * np.sinh(x / 2) ** 2 + 2 * (1 - partial))
@@ -128,7 +128,7 @@ def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, b
 
 
 def cosine_recall_bound(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p_i / (r − s), p_i the n errors by `cosine_error`, descending.
+    """P(R ≥ r) ≤ min_{0≤s<r} Σ_{i>s} p_i / (r − s), where p_i is the i-th largest of n errors `cosine_error`.
 
     R counts the rivals whose cosine is at least the best document's after a projection to k dimensions, which
     all documents share. The mean of R is exactly Σ p_i, and the best document has rank R + 1. better: ρ₁.

@@ -4,16 +4,16 @@ Documents are all n = Vᵐ sequences of m tokens from a vocabulary of V, and p(d
 documents.
 
 - Rozonoyer et al. 2026 (arXiv:2601.05588, abstract): to produce every ranking, a vector per document needs a
-  dimension that grows with n, but a decoder needs only a constant dimension. Exactly: h = n − 1 numbers
+  dimension that grows with n, but a decoder needs only a constant dimension. In numbers: h = n − 1 numbers
   suffice, h = n − 2 do not (Radon, `capacity.unanswerable_set`), and states of V − 1 numbers do
   (`prefix_states`). There are (n − 1)/(V − 1) states, one per prefix, so a query has n − 1 numbers in both
   cases. A decoder computes these numbers, whereas a query vector would have to store them.
 - Wu et al. 2025 (arXiv:2504.09935, abstract): a decoder that knows a corpus only through constraints does not
-  foresee which continuations the constraints will allow. Exactly: `foresight_gap`, a divergence between
+  foresee which continuations the constraints will allow. In formulas: `foresight_gap`, a divergence between
   distributions of the next token, is 0 only if every valid token keeps the same share of its mass. If each
-  document stays with probability c, the mean divergence is near (1 − c)/(2c) Σ_v p_v(1 − p_v)λ_v, where λ_v =
-  Σ p(d | v)² over v's documents (Simpson's index). The bounds of that paper's theorems were not available and
-  are not restated here.
+  document stays in the corpus with probability c, the mean divergence is near (1 − c)/(2c) Σ_v p_v(1 −
+  p_v)λ_v, where λ_v = Σ p(d | v)² over v's documents (Simpson's index). The bounds of that paper's theorems
+  were not available and are not restated here.
 """
 
 import numpy as np
@@ -71,8 +71,8 @@ def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
     """Return the corpus documents that a beam search by prefix probabilities finds, best first: [found, m].
 
     p: probabilities of all sequences, [V, …, V]. corpus: mask of the sequences that are documents, of the
-    same shape. A prefix is valid if it begins a document. As in a decoder, its probability sums over all
-    sequences that it begins, documents or not.
+    same shape. A prefix is valid if some document begins with it. As in a decoder, its probability is the sum
+    over all sequences that begin with it, documents or not.
     """
     joint, inside = np.asarray(p, float), np.asarray(corpus, bool)
     tokens, live = joint.shape[0], np.zeros(1, dtype=np.int64)

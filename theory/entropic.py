@@ -284,13 +284,13 @@ def stationarity(
 def stationarity_as_printed(
     scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
 ) -> Array:
-    """The derivative with +ε1ᵀλ, as in the printed KKT line; it is 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
+    """The derivative for a Lagrangian with +ε1ᵀλ, as printed: 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
     temperature = checks.positive(epsilon, "epsilon")[..., None]
     return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
 
 
 def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
-    """Return λ on U (0 elsewhere), and softmax(s_U/ε), the shares of the remaining budget (possibly 0)."""
+    """Return λ on U and softmax(s_U/ε), each token's share of the remaining budget; both are 0 outside U."""
     solution = solve(scores, k, epsilon, mask)
     s, _, temperature = _arguments(scores, k, epsilon, mask)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)
@@ -301,7 +301,7 @@ def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask)
 
 
 def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array, Array]:
-    """Check s, k and ε. Return s with −inf as padding, and k and ε broadcast to the leading axes of s."""
+    """Check s, k and ε. Return s with padding set to −inf, and all three with the same leading axes."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim == 0 or s.shape[-1] == 0:
         raise ValueError(f"scores has shape {s.shape}; allowed: [..., m] with m of at least 1")

@@ -75,9 +75,9 @@ def elu(vectors: ArrayLike) -> Array:
 
 
 def elu_plus_one(vectors: ArrayLike) -> Array:
-    """φ(x) = elu(x) + 1 > 0, entrywise: the usual positive form (Katharopoulos et al. 2020).
+    """φ(x) = elu(x) + 1 > 0, entrywise: the usual positive variant of elu (Katharopoulos et al. 2020).
 
-    Here too, φ(x)ᵀφ(y) is not exp(xᵀy).
+    As with `elu`, φ(x)ᵀφ(y) is not exp(xᵀy).
     """
     return elu(vectors) + 1
 
@@ -111,7 +111,7 @@ def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
 
 
 def kernel_relative_deviation(x: ArrayLike, y: ArrayLike, features: int) -> float:
-    """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): the error with m independent positive features.
+    """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): relative error of m independent positive features.
 
     The formula is derived here from the Gaussian moment generating function. Orthogonal features have at most
     this error (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2 and the error is

@@ -54,7 +54,7 @@ def rank_one_as_printed(scores: ArrayLike) -> Array:
 
 
 def spread(scores: ArrayLike) -> float | Array:
-    """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S), [...]: how far rows differ."""
+    """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S), [...]: how much the rows of S differ."""
     S = _matrix(scores, "scores")
     return checks.plain(np.ptp(S - S.mean(-2, keepdims=True), axis=-1).max(-1))
 
@@ -124,8 +124,8 @@ def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
 def stable_rank(matrix: ArrayLike) -> float | Array:
     """‖X‖_F² / ‖X‖₂², [...], for X [..., M, N]: from 1 to rank X, and insensitive to tiny singular values.
 
-    The stable rank is 1 for rank one only; the error of `best_rank_one` is √(1 − 1/stable rank). X must not
-    be zero.
+    The stable rank is 1 only if X has rank one; the error of `best_rank_one` is √(1 − 1/stable rank). X must
+    not be zero.
     """
     X = _nonzero(matrix)
     values = np.linalg.svd(X, compute_uv=False)

@@ -61,7 +61,7 @@ def broken_conditions(
 def segment_margins(
     query: ArrayLike, better: ArrayLike, worse: ArrayLike, segment: int
 ) -> tuple[float, float]:
-    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the sides of Theorem 1, the first ≥ the second if it applies.
+    """(μ(q, d1^(i), d2^(i)), μ(q, d1, d2)): the sides of Theorem 1, which states first ≥ second.
 
     See `broken_conditions` for the arguments; the conditions are not checked. Raises ValueError if d1 = d2 or
     d1^(i) = d2^(i), since there is no margin then.

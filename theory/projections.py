@@ -127,7 +127,7 @@ def pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
 
 
 def _log_squared_sine(margin: Array) -> Array:
-    """ln(1 − ε²) without cancellation at either end."""
+    """ln(1 − ε²) without cancellation for ε near 0 or 1."""
     with np.errstate(divide="ignore"):
         return np.where(margin < 0.7, np.log1p(-(margin**2)), np.log((1 - margin) * (1 + margin)))
 
@@ -204,7 +204,7 @@ def required_dimension(margin: ArrayLike, beta: ArrayLike = 0.05, method: str = 
     """Return the k at which a pair with margin ε is swapped with probability at most β.
 
     "exact": the smallest whole k with p(k, ε) ≤ β for a Gaussian projection (this is the paper's k*).
-    "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; for ratios and slopes.
+    "exact_real": the real k ≥ 1 with p(k, ε) = β, or 1 if p(1, ε) ≤ β; use this for ratios and slopes.
     "approximation": z²(1−ε²)/ε² + (z²+1)/2, z = Φ⁻¹(1−β), β < ½. Its error in k at β = .05 is under .01 for ε
     ≤ .1, .06 at ε = .4 and up to .92 beyond, where k cannot fall below 1; the error at β = .01 and ε = .4 is
     .09. Near β = ½ the approximation falls below 1, by up to ½.
@@ -233,7 +233,7 @@ def boolean_margin(query_terms: ArrayLike, document_terms: ArrayLike) -> Any:
 def boolean_required_dimension(
     query_terms: ArrayLike, document_terms: ArrayLike, beta: ArrayLike = 0.05, method: str = "exact"
 ) -> Any:
-    """Return the k that keeps any Boolean pair in order with probability 1 − β, at the worst-case margin.
+    """Return the k that keeps any two Boolean documents in order with probability 1 − β, whatever the margin.
 
     method: "corollary2", 24 L_Q L_D ln(4/β) as printed, or a method of `required_dimension`, applied to
     `boolean_margin`. The statement covers each pair, not all pairs of a collection at once.
@@ -273,14 +273,14 @@ def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool =
 def rademacher_required_dimension(
     margin: float, beta: float = 0.05, definition: Literal["first", "stable"] = "stable"
 ) -> int:
-    """Find k* for the two-sparse Rademacher pair, whose error is not monotone in k.
+    """Return k*, the dimension for an error of at most β, for the pair of `rademacher_error_two_sparse`.
 
-    definition: "first", the smallest k with error ≤ β; or "stable", the smallest k such that the error is ≤ β
-    at this k and all larger ones, as in bounds of the form "every k ≥ ... suffices". Ties count as errors.
-    Arguments are scalars. Every k is tried up to 2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality
-    gives error ≤ β. If this range is long, only the first 10,000 k are tried, and all k between the roots of
-    two smooth bounds on the error: the limit ⌊ck⌋ of the binomial tail lies between ck − 1 and ck, where the
-    regularised beta function extends the tail.
+    The error is not monotone in k, so there are two definitions: "first", the smallest k with error ≤ β; or
+    "stable", the smallest k such that the error is ≤ β at this k and all larger ones, as in bounds of the
+    form "every k ≥ ... suffices". Ties count as errors. Arguments are scalars. Every k is tried up to
+    2 ln(1/β)(1−ε²)/ε², beyond which Hoeffding's inequality gives error ≤ β. If this range is long, only the
+    first 10,000 k are tried, and all k between the roots of two smooth bounds on the error: the limit ⌊ck⌋ of
+    the binomial tail lies between ck − 1 and ck, where the regularised beta function extends the tail.
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")

@@ -207,8 +207,8 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
 
     At this k and above, recall@r is at least 1 − β, on average if there are several queries. thresholds: as
     in `recall_failure`. If k = 1 suffices, the result is 1. The standard error of k is the standard error of
-    P(R ≥ r) divided by the slope at k, also at k = 1, where P may be near β by chance. The standard error is
-    inf if P is flat at β for lack of samples, and 0 if no sample fails.
+    P(R ≥ r) divided by the slope of P at k, even if k = 1, where P may be near β by chance. The standard
+    error is inf if P is flat at β for lack of samples, and 0 if no sample fails.
     """
     squares, level = _squares(thresholds), float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
@@ -222,16 +222,16 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
 
 
 def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
-    """k ≈ ½ + Q_{1−β}(T_r)²: the exact law's k in closed form, with χ_k replaced by its centre √(k − ½)."""
+    """k ≈ ½ + Q_{1−β}(T_r)²: the solution of P(R ≥ r) = β if χ_k is replaced by its centre √(k − ½)."""
     quantile = np.quantile(np.sqrt(_squares(thresholds)), 1 - checks.probability(beta))
     return float(0.5 + quantile**2)
 
 
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
-    """Compute P(R ≥ r) for Gaussian A by quadrature, if the competitors' δ are orthogonal outside q.
+    """Compute P(R ≥ r) for Gaussian A by quadrature, if the components of the δ outside q are orthogonal.
 
-    The ⟨z, δ_i⟩ are then independent. Given χ_k, the errors are therefore independent with chances
-    Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. margins: [n].
+    The ⟨z, δ_i⟩ are then independent, since z ⊥ q. Given χ_k, the errors are therefore independent with
+    chances Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. margins: [n].
     """
     (ordered, r), n = _ordered(margins, r), float(checks.dimensions(k))
     # As a function of y = χ^¼, the integrand is smooth at 0 even for fractional k, and falls slowly for
@@ -281,7 +281,7 @@ def _per_dimension(bound: Callable[[float], Any], k: ArrayLike) -> Any:
 
 
 def _root(excess: Callable[[float], float], high: float) -> float:
-    """Solve excess(k) = 0, decreasing in k, for k in [1, high], to 1e-12; return 1 if excess(1) ≤ 0."""
+    """Find the root k in [1, high] of the decreasing function `excess`, to 1e-12; 1 if excess(1) ≤ 0."""
     return float(optimize.brentq(excess, 1.0, high, rtol=1e-12)) if excess(1.0) > 0 else 1.0
 
 

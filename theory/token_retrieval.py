@@ -90,7 +90,7 @@ def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int
 
 
 def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np.bool_]:
-    """Documents with a token that some query token retrieved, [C] (Lee et al. 2023, Eq. 3)."""
+    """Mark the documents with a token that some query token retrieved, [C] (Lee et al. 2023, Eq. 3)."""
     _, seen = _retrieved_maxima(similarities, owners, k)
     return np.any(seen, axis=0)
 
@@ -111,7 +111,7 @@ def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
 def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
     """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT, if search is exact.
 
-    Only retrieved documents can outscore a candidate whose f_ColBERT reaches this bound.
+    Only other candidates can outscore a candidate whose f_ColBERT reaches this bound.
     """
     return float(imputed_similarities(similarities, k).mean())
 
@@ -218,8 +218,9 @@ def scoring_cost(
     n query tokens retrieve k' tokens each; documents have m̄ tokens of d dimensions. The defaults are the
     settings of Lee et al. 2023, appendix B and Table 1. The paper (consistent=False) counts C = nk'
     candidates with r̄ retrieved tokens for every query token: ColBERT C·n(2m̄d + m̄ + 1), XTR C·n(r̄ + 1).
-    C and r̄ cannot both hold, because only nk' tokens are retrieved. With consistent=True, r̄ tokens per
-    candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n: C(r̄ + n).
+    These two counts contradict each other, because only nk' tokens are retrieved. With consistent=True, r̄
+    tokens per candidate over the whole query give C = nk'/r̄ candidates; XTR reads r̄ numbers and adds n:
+    C(r̄ + n).
 
     Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
     loads). Raises ValueError if an argument is below 1.
@@ -266,7 +267,7 @@ def _row_maxima(values: NDArray, owner: NDArray[np.int64]) -> NDArray:
 
 
 def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Return row maxima over each document's retrieved columns (−inf if none), and which rows have one."""
+    """Return row maxima over each document's retrieved columns, −inf if none, and a mask of finite ones."""
     P, owner = _pool(similarities, owners)
     best = _row_maxima(np.where(retrieved(P, k), P, -np.inf), owner)
     return best, np.isfinite(best)
