@@ -1,4 +1,4 @@
-"""How much does nDCG@10 gain if a few judged queries choose ALIGNER's alignment strategy?
+"""How much does nDCG@10 improve if ALIGNER's alignment strategy is chosen on a few judged queries?
 
 Qian et al. 2022, §3.1 and §4.2: Tables 2, 3, 7 and 11 to 13, Figures 4 and 5. For each collection, training
 alignment and seed, an ALIGNER without salience is trained. As in the paper, a search with k = 1 finds each
@@ -150,7 +150,7 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
 def measure(
     paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: Strategies
 ) -> Measured:
-    """Measure nDCG@10 of each query under each strategy, over candidates from a search with k = 1."""
+    """Measure each query's nDCG@10 when each strategy reranks the candidates of a search with k = 1."""
     test = data.test
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
     candidates = first.search(test.queries, depth, progress=True)

@@ -71,7 +71,7 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
 
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
-    """Score the candidates in `pool` with each system's rel, and return {system: run}."""
+    """Score the candidates in `pool` with each system, and return {system: run}."""
     (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
@@ -87,7 +87,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to its expected value for each query if the candidates are in random order."""
+    """Map each measure to its expected value per query when the candidates are ranked in random order."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
@@ -102,8 +102,9 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
     """Return the claims in §7.1, for each Z in q←d and each scorer for GR.
 
-    A system has not learned enough to be compared if its RR@10 does not exceed the RR@10 of a random order,
-    or if its model, ranking by the training score, has less than `LEARNED` times BM25's R@10.
+    A system is considered to have learned too little for a comparison if its RR@10 does not exceed the RR@10
+    of a random order, or if the R@10 of its model, ranking by the training score, is less than `LEARNED`
+    times the R@10 of BM25.
     """
     primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}

@@ -1,4 +1,4 @@
-"""Average the results of compare.py in several folders; each collection has the same weight.
+"""Average the results of compare.py over several folders, giving every collection the same weight.
 
 BEIR reports CQADupStack in this way: the twelve parts are searched separately, and the measures are averaged.
 
@@ -85,7 +85,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """Join the parts' values into stage → system → values, where each part is a group of queries.
+    """Merge the parts into one dict, stage → system → values; each part's queries form a group.
 
     Raises ValueError if the parts have different systems or measures.
     """

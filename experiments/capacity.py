@@ -183,7 +183,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Set the titles that decide which texts are joined; if all titles differ, use ids up to a colon."""
+    """Give texts of one article the same title: ids up to the first colon replace titles that all differ."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])
@@ -271,7 +271,7 @@ def numbers_of(model: Paradigm) -> int:
 
 
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
-    """Measure a model: {"stages": system -> stage -> values of test queries, "weights": hybrid -> λ}."""
+    """Return a model's measurements: "stages" (system -> stage -> query values), "weights" (hybrid -> λ)."""
     corpus, queries = task.collection.corpus, task.collection.split("test").queries
     retriever = retriever_of(model, corpus, precision=precision, progress=True)
     if name == CROSS:
@@ -304,7 +304,7 @@ def lexical(task: PassageTask, depth: int) -> dict[str, Any]:
 
 
 def predicted(task: PassageTask, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
-    """Run `predict` for every size, and keep the predictions in the results folder."""
+    """Run `predict` for every size, and save the predictions in the results folder."""
     file = Path(settings.output) / f"length-{task.length}" / "theory.json"
     dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():

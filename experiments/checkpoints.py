@@ -4,7 +4,7 @@ A checkpoint is a folder or a hub name, in any format that can be loaded (paradi
 documents are encoded once, and every A scores these vectors by exact search. Token vectors are scored with
 the checkpoint's own A, q→d (MaxSim), q←d with Z = 1 and with Z = M, and the two best document tokens of each
 query token. A model with one vector per text is also scored on the token states that it pools, under these
-alignments. Term weights have only one A, equal ids.
+alignments. For term weights, the only possible A aligns equal ids.
 
 There are two families of tests, each with Holm's correction: all models against BM25, on every collection,
 and every other A against the model's own. If a checkpoint cannot be measured on a collection, the report
@@ -149,7 +149,7 @@ def title(checkpoint: str) -> str:
 
 
 def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:
-    """Return the part of a collection that is measured: its documents, and the test queries."""
+    """Return the measured part of a collection, and its test queries."""
     test = collection.split("test")
     if not settings.documents:
         asked = dict(islice(test.queries.items(), settings.queries or None))
@@ -198,7 +198,7 @@ def opened(checkpoint: str, pickled: bool) -> Paradigm:
 
 
 def as_tokens(model: Paradigm) -> Paradigm | None:
-    """Return a single-vector model that outputs its token states instead of pooling them, else None."""
+    """Return a copy of a single-vector model that outputs all token states; None if this is impossible."""
     settings = model.encoder.settings
     if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
         return None

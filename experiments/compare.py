@@ -298,7 +298,7 @@ def run_bm25(data: ComparisonData, settings: Settings) -> None:
 
 
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
-    """Map each stage to the queries that a system answers. pool: candidates for rerank mode."""
+    """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
     return {"retrieve": data.test.queries, "rerank": pool} | {
         name: split.queries for name, split in data.others.items()
     }
@@ -312,10 +312,10 @@ def run_system(
     accelerator: Accelerator,
     console: Console,
 ) -> None:
-    """Train or load, encode, search and rerank one system.
+    """Train or load a system, encode the documents, search and rerank.
 
-    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
-    kept.
+    costs.json is written last and marks the system as finished. Of an untrained system, only the runs are
+    saved.
     """
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
     system = settings.chosen[trial.system]

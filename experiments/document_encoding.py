@@ -7,11 +7,12 @@ backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
-RIPOR has residual-quantised identifiers; PAG adds to them a set of tokens that guides the search. Untrained
-systems are measured too. T5-SEAL ranks as in the authors' code, by SEAL's keys with 5 beams and without
-titles; "SEAL without a model" uses the query's n-grams as keys, each with probability ½. Decoding token by
-token (Eq. 22) is compared with scoring all documents. "GENRE, half added" is trained on every other document
-and gets the titles of the others without training (dynamic corpora, as in DSI++: arXiv:2212.09744).
+RIPOR has residual-quantised identifiers; PAG also has a set of tokens per document, which guides the search.
+Untrained systems are measured too. T5-SEAL ranks as in the authors' code, by SEAL's keys with 5 beams and
+without titles; "SEAL without a model" uses the query's n-grams as keys, each with probability ½. Decoding
+token by token (Eq. 22) is compared with scoring all documents. "GENRE, half added" is trained on every other
+document; the titles of the remaining documents are added without training (dynamic corpora, as in DSI++:
+arXiv:2212.09744).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +135,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every search, with one value per measure and test query; without a model, measure BM25."""
+    """Return each search's value for every measure and test query; without a model, BM25 is measured."""
     queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
         runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
@@ -217,7 +218,7 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
     def claim(
         table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
     ) -> None:
-        """Add a claim mean(a) > mean(b) − margin. printed: the paper's gains at each of RECALLS."""
+        """Add the claim that mean(a) > mean(b) − margin. printed: the paper's gains at each of RECALLS."""
         for measure in measures if {a, b} <= values.keys() else ():
             printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
             contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
@@ -321,7 +322,7 @@ def gains(a: str, b: str) -> list[str]:
 
 
 def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
-    """Return claims on the cost of decoding token by token (Eq. 22), compared with scoring all documents."""
+    """Return claims about the cost of decoding token by token (Eq. 22), relative to scoring all documents."""
     usable = "greedy search or beam search “can be used” to approximate"
     costly = "decoding token by token “may decrease the performance”"
     claims = []

@@ -1,11 +1,11 @@
-"""Measure nDCG@10 by bytes per document for fewer tokens, dimensions or bits, and for fixed encodings.
+"""Measure nDCG@10 and bytes per document for fewer tokens, dimensions or bits, and for fixed encodings.
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
 to replace a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the
 error of a score, and a query's ten best documents are certified if errors within the bounds cannot change
 them. Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of the candidates
-is compared with the prediction of `theory.buckets` from the angles between token vectors, raw and with the
-mean subtracted.
+is compared with the prediction of `theory.buckets` from the angles between token vectors, with
+and without subtraction of their mean.
 """
 
 from __future__ import annotations

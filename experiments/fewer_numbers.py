@@ -1,4 +1,4 @@
-"""Compare ColBERTs trained to store fewer numbers with a control: nDCG@10 by bytes per document.
+"""Compare nDCG@10 and bytes per document of ColBERT models trained for compact storage, and of a control.
 
 `matryoshka` adds losses on the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
 with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two methods,
@@ -111,7 +111,7 @@ def main(settings: Settings) -> None:
 
 
 def made(name: str, settings: Settings) -> Paradigm:
-    """Build the untrained model with this name."""
+    """Build the untrained model called `name`."""
     vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)
@@ -154,7 +154,7 @@ def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: I
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Make the page's sections: every model with every way to store, and the difference from the control.
+    """Make the page's sections: each model under each way of storage, and its difference from the control.
 
     The tests of all differences are one family.
     """

@@ -7,7 +7,7 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
 `claims` writes a row for each claim and collection, with the verdict; `table` and `figure` write sections of
-one study. The commands and minutes of the studies follow. The names refer to files in the folder `results`
+one study. The studies' commands and running times follow. The names refer to files in the folder `results`
 beside the page (for README.md: experiments/results). --take copies a study's results there, with the figures
 that the page requests:
 
@@ -110,8 +110,8 @@ def filled(page: Path) -> str:
 def claims(page: Path, *names: str) -> str:
     """Make a table of claims: a row for each claim and collection, with the verdict and interval.
 
-    The column of collections is left out if there is one. Claims that no study could measure are listed last,
-    once each. A description of how the studies were run follows.
+    The collection column is left out if all studies use the same collection. Claims that no study could
+    measure are listed last, once each. A description of how the studies were run follows.
     """
     studies = [_study(page, name) for name in names]
     several = len({study["collection"] for study in studies}) > 1

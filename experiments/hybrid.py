@@ -169,7 +169,7 @@ def train(
     model: Any,
     folder: Path,
 ) -> Any:
-    """Train the model for a round."""
+    """Train `model` for the given round."""
     corpus, mined, count = data.collection.corpus, data.mined, settings.negatives
     if round == "mined":
         mined = mine(model, corpus, data.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
@@ -244,7 +244,7 @@ def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured
 def depth_values(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
-    """Return system → depth → RR@10 of each query, if only the first `depth` documents are reranked."""
+    """Return system → depth → RR@10 of each query when only the first `depth` documents are reranked."""
     queries, corpus = data.test.queries, data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends only on the (query, document) pair, so one pass over all candidates serves every system.
@@ -261,5 +261,5 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """Return the mean RR@10, the selection measure on dev queries."""
+    """Return a run's mean RR@10, by which models are selected on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

@@ -1,4 +1,4 @@
-"""With a query for every set of k documents (LIMIT), which paradigms answer all? Is dimension the barrier?
+"""With one query for every set of k documents (LIMIT), can a paradigm answer all? Is dimension the limit?
 
 The experiments of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", are
 compared with the laws of `theory/capacity.py`:
@@ -149,7 +149,7 @@ def laws(settings: Settings) -> Rows:
 
 
 def collection(settings: Settings) -> Collection:
-    """Make n documents "Person 7 likes …", one word for each set of k documents, and their splits.
+    """Make the collection of n documents "Person 7 likes …", with one word for each set of k documents.
 
     Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. A tenth of
     the queries goes to dev, and the remaining queries are halved into train and test. Raises SystemExit if

@@ -122,7 +122,7 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
 
 
 def claims(values: Values, paradigm: str, unlearned: str = "") -> list[Claim]:
-    """Return claims of appendix A, for the first and for the last trained state.
+    """Return the claims of appendix A, for the first and the last measured state of training.
 
     In the paper, C sums over an alphabet of thousands of tokens. DSI's alphabet has about twelve digits, so
     the claims are only controls for DSI.

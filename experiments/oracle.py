@@ -180,7 +180,7 @@ def text(rows: Rows) -> str:
 
 
 def draw(rows: Rows) -> Figure:
-    """Plot both shares by bytes per document: a panel for each collection (down) and system (across)."""
+    """Plot both shares against bytes per document: a row of panels per collection, a column per system."""
     collections, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("collection", "system"))
     size = PANEL[0] * len(names), PANEL[1] * len(collections) + 0.4
     figure = Figure(figsize=size, layout="constrained")

@@ -126,7 +126,7 @@ def main(settings: Settings) -> None:
 
 
 def smallest_margins(problem: Problem) -> np.ndarray:
-    """Return each query's smallest margin over all documents, [m]; 1 if no document is below the best."""
+    """Return each query's smallest margin over all documents, [m]; 1 if no document scores below the best."""
     queries = range(problem.queries.shape[0])
     return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
@@ -156,7 +156,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """Return each published bound's k divided by the exact k for recall@r: medians over queries."""
+    """Return, for each published bound, the median over queries of its k / the exact k for recall@r."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
@@ -168,7 +168,7 @@ def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[st
 
 
 def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """Compute k for recall@r over all documents, for each placement of the idf. Scores stay the same."""
+    """Compute k for recall@r over all documents, for each placement of the idf, which changes no score."""
     rows: Rows = []
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
@@ -203,7 +203,7 @@ def named(k: Dimension) -> dict[str, float | None]:
 def claims_about_length(
     smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> list[Claim]:
-    """Return claims of §2.1.3 about margins, dimensions and length, tested per query.
+    """Return the claims of Luan et al., §2.1.3, about margins, dimensions and length, tested per query.
 
     The exponents a of y ∝ length^a are fitted by least squares over the bins, for queries that have a y in
     every bin.

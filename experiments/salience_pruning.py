@@ -143,7 +143,7 @@ def content_words(
 
 
 def word_kinds(paradigm: Paradigm, text: str, side: Side) -> np.ndarray:
-    """Return the class of each token that counts: 1 in a content word, 0 in a function word, otherwise −1."""
+    """Return the class of each scored token: 1 in a content word, 0 in a function word, −1 otherwise."""
     (counts,) = paradigm.encoder.tokenize([text], side).counts
     kinds = np.full(len(counts), -1)
     for word, places in words(paradigm, text, side, counts):

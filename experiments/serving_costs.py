@@ -272,9 +272,9 @@ def clock(settings: Settings) -> Callable[[], float]:
 def timed(
     find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
 ) -> tuple[np.ndarray, Answers]:
-    """Return each query's shortest time of `rounds` calls of `find`, in milliseconds, and the results.
+    """Return each query's shortest time over `rounds` calls of `find`, in milliseconds, and its results.
 
-    A warm-up call before the timed calls gives the results.
+    The results come from a warm-up call before the timed calls.
     """
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
@@ -295,7 +295,7 @@ def recall(answers: Answers, wanted: Answers) -> float:
 def measure_index(
     base: Store, recipe: Recipe, queries: Tokens, work: Path, settings: Settings, kind: Kind
 ) -> Costs:
-    """Build and measure an index of this kind from the vectors in `base`."""
+    """Build an index of the given kind from the vectors in `base`, and measure it."""
     now = clock(settings)
     began = now()
     index = Index(base.copy(kind, work / "index"))
@@ -312,7 +312,7 @@ def measure_index(
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
-    """Return the model as engines can score it (XTR with ColBERT's A); None if rel is not a sum of maxima."""
+    """Return the model with an A that engines support, for XTR ColBERT's; None if rel is no sum of maxima."""
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None

@@ -8,9 +8,9 @@ A is the mean over all layers and heads, as in the exact identity, or over the l
 in practice. Figure 5 shows one pair of texts in which GR attends to names. Here names are the query's tokens
 with an IDF of at least 4, and the measure is the attention on names minus the names' share of the query.
 
-Rates are over all tokens, and over tokens that occur on the other side. "uniform" aligns all tokens equally.
-Special tokens, punctuation and stop words do not count. The IDF is ln(1 + (N − df + ½)/(df + ½)) over the
-tokens of N documents.
+Rates are averaged over all tokens, and over tokens that occur on the other side. "uniform" aligns all tokens
+equally. Special tokens, punctuation and stop words are excluded. The IDF is ln(1 + (N − df + ½)/(df + ½))
+over the tokens of N documents.
 """
 
 from collections.abc import Sequence
@@ -189,9 +189,9 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """Return, for `Claim.unlearned`, the model if it is `poor`, or `name` if its rate is not above uniform.
+    """Return, for `Claim.unlearned`, a name that explains why the series `name` has not learned enough.
 
-    If neither applies, return "".
+    It is the model's name if the model is `poor`, `name` if its rate is not above that of `uniform`, else "".
     """
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model

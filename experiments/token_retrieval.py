@@ -1,8 +1,8 @@
 """Does training with in-batch token retrieval find better tokens, and do these tokens suffice for scoring?
 
 Lee et al. 2023 (arXiv:2304.01982), §3 and §5: the same encoder is trained on the same batches with the
-objectives of ColBERT and XTR, for XTR with several values of k_train and of the batch size. All models are
-measured in the same way. Seeds, k_train and batch sizes may be added to a results folder.
+objectives of ColBERT and XTR; several values of k_train and of the batch size are used for XTR. All models
+are measured in the same way. Seeds, k_train and batch sizes may be added to a results folder.
 """
 
 from dataclasses import asdict, dataclass, field

@@ -34,7 +34,7 @@ from paradigms.io.command_line import command_line
 
 @dataclass
 class Settings:
-    """Settings for the text of the index, the prefixes, and the decoding."""
+    """Settings for the indexed text, the prefixes, and decoding."""
 
     collection: str = "pydocs"
     tokens: int = 1_000_000
@@ -111,7 +111,7 @@ def main(settings: Settings) -> None:
 
 
 def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
-    """Time NGramIndex, and numpy on suffix array rows, in finding the next tokens of each prefix."""
+    """Time the search for each prefix's next tokens, by NGramIndex and by numpy on suffix array rows."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
     start = time.perf_counter()
@@ -212,7 +212,7 @@ def generated(model: Generative, query: Batch, allowed: Any, beams: int) -> floa
 
 @contextmanager
 def outside_products() -> Iterator[Callable[[], float]]:
-    """Yield a clock of this process's CPU seconds that stops during calls of the functions in `PRODUCTS`."""
+    """Yield a clock that counts this process's CPU seconds outside the functions in `PRODUCTS`."""
     inside = 0.0
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,7 +233,7 @@ def outside_products() -> Iterator[Callable[[], float]]:
 
 
 def large_trie(settings: Settings, console: Terminal) -> list[Row]:
-    """Measure building a trie of many identifiers, in a new process."""
+    """Build a trie of many identifiers in a new process, and measure its costs."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size, peak, seconds = pool.apply(trie_costs, (settings,))
     console.print(

@@ -93,7 +93,7 @@ Encode = Callable[[Sequence[str]], Any]
 
 
 class Absent(Exception):
-    """The reason why a peer is left out."""
+    """Raised, with the reason, if a peer cannot be measured."""
 
 
 def main(settings: Settings) -> None:
@@ -117,7 +117,7 @@ def main(settings: Settings) -> None:
 
 
 def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
-    """Time all systems. Returns their rows, and the peers that are left out with the reasons."""
+    """Time all systems. Returns one row per system, and a dict from each missing peer to the reason."""
     texts = long_documents(load_collection(settings.collection).corpus, settings)
     systems, absent = ours(settings), {}
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
     """Return the longest documents, if possible with at least `length` words each, so that none is padded.
 
-    The first `documents` texts are for encoding, the remaining texts for calibration.
+    The first `settings.documents` texts are to be encoded, and the rest are for calibration.
     """
     wanted = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(settings.length, len(text.split())))[:wanted]
@@ -142,7 +142,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def ours(settings: Settings) -> dict[str, Encode]:
-    """Return our `encode_documents` (mean vectors of the offline encoder) in each precision for CPUs."""
+    """Return, for each CPU precision, a function that encodes texts as the offline encoder's mean vectors."""
     from dataclasses import replace
 
     from paradigms.encoder.precision import autocast
@@ -337,7 +337,7 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
 
 
 def products(settings: Settings) -> list[dict[str, Any]]:
-    """Measure GFLOP/s of x Wᵀ for the shape of the encoder's widest layer."""
+    """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
     rows, wide, narrow = settings.batch * settings.length, 1536, 384
     x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
     packed = int8.quantised(weight)
@@ -354,7 +354,7 @@ def products(settings: Settings) -> list[dict[str, Any]]:
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
-    """Measure nDCG@10 of every narrower precision minus float32's, on a collection's test queries.
+    """Measure the nDCG@10 of each narrower precision minus that of float32 on a collection's test queries.
 
     Each precision's values are saved in the results folder, so that an interrupted run resumes.
     """

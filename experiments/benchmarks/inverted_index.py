@@ -1,4 +1,4 @@
-"""Time the inverted index, scipy and bm25s at exact search with learned sparse vectors; report sizes.
+"""Time exact search for learned sparse vectors in the inverted index, scipy and bm25s; report sizes.
 
 Document frequencies and weights are distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r
 occurs in a fraction 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
@@ -112,7 +112,7 @@ def main(settings: Settings) -> None:
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw documents; each term occurs independently in a document, with its probability in `frequency`."""
+    """Draw documents in which each term occurs independently, with the probability given in `frequency`."""
     owners = []
     for share in frequency:
         wanted = settings.documents * share

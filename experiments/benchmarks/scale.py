@@ -1,4 +1,4 @@
-"""Measure the costs and recall of search at 10⁴, 10⁵ and 10⁶ documents, from building to deleting.
+"""Measure recall, and the costs of building, searching and changing an index, at 10⁴ to 10⁶ documents.
 
 Vectors are token states of the offline encoder (ColBERT, untrained) for documents from several collections:
 the first `tokens` tokens of each document, projected onto `dim` principal axes. If a size exceeds the number
@@ -106,7 +106,7 @@ XTR = "XTR, exact"
 
 @dataclass(frozen=True)
 class System:
-    """A form of documents, a kind of index and its build settings, and the search settings to compare."""
+    """A benchmarked index, given by the documents' form, the index kind, and build and search settings."""
 
     form: str
     kind: str
@@ -181,7 +181,7 @@ class Run:
         self.seconds: dict[Path, float] = {}
 
     def measure(self, name: str, size: int) -> None:
-        """Measure all stages of one of our systems, and remove the index at the end."""
+        """Measure all stages of one of our systems at one size, and remove the index at the end."""
         check = name == COMPOSED
         system = SYSTEMS["compressed" if check else name]
         real = json_or_empty(self.vectors / "vectors.json")["relevant"] if check else None
@@ -343,9 +343,9 @@ def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
 def states(
     settings: Settings, stores: Sequence[Store], order: Sequence[tuple[int, str]], random: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return each document's first tokens, projected onto the principal axes, and each document's mean.
+    """Return each document's first tokens, projected onto the principal axes, and its mean vector.
 
-    The mean is over all tokens of the document, at full width.
+    The mean is taken over all tokens of the document, at full width.
     """
     places = [(stores[n], stores[n].position(id)) for n, id in order]
     spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
@@ -448,7 +448,7 @@ def searched_row(name: str, row: dict[str, Any], one: dict[str, Any]) -> dict[st
 
 
 def recall(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[str]]) -> tuple[np.ndarray, str]:
-    """Return each query's share of wanted documents among the first `K` found, and the mean with interval."""
+    """Return each query's recall of `wanted` in the first `K` of `found`, and the mean with its interval."""
     pairs = zip(found, wanted, strict=True)
     recalls = np.array([len({*map(str, f[:K])} & {*w}) / len(w) for f, w in pairs])
     [interval] = bootstrap_intervals(recalls[None])
@@ -456,7 +456,7 @@ def recall(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[str]]) -> t
 
 
 def compare_with_xtr(searches: Rows) -> None:
-    """Add recall@10 against XTR's exact scores with the same k', for searches that estimate these scores."""
+    """Add recall@10 relative to exact XTR with the same k', for searches that estimate XTR's scores."""
     exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
     for row in searches if exact else ():
         wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in ESTIMATED else None
@@ -494,7 +494,7 @@ def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, A
 
 
 def beyond(name: str, what: str, exponent: Interval, last: int, value: float) -> dict[str, Any]:
-    """Make a row with value · (N / last)^exponent for each N in BEYOND."""
+    """Make a row that extrapolates a quantity: value · (N / last)^exponent for N in BEYOND."""
     row: dict[str, Any] = {"system": name, "quantity": what, "exponent": bracketed(exponent)}
     return row | {f"{size:,}": value * (size / last) ** exponent.mean for size in BEYOND}
 

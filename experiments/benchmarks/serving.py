@@ -1,4 +1,4 @@
-"""Load the service: measure queries per second and latencies by number of clients, and mixed requests.
+"""Measure the service under load: queries per second and latencies by number of clients, and mixed requests.
 
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
 open and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with
@@ -249,7 +249,7 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
 def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
     """Return a function that asks a server to encode a random query.
 
-    peer: the model's name in PyLate's server; "": our service.
+    peer: the model's name in PyLate's server; "" means our service.
     """
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:

@@ -1,4 +1,4 @@
-"""Compare our indexes with peers' indexes in token search on a CPU, on the same vectors and in turns.
+"""Compare token search on a CPU between our indexes and peers' indexes, on the same vectors.
 
 Vectors are token states of the offline encoder for a collection's documents and test queries, reduced by PCA
 and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that
@@ -6,9 +6,10 @@ memory is measured per system. Times are medians over queries and rounds. recall
 MaxSim. Each peer runs in a separate environment, whose folder `--peers` names; missing peers are listed.
 Compare ratios: times depend on the machine.
 
-Each row of our systems also gives the machine's limit, measured in the same run. For one query, the limit is
-the longer of two times: reading the bytes that the query needs, sequentially and with all threads, and
-computing its products in a plain float32 GEMM. A batch reads the vectors once, so its limit is the GEMM.
+Each row for one of our systems also gives the machine's limit, measured in the same run. For one query, the
+limit is the longer of two times: reading the bytes that the query needs, sequentially and with all threads,
+and computing its products in a plain float32 GEMM. A batch reads the vectors once, so its limit is the time
+of the GEMM.
 
 To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
@@ -84,7 +85,7 @@ MODULES = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_
 
 @dataclass(frozen=True)
 class Row:
-    """A system with settings. Rows of one `kind` do the same work; rows with the same `index` share it."""
+    """A system and its settings. Rows of the same `kind` do the same work; the same `index` is built once."""
 
     name: str
     kind: str  # exact, rerank, gather, impute
@@ -157,7 +158,7 @@ def main(settings: Settings) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Measure the processor's sequential read rate in bytes/s and a plain GEMM's FLOP/s, the best of 5."""
+    """Measure the rate of sequential reads in bytes/s, and of a plain GEMM in FLOP/s, as the best of 5."""
     torch.set_num_threads(threads)
     numbers, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
     read, multiply = (
@@ -172,7 +173,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def interpreters(environments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the interpreter for each system, and the peers that are missing in all environments."""
+    """Return the interpreter for each system, and the peers that none of the environments contains."""
     pythons = dict.fromkeys(("ours", "gemm_scatter", "padded_einsum"), sys.executable)
     for system, module in MODULES.items():
         for environment in environments:
@@ -202,7 +203,7 @@ def run_job(
 
 
 def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
-    """Call `build`, or return the answer stored in `file` if an index of these vectors exists."""
+    """Return the answer stored in `file` for these vectors; if there is none, call `build` and store it."""
     made = read_json(vectors / "vectors.json")
     if (then := json_or_empty(file)).get("vectors") != made:
         then = {"vectors": made, "built": build()}

@@ -114,7 +114,7 @@ OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Row:
-    """A system at one batch size. mini_batch: texts per pass of gradient caching; 0: no caching."""
+    """A system at one batch size. mini_batch: texts per pass of gradient caching; 0 means no caching."""
 
     system: str
     batch: int
@@ -246,7 +246,7 @@ def failure(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Make rows with means over rounds. ratio: our speed divided by the fastest peer's at this batch size."""
+    """Make rows of means over rounds; `ratio` is our speed divided by the fastest peer's, per batch size."""
     table = [summary(row, answers) for row, answers in measured.items() if answers]
     good = [row for row in table if not row["failed"]]
     for row in good:

@@ -47,7 +47,7 @@ def align_query(
 
 
 def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple[str, list[int]]]:
-    """Return the text's words, each with the positions of its pieces; only tokens in `mask` count.
+    """Return the text's words, each with the positions of its pieces; tokens outside `mask` are ignored.
 
     WordPiece marks pieces that continue a word (##); SentencePiece and byte-level BPE mark pieces that begin
     a word (▁, Ġ).

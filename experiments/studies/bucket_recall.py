@@ -21,7 +21,7 @@ MEAN = 2.0  # norm of the mean that is added to unit vectors in an extra dimensi
 
 
 def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
-    """Predict and measure the recall of the exact top ten among the first CANDIDATES found by encodings.
+    """Predict and measure the recall of the exact top ten among the first CANDIDATES that encodings find.
 
     Vectors are measured in three forms: unchanged; with a mean of norm MEAN added in an extra dimension,
     which does not change the order by MaxSim; and with this mean added, then subtracted from documents and,
@@ -58,7 +58,7 @@ def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
 def moments(
     D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return means and variances of scores in one repetition, [b, n], and the exact top ten, [b, 10]."""
+    """Return means and variances of one repetition's scores, [b, n], and the exact top ten, [b, 10]."""
     zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
     means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
     for b, n in np.ndindex(*means.shape):

@@ -1,4 +1,4 @@
-"""Draw measures by k', length or step, with intervals, and make a table for each figure."""
+"""Plot measures against k', length or training step, with intervals, and make a table for each figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of curves: measure -> system -> one point for each x. If x are words, they are evenly spaced."""
+    """Panels of curves: measure -> system -> one point for each x. Words as x are evenly spaced."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]

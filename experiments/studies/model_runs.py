@@ -85,7 +85,7 @@ class StudyData:
         return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
-        """Return BM25's measures on the test queries."""
+        """Return BM25's value of each measure for each test query."""
         return per_query(self.bm25.search(self.test.queries, 100), self.test.judgements, measures)
 
 
@@ -183,7 +183,9 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
 
 def training_of(folder: Path) -> Measured:
-    """Return {"kept step": training step of the kept model, DEV: dev values, "untrained" and "trained"}."""
+    """Return a dict with the kept model's training step ("kept step") and its dev values (the key `DEV`).
+
+    The dev values are nDCG@10 of each dev query under the keys "untrained" and "trained"."""
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
@@ -192,7 +194,7 @@ def training_of(folder: Path) -> Measured:
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement: `measure` receives the result of `prepare`, and its own result is kept in `file`."""
+    """A measurement: `measure` receives the result of `prepare`, and its own result is saved in `file`."""
 
     name: str  # name in messages
     file: Path
@@ -331,7 +333,7 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
 def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
     """Return, for `Claim.unmoved`, the first model that training did not improve; "" if there is none.
 
-    Each model is tested alone. A given checkpoint was trained elsewhere, so it counts as improved.
+    Each model is tested separately. A given checkpoint was trained elsewhere, so it counts as improved.
     """
     for name, seeds in models.items():
         if all(seed.get("kept step") is None for seed in seeds):

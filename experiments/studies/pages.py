@@ -124,7 +124,9 @@ def printed(paper: str) -> dict[str, Any]:
 def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
     """Make a row in the format of `Verdict.row` for a claim without a significance test.
 
-    cells: values of the other columns; "–" by default.
+    The claim's evidence is a plain count, or the claim cannot be measured here.
+
+    cells: values of the other columns, which are "–" by default.
     """
     blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
     return {"claim": statement, "place": place} | blank | cells | {"verdict": verdict}
@@ -177,7 +179,7 @@ def publish(
 
     study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
     settings: a dataclass with an output folder; headings name its `division` of queries, if it has one.
-    minutes: CPU minutes of the study; None: those of this process, its children, and the runs before it.
+    minutes: CPU minutes of the study; None means those of this process, its children, and earlier runs.
     """
     from paradigms.train.script import environment
 
@@ -217,7 +219,7 @@ def study(
 ) -> Measured:
     """Collect everything that a page may quote from a study.
 
-    path: study.json; if it exists, its CPU time is included in `minutes`, unless these are given.
+    path: study.json; if it exists, its CPU time is included in the minutes, unless `minutes` is given.
     """
     if minutes is None:
         minutes = json_or_empty(path).get("minutes", 0.0) + sum(os.times()[:4]) / 60

@@ -122,7 +122,7 @@ def training_fields(settings: Any) -> dict[str, Any]:
 
 @dataclass
 class EncoderTraining:
-    """Settings for training an encoder, using the main job's recipe; subclasses add more settings."""
+    """Settings for training an encoder, shared by several studies; subclasses add more settings."""
 
     steps: int = 30
     batch_size: int = 32
@@ -279,7 +279,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
 
 
 def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
-    """Raise ValueError if fields are incompatible.
+    """Raise ValueError if the fields of a system are incompatible.
 
     others: systems that can be fused. teachers: systems that can be teachers.
     """

@@ -135,7 +135,7 @@ def training_runs(settings: Any) -> dict[str, Training]:
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
-    """Return the training, dev and test queries, and the queries of the splits `also`.
+    """Return the training, dev and test queries, and the queries of the splits in `settings.also`.
 
     Without a dev split, a tenth of the training queries is held out; test queries are never used to choose.
     Raises SystemExit if a split does not exist, or if a system needs queries that are missing.
@@ -162,7 +162,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
-    """Divide the collection's queries (`divided`), build BM25, and split documents into passages if set."""
+    """Divide the queries (`divided`), build BM25, and split documents into passages if the settings say so."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
@@ -328,7 +328,7 @@ def reranks(checkpoint: Path) -> bool:
 def trained(
     trial: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
 ) -> Model:
-    """Load the system's checkpoint, or build and train its model; a trained model is kept in `folder`.
+    """Load the system's checkpoint, or build and train its model; a trained model is saved in `folder`.
 
     Raises Paused when the time limit, `minutes`, is reached.
     """

@@ -7,9 +7,9 @@ with means c:
 
     x′ = (c + (x − c + y − c) / √2) / ‖·‖,
 
-which keeps each cell's mean and covariance, up to normalisation to length 1. One vector per document: the
-vector of one real document is shifted in the same way, within cells of document vectors. Terms: each term of
-two documents from the same collection is kept with probability 1/2.
+which preserves each cell's mean and covariance, up to normalisation to length 1. One vector per document: the
+vector of one real document is shifted in the same way, within cells of document vectors. Terms: a composed
+document contains each term of two documents from the same collection with probability 1/2.
 
 Document n does not depend on the range that is requested, because each block of `BLOCK` documents has a fixed
 seed.
@@ -32,7 +32,7 @@ Rows = tuple[np.ndarray, np.ndarray]  # values of all tokens or terms, and their
 
 @dataclass(frozen=True)
 class Composed:
-    """A sequence of real documents, then synthetic ones composed from them; `write` prepares the folder.
+    """Sequence of real documents, followed by documents composed from them; `write` prepares the folder.
 
     form: tokens, pooled, words or splade. real: number of real documents; None means all.
     """
@@ -111,7 +111,7 @@ class Composed:
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
 
     def _documents(self, numbers: np.ndarray) -> Rows:
-        """Return the real documents with these numbers."""
+        """Return the real documents with the given numbers."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
         return self._values[rows], self._lengths[numbers]
 
@@ -147,7 +147,7 @@ class Composed:
 
 
 def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries: Rows, seed: int) -> None:
-    """Write the real documents in one form, the collection that each document comes from, and the queries."""
+    """Write the real documents in one form, the collection of each document (`sources`), and the queries."""
     values, lengths = documents
     files = {"values": values, "lengths": lengths, "sources": sources}
     files |= {"queries": queries[0], "query_lengths": queries[1]}
@@ -158,7 +158,7 @@ def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries
 
 
 def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Compute k-means cells: the cell of each vector, vectors by cell, the start of each cell, and means."""
+    """Compute k-means cells, as arrays: each vector's cell, the vectors sorted by cell, starts and means."""
     import faiss
 
     random = np.random.default_rng(seed)

@@ -1,8 +1,8 @@
 """Run one stage of the scale benchmark in a separate process: python -m parts.growing JOB
 
-JOB is a JSON object with the form of documents (`composed`), the number of documents, a folder and a stage:
+JOB is a JSON object that gives the documents' form (see `composed`), their number, a folder and a stage:
 
-- truth: find the 10 best documents of each query by exact search, block by block
+- truth: find the 10 best documents for each query by exact search, block by block
 - build: build an index from a stream of documents; measure CPU seconds (excluding document generation), peak
   memory, and peak bytes on disk
 - search: measure CPU seconds to open the index and, for each setting, CPU seconds and results per query, one
@@ -10,7 +10,7 @@ JOB is a JSON object with the form of documents (`composed`), the number of docu
 - change: measure CPU seconds to add one document (median of 3), to add 1% more, to delete one document
   (median of 3), and to compact
 
-The answer is printed as JSON in the last line.
+The answer is printed as JSON on the last line.
 """
 
 from __future__ import annotations

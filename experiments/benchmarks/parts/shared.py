@@ -17,7 +17,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 def run_worker(
     name: str, job: Mapping[str, Any], python: str, threads: int, limit: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run parts/NAME.py on a job in a new process, and wait until it ends.
+    """Run the worker parts/{name}.py on `job` in a new process, and wait until it ends.
 
     Paths in the job must be absolute. Raises TimeoutExpired after `limit` seconds.
     """
@@ -58,7 +58,7 @@ def cpu_seconds() -> float:
 def medians(
     functions: Sequence[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Measure the median seconds of each function; functions take turns after one warm-up run."""
+    """Measure each function's median run time in seconds; after one warm-up run, functions take turns."""
     seconds: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, taken in zip(functions, seconds, strict=True):
@@ -69,7 +69,7 @@ def medians(
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read memory in bytes from /proc: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
+    """Read `line`, in bytes, from /proc: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
     # getrusage would include the memory of the parent process in the maximum.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:

@@ -45,13 +45,13 @@ class Vectors:
 
 
 class System:
-    """A measured system: `build` an index, `open` it, and `find` the k best documents for queries."""
+    """Base class of measured systems, which `build` an index, `open` it, and `find` the k best documents."""
 
     def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
         self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
 
     def build(self) -> None:
-        """Make an index in the folder."""
+        """Build the index in `folder`."""
 
     def open(self) -> None:
         """Prepare the process for searching."""
@@ -71,7 +71,7 @@ class System:
         return ranked
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        """Return the scores of the candidates, or of all documents."""
+        """Return the query's scores for the candidates, or for all documents if `candidates` is None."""
         raise NotImplementedError
 
 
@@ -200,7 +200,7 @@ class PaddedEinsum(System):
 
 
 class MaxSimCpu(System):
-    """Score a list of all documents, or of the candidates, with maxsim-cpu."""
+    """Score all documents, or the candidates, with maxsim-cpu, which takes a list of arrays."""
 
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]

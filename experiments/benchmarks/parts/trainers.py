@@ -106,7 +106,7 @@ def ours(job: Job, folder: Path) -> float:
 
 
 def sentence_transformers(job: Job, folder: Path) -> float:
-    """Train with the multi-vector trainer of sentence-transformers (6.0 on) and its contrastive losses."""
+    """Train with sentence-transformers' multi-vector trainer (from version 6.0) and contrastive losses."""
     import torch
     from sentence_transformers import (
         MultiVectorEncoder,
@@ -165,7 +165,7 @@ def _fit(
     loss: Any,
     collator: Any = None,
 ) -> float:
-    """Train with transformers' Trainer, the base of both peers; other settings are the peer's defaults."""
+    """Train with transformers' Trainer, which both peers extend; other settings keep the peer's defaults."""
     import torch
     from datasets import Dataset
     from torch.utils.data import BatchSampler, SequentialSampler

@@ -20,7 +20,7 @@ from paradigms.io.progress import progress_bar
 
 
 def prepare(settings: Any, folder: Path, console: Console) -> Path:
-    """Write the folder of vectors, unless a folder for these documents and lengths exists."""
+    """Write the vectors to a folder, unless one exists for the same settings, and return the folder."""
     names = ("collection", "documents", "queries", "document_length", "dim", "seed")
     wanted = {name: getattr(settings, name) for name in names}
     target = folder / "vectors"

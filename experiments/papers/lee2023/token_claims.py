@@ -110,7 +110,7 @@ def claims(results: TokenResults) -> list[Claim]:
         claim(said, f"{what}, {' − '.join(names[::sign])}", sign * contrast)
 
     def ranked(said: str, measure: str, more: Side, less: Side, **how: Any) -> None:
-        """Add a claim that one system ranks documents better than another, by `measure`."""
+        """Add the claim that `more` ranks documents better than `less` does, according to `measure`."""
         one, other = (results.values(kind, way, k, measure) for kind, way, k in (more, less))
         sides = [f"{label(kind)}, {WAYS[way]} with k' = {k}" for kind, way, k in (more, less)]
         bar = f", above {-how['margin']:g}" if how.get("margin", 0) < 0 else ""

@@ -92,7 +92,7 @@ def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth")
 
 
 def gathered(retrieved: Retrieved, k: int) -> Scored:
-    """Return f_ColBERT, from all tokens, for the documents with a retrieved token."""
+    """Return f_ColBERT, computed from all document tokens, for the documents with a retrieved token."""
     places = np.unique(retrieved.owners[:, :k])
     return places, retrieved.whole[places]
 
@@ -114,7 +114,7 @@ def gathering(paradigm: Paradigm) -> Recipe:
 
 
 def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
-    """Return the vocabulary id of every token of the index, in index order.
+    """Return the vocabulary id of every token in the index, in index order.
 
     Raises ValueError if the corpus's tokens do not match the index.
     """
@@ -203,11 +203,11 @@ def measure(
 def scoring_stage(
     paradigm: Paradigm, index: Index, retrieved: Retrieved, text: str, k: int
 ) -> dict[str, float]:
-    """Measure one query's milliseconds per stage with k' = k, and count the FLOPs of both scoring methods.
+    """Measure how many milliseconds each stage takes for a query with k' = k, and count scoring FLOPs.
 
     Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking. Gathering is timed as
-    reranking with the index. FLOPs follow appendix B, counted consistently for the actual candidates
-    (`theory.token_retrieval.scoring_cost`).
+    reranking with the index. The FLOPs of both scoring methods follow appendix B, but are counted
+    consistently (`theory.token_retrieval.scoring_cost`) and for the actual candidates.
     """
     wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
     tokens = retrieved.tokens.to("cpu")

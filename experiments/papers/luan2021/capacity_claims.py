@@ -30,7 +30,7 @@ Terms = list[tuple[float, str, int]]  # weight, system, length
 
 @dataclass
 class CapacityResults:
-    """Measurements at all lengths, predictions from the theory, and the paper's statements."""
+    """Measurements and theoretical predictions at all lengths, and the paper's statements."""
 
     task: str
     lengths: list[int]
@@ -58,7 +58,7 @@ class CapacityResults:
             }
 
     def paper(self, stage: str) -> dict[str, dict[int, float]]:
-        """Return {system: {length: measure}} of Table A.1, as shares. Figure 1 prints no numbers."""
+        """Return {system: {length: measure}} from Table A.1, as fractions; empty for Figure 1."""
         if stage == FIRST:
             return {}
         column = list(STAGES).index(stage)
@@ -67,7 +67,7 @@ class CapacityResults:
         return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
 
     def expected(self, system: str, length: int) -> float:
-        """Return the measure under a random projection of BM25-uni's vectors to the system's dimension."""
+        """Return the expected measure of BM25-uni's vectors randomly projected to the system's dimension."""
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
@@ -172,7 +172,7 @@ def parts(hybrid: str) -> tuple[str, str]:
 def describe(results: CapacityResults) -> dict[str, Section]:
     """Return the page's sections, keyed by file name.
 
-    In the figures, dotted lines are random projections to the encoders' dimensions.
+    In the figures, dotted lines show random projections to the encoders' dimensions.
     """
     measure, lengths = MEASURES[results.task], results.lengths
     sections = {

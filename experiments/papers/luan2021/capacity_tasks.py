@@ -42,7 +42,7 @@ class PassageTask:
     pool: Run  # candidates for reranking of test queries: half BM25's, half random
 
     def judged(self, run: Run, split: str = "test") -> Split:
-        """Return the split; if it has answers, a passage in the run is relevant if it contains an answer."""
+        """Return the split; in a task with answers, the run's passages with an answer become relevant."""
         return with_judgements(self.collection.split(split), self.collection.corpus, [run])
 
     def values(self, run: Run) -> list[float]:
@@ -55,8 +55,8 @@ def open_task(
 ) -> PassageTask:
     """Open a collection of passages, with candidates that always include the relevant passages.
 
-    first: the BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by default,
-    terms are words.
+    first: the variant of BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by
+    default, terms are words.
     """
     corpus, half, each = collection.corpus, depth // 2, NEGATIVES_DEPTH // 2
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
@@ -130,11 +130,12 @@ def read_answers(folder: Path) -> dict[str, list[str]]:
 
 
 def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples: int) -> dict[str, Any]:
-    """Predict BM25-uni's measures on the test queries under a random projection to k dimensions, for each k.
+    """Predict BM25-uni's measures on the test queries after a random projection to each number of dimensions.
 
-    The result has two keys. k*: the dimensions that keep BM25's first passage first in 95% of the queries by
-    the exact law of `theory.recall`, with an interval over queries. values: k -> the measure of each query,
-    by this law applied to all passages together. BM25's terms are words here.
+    The result has two keys. "k*" is the number of dimensions at which BM25's first passage stays first for
+    95% of the queries by the exact law of `theory.recall`, with an interval over queries. "values" maps each
+    k in `dimensions` to the measure of each query, by this law applied to all passages together. BM25's terms
+    are words here.
     """
     test = task.collection.split("test")
     counts = count_terms(task.collection.corpus, test.queries, queries, 0)

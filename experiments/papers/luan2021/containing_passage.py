@@ -74,7 +74,7 @@ class Source:
         self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
-        """Draw a number from 0 … n − 1 by a hash of `what`."""
+        """Draw a number from 0 to n − 1 by hashing `what`."""
         return hashed(self.seed, *what) % n
 
     def reserved(self, unit: Unit) -> bool:
@@ -167,7 +167,7 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
 
 
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
-    """Return a query from this unit, or None if the drawn tokens have too few words."""
+    """Draw a query from `unit`; return None if the drawn tokens have too few words."""
     id = f"q:{source.corpus.ids[unit.row]}:{unit.place}"
     tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)

@@ -32,7 +32,7 @@ SHARE = 8  # queries per judged query; with 3, 95% intervals of gains cover only
 
 
 class Task:
-    """ALIGNERs trained with one alignment (the default strategy), as measured on one collection.
+    """ALIGNER models trained with one alignment (the default strategy), measured on one collection.
 
     models: nDCG@10 of each model, all for the same queries and strategies.
     """
@@ -69,7 +69,7 @@ class Task:
 
     @cached_property
     def adapted(self) -> dict[tuple[str, int], list[Adaptation]]:
-        """Return {(rule, shots): one `Adaptation` per seed} for folds with a small share of the queries."""
+        """Return {(rule, shots): one `Adaptation` per seed}; `shots` are few compared with the queries."""
         few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
         wanted = [(rule, shots) for rule in RULES for shots in few]
         work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]
@@ -112,7 +112,7 @@ def claims(tasks: Sequence[Task]) -> list[Claim]:
 
 
 def _of_table(task: Task) -> list[Claim]:
-    """Return claims on strategies whose printed nDCG@10 differs from the default's by `POINT` or more."""
+    """Return claims about strategies whose printed nDCG@10 differs from the default's by `POINT` or more."""
     table, default, made = TABLES.get(task.own, {"strategies": []}), task.printed(task.own), list[Claim]()
     for name in table["strategies"]:
         other, contrast = task.printed(name), task.of(task.own) - task.of(name)
@@ -137,7 +137,7 @@ def _claim(
     said: str = "",
     about: str = READOUT,
 ) -> Claim:
-    """Return a claim on the mean of the contrasts. There is one contrast per task or pair of tasks."""
+    """Return a claim about the mean of the contrasts, of which there is one per task or pair of tasks."""
     quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
     poor, where = next(filter(None, names), ""), place and f"{PAPER}, {place}"
@@ -147,7 +147,7 @@ def _claim(
 
 
 def _between(best_of: str, other: str, pairs: Sequence[tuple[Task, Task]]) -> Claim:
-    """Return a claim that compares two training alignments, each tested as trained, averaged over pairs."""
+    """Return a claim that compares two alignments, each used in training and test, averaged over pairs."""
     seeds = [min(len(better.values), len(worse.values)) for better, worse in pairs]
     contrasts = [b.of(best_of)[:n] - w.of(other)[:n] for n, (b, w) in zip(seeds, pairs, strict=True)]
     better, worse = pairs[0]

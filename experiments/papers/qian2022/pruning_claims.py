@@ -44,7 +44,7 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """Return the measured pairs whose ratio on the other side is the training ratio, smallest first."""
+        """Return the measured pairs of ratios, in order, that have the training ratio on the other side."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ class PruningResults:
     def _flat(self, methods: Sequence[str]) -> str:
         """Describe the first flat gate (`Gate.flat`), if any, for `Claim.unlearned`; "" if no gate is flat.
 
-        A flat gate supports no verdict.
+        A claim about a method with a flat gate has no verdict.
         """
         for method in methods:
             gates = [Gate(**model["gate"]) for model in self.models[method] if model.get("gate")]

@@ -37,7 +37,7 @@ PRINTED = printed("weller2025")
 
 
 def free(settings: Any) -> Rows:
-    """Measure the critical n for each alignment, M and h."""
+    """Measure the critical n for every combination of an alignment with M and h."""
     rows: Rows = []
     shapes = [
         (name, M) for name, (_, shape) in FREE.items() for M in (settings.tokens if "M" in shape else [1])
@@ -56,14 +56,14 @@ def free(settings: Any) -> Rows:
 
 
 def random_size(dimension: int, settings: Any) -> int:
-    """Return the largest n of 2k … `largest` with `capacity.random_dimension` ≤ h; 2k − 1 if none exists."""
+    """Return the largest n from 2k to `largest` with `random_dimension(n, k)` ≤ `dimension`, else 2k − 1."""
     sizes = range(2 * settings.relevant, settings.largest + 1)
     small = takewhile(lambda n: capacity.random_dimension(n, settings.relevant) <= dimension, sizes)
     return max(small, default=2 * settings.relevant - 1)
 
 
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) -> np.ndarray:
-    """Return, for each seed, the largest n tried at which all sets are answered.
+    """For each seed, return the largest of the n tried at which all sets are answered.
 
     n grows by the factor `GROWTH`. A seed that fails at `start` is tried again from k + 1. If the seed fails
     there too, the result is k.
@@ -145,7 +145,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def drawn(rows: Rows, settings: Any) -> Figure:
-    """Plot the critical n by dimension, beside the paper's fit for one vector with another optimiser.
+    """Plot the critical n against h, beside the paper's fit for one vector and another optimiser.
 
     A dotted line shows the n that random projections guarantee.
     """

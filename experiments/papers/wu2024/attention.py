@@ -90,7 +90,7 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
 def attended(
     model: Generative, source: Batch, targets: Targets
 ) -> tuple[Float[Tensor, "1 j h"], Float[Tensor, "layers n m heads j"]]:
-    """Return the encoder's states of one query, and A as in `interaction.decompose`, for given targets."""
+    """Return the encoder's states for one query, and A as in `interaction.decompose` for the targets."""
     trace = Trace()
     with model.evaluating(), torch.no_grad():
         memory, past = model.begin(source.to(model.device))
@@ -101,7 +101,7 @@ def attended(
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
     """Yield (direction, series, rates) for the tokens of a query and of its candidates.
 
-    Tokens with id −1 do not count.
+    Tokens that `numbered` gives id −1 match no token.
     """
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
@@ -123,13 +123,13 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
-    """Return the token ids of one query or n documents, with −1 for tokens that do not count."""
+    """Return the token ids of one query or n documents, with −1 at masked tokens."""
     assert tokens.ids is not None
     return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
 
 
 def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int) -> Float[Tensor, "n i j"]:
-    """Return the softmax of A over an axis, with 0 at padding, even if all of the axis is padding."""
+    """Return the softmax of A over `axis`; it is 0 at padding, even where the whole axis is padding."""
     return A.masked_fill(~valid, -torch.inf).softmax(axis).where(valid, 0)
 
 
@@ -195,7 +195,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Return whether each token counts: special tokens, punctuation and pieces of stop words do not."""
+    """Return which tokens are measured: with a letter or digit, neither special nor (part of) a stop word."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

@@ -181,9 +181,9 @@ def study(
 ) -> None:
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
-    The result of measure(settings, task, seed, data, models) is kept as seed-N/TASK.json, with the dev values
+    The result of measure(settings, task, seed, data, models) is saved as seed-N/TASK.json, with the values
     from `training_of`; all tasks and seeds must return the same "queries". report(settings, data, results)
-    returns (summary, sections). keep_recall: also keep R@10 of every model, for `unlearned_models`. half:
+    returns (summary, sections). keep_recall: also save R@10 of every model, for `unlearned_models`. half:
     measure generative models in the training precision instead of float32.
     """
     accelerator, console = begin(settings)
@@ -254,7 +254,9 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """Return the models in `recalls` whose mean over seeds is too far below BM25's to count as trained."""
+    """Return the models whose mean R@10 over seeds is too far below BM25's for a trained model.
+
+    seeds: results of `recalls`, one per seed."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
