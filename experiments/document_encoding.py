@@ -284,7 +284,7 @@ def of_added(values: Values, data: StudyData, queries: Sequence[str]) -> list[di
     """Make two rows for each system: one for learned documents and one for added documents.
 
     The system `HALF` was trained on learned documents and received only the titles of added documents. A
-    query counts in a row if all of its relevant documents are of that kind.
+    query belongs to a row if all of its relevant documents are of that kind.
     """
     if HALF not in values:
         return []

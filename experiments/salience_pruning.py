@@ -180,8 +180,8 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
     all tokens. A model with salience is also measured on content words, and a model without salience on the
-    share of document tokens that are ever retrieved. strategies: whether to refine the pair of the paper's
-    Figure 7 with every alignment.
+    share of document tokens that are ever retrieved. strategies: whether to refine the results of the
+    pair in Figure 7 of Qian et al. 2022 with every alignment.
     """
     test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))

@@ -88,7 +88,8 @@ def check(name: str, samples: int, seed: int) -> Result:
 def worst(first: Result, second: Result) -> Result:
     """Combine a claim's results for two seeds: keep the larger violations, and pool the samples.
 
-    The curves are those of `first`."""
+    The curves are those of `first`.
+    """
 
     def nearness(result: Result) -> tuple[bool, float]:
         violation, tolerance = result.evidence.violation, result.evidence.tolerance

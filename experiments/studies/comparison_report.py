@@ -294,7 +294,8 @@ def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
 def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Make a row for each system, with the first measure of each stage, recall, and costs.
 
-    tables: stage → table."""
+    tables: stage → table.
+    """
     columns = {"retrieve": "whole corpus", "rerank": "reranking"}
     deep = [name for name in tables["retrieve"].measures if name.endswith("@100")][:1]
     rows = []

@@ -185,7 +185,8 @@ def training_cost(folder: Path) -> dict[str, Any]:
 def training_of(folder: Path) -> Measured:
     """Return a dict with the kept model's training step ("kept step") and its dev values (the key `DEV`).
 
-    The dev values are nDCG@10 of each dev query under the keys "untrained" and "trained"."""
+    The dev values are nDCG@10 of each dev query under the keys "untrained" and "trained".
+    """
     kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}

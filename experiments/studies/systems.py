@@ -162,7 +162,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
-    """Divide the queries (`divided`), build BM25, and split documents into passages if the settings say so."""
+    """Divide the queries (`divided`), build BM25, and split documents into passages if `passages` is set."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began

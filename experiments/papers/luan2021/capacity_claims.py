@@ -71,7 +71,7 @@ class CapacityResults:
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:
-        """Return whether the system has learned enough to be compared: at every passage length.
+        """Return whether the system has learned enough, at every passage length, to be compared.
 
         Its score must reach `LEARNED` times BM25-uni's, or the score expected under a random projection to
         its dimension if that is lower. If the system can search, retrieval is scored instead of reranking,

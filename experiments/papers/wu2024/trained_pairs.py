@@ -256,7 +256,8 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     """Return the models whose mean R@10 over seeds is too far below BM25's for a trained model.
 
-    seeds: results of `recalls`, one per seed."""
+    seeds: results of `recalls`, one per seed.
+    """
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
