@@ -100,7 +100,7 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
 
 
 def random_dimension(documents: ArrayLike, k: int = 2, failure: float = 1.0) -> float | Array:
-    """Return the h at which randomly projected one-hot vectors answer all sets, except for chance `failure`.
+    """Return the h at which projected one-hot vectors answer all sets, except with probability `failure`.
 
     Before the Gaussian projection (`theory.projections`), q_S = Σ_{s∈S} e_s and d_i = e_i have the margin
     1/√(2k) in each of the C(n, k)·k·(n − k) triples; the union bound with the exact pairwise law gives h. At

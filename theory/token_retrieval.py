@@ -20,7 +20,7 @@ CLIPPED_NORMALISER = 1e-6  # the paper's "small number" in place of Z = 0
 
 
 def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
-    """Â [n, t]: exactly the min(k, t) largest similarities of each row. Ties go to the earlier column.
+    """Â [n, t], True for exactly the min(k, t) largest similarities of each row; ties: the earlier column.
 
     Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
     Raises ValueError if k < 1 or k is not whole, or if the similarities are not a finite matrix.

@@ -150,7 +150,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 
 def run_compare(settings: argparse.Namespace) -> None:
-    """Search with all systems, write their runs, and print a table of measures or results side by side."""
+    """Search with all systems, write their runs, and print either measures or the results side by side."""
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
@@ -246,7 +246,7 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
 
 
 def check_same(systems: list[Opened]) -> None:
-    """Raise ValueError unless all folders contain the same documents and have different names."""
+    """Raise ValueError unless all `systems` contain the same documents and have different names."""
     first, *others = systems
     for other in others:
         same_source = other.made.source == first.made.source and not first.made.passages
@@ -276,7 +276,7 @@ def identical(
 
 
 def report_source(settings: argparse.Namespace, words: int, problems: Problems) -> None:
-    """Print the problems found in the data and, without --words, how text files were split."""
+    """Print the problems found in the data and, unless --words was given, how text files were split."""
     for line in problems.lines():
         show.tell(line, "yellow")
     if words and not settings.words:

@@ -37,9 +37,10 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print the dimensions that linear maps need, by document length and idf placement.
+    """Print how many dimensions linear maps need to keep BM25's best document, by length and idf placement.
 
-    If a model is given, it is compared with these maps.
+    The idf may be part of the query, of the documents or of both. If a model is given, it is compared with
+    these maps.
     """
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     queries = read_queries(settings, settings.source)
@@ -70,7 +71,7 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
 
 
 def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
-    """Return (report lines on linear maps, the problem, exact thresholds [m, samples] for all documents).
+    """Return (report lines on linear maps, the problem, `exact_thresholds` [m, samples] for all documents).
 
     real: whether the user gave the queries; otherwise, they come from `title_queries`. Raises ValueError if
     no query has `RANK` documents that BM25 ranks below the best one.

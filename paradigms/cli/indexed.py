@@ -67,7 +67,7 @@ def whole(name: str) -> str:
 
 
 def words_that_fit(model: Any) -> int:
-    """Return `WORDS`, or fewer if the model reads fewer; three tokens count as two words, as in English."""
+    """Return the words per passage: `WORDS`, or fewer if the model reads fewer (2 words per 3 tokens)."""
     length = model.document_length
     return WORDS if length is None else max(1, min(WORDS, 2 * length // 3))
 

@@ -268,7 +268,7 @@ def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
 
 
 def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
-    """Check an answer in rational arithmetic; return None if it has no rational form or is too large."""
+    """Check an answer in rational arithmetic; return None if it has no rational form or h > `LARGEST`."""
     if answer.query is not None and len(answer.query) == 1:
         _, chosen, _ = maxima(question.tokens, question.owners, answer.query)
         others = np.flatnonzero(~np.isin(question.owners, rows))

@@ -1,4 +1,4 @@
-"""Find near copies among texts, exactly: a set-similarity join over word triples."""
+"""Find near-duplicates among texts, exactly: a set-similarity join over word triples."""
 
 import re
 

@@ -16,8 +16,8 @@ versions. Compare systems only under the same fingerprint, which covers content 
 
 Train, dev and test do not leak into each other: each split contains whole groups of modules (`asyncio`,
 `scipy.stats`), chosen by a hash of the group's name. A docstring is left out if it repeats another
-docstring's summary, or if its document is a near copy of an earlier one (Jaccard similarity of word triples
-at least NEAR).
+docstring's summary, or if its document is a near-duplicate of an earlier one (Jaccard similarity of word
+triples at least NEAR).
 """
 
 import ast
@@ -197,7 +197,7 @@ def title(item: Docstring) -> str:
 
 
 def distinct(items: Iterable[Docstring]) -> list[Docstring]:
-    """Sort docstrings by id; drop repeated ids, repeated summaries and near copies of documents."""
+    """Sort docstrings by id; drop repeated ids, repeated summaries and near-duplicate documents."""
     unique: dict[str, Docstring] = {}
     taken: set[str] = set()
     for item in sorted(items, key=lambda item: item.id):

@@ -23,9 +23,9 @@ def within_documents(collection: Collection) -> Collection:
     """Divide a collection's queries into new train, dev and test splits over the same documents.
 
     Dev and test queries are drawn by a hash of their ids. Each relevant document keeps a training query and
-    does not contain its dev or test queries word for word. Near copies of training queries are left out and
-    counted in `problems`. In pydocs, a training query is added for each parameter that a document describes.
-    Raises ValueError if an id has two different queries, or if no document has two queries.
+    does not contain its dev or test queries word for word. Near-duplicates of training queries are left out
+    and counted in `problems`. In pydocs, a training query is added for each parameter that a document
+    describes. Raises ValueError if an id has two different queries, or if no document has two queries.
     """
     queries, judged = all_queries(collection)
     if collection.built_in:

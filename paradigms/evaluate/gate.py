@@ -1,4 +1,4 @@
-"""Measure how much salience differs between the tokens of a document, that is, whether a gate is alive."""
+"""Measure how much salience differs between a document's tokens, that is, whether a gate has any effect."""
 
 from dataclasses import dataclass
 

@@ -99,7 +99,7 @@ def alignment_picture(
 
 
 def _most_used(use: np.ndarray, most: int) -> np.ndarray:
-    """Return the positions of the `most` largest nonzero uses, in order, or all positions if they fit."""
+    """Return the positions of the `most` largest values, ascending, without zeros unless all values fit."""
     if len(use) <= most:
         return np.arange(len(use))
     order = np.argsort(-use, kind="stable")[:most]

@@ -243,7 +243,7 @@ def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> 
 
 
 def list_sizes(store: Store) -> np.ndarray:
-    """Count each list's tokens, excluding deleted documents."""
+    """Count each list's tokens, excluding those of deleted documents."""
     from paradigms.find import loops
 
     begins, centroids, offsets = store.derived.begins, store.columns["centroids"], store.offsets
@@ -259,7 +259,7 @@ def list_sizes(store: Store) -> np.ndarray:
 
 
 def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
-    """Return the tokens in the chosen lists in ascending order, excluding deleted documents."""
+    """Return the tokens in the chosen lists in ascending order, excluding those of deleted documents."""
     lists: Opened = store.derived
     entries = [lists.entries[lists.begins[c] : lists.begins[c + 1]] for c in chosen]
     documents = np.unique(np.concatenate([*entries, np.arange(lists.first, len(store.living))]))

@@ -16,12 +16,13 @@ BINS = 1024  # bins of the histograms that replace sorting similarities and boun
 @no_type_check
 @cached_njit(nogil=True)
 def select(similarities, sizes, probes, wanted, spread, least, missing):
-    """Find the lowest similarity of a probed list, and estimate the `wanted`-th best similarity.
+    """Find each query token's lowest similarity to a probed list; estimate its `wanted`-th best to a token.
 
-    similarities: [K, lanes], for `missing.shape[0]` query tokens. sizes: [K]. least[j] is set to the
-    similarity of token j to its `probes`-th most similar list, to the precision of a histogram bin.
-    missing[j] is set to the similarity m above which `wanted` tokens are expected. A token's similarity is
-    modelled as its centroid's similarity plus normal noise of standard deviation spread[j]:
+    similarities: of the K centroids to query tokens, [K, lanes]; only the first `missing.shape[0]` lanes are
+    used. sizes: tokens per list, [K]. least[j] is set to the similarity of token j to its `probes`-th most
+    similar list, to the precision of a histogram bin. missing[j] is set to the similarity m above which
+    `wanted` tokens are expected. A token's similarity is modelled as its centroid's similarity plus normal
+    noise of standard deviation spread[j]:
 
         Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = wanted.
     """
@@ -209,7 +210,7 @@ def cut(entries, begins, ends, document, out):
 @no_type_check
 @cached_njit(nogil=True)
 def sizes(centroids, lists):
-    """Count the tokens in each list. In a damaged file, centroids out of range count as the last list."""
+    """Count the tokens in each list. Tokens with out-of-range centroids are counted in the last list."""
     counts = np.zeros(lists, np.int64)
     for c in centroids:
         counts[min(np.int64(c), lists - 1)] += 1

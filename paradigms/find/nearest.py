@@ -30,8 +30,11 @@ Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], floa
 
 @dataclass(frozen=True)
 class Factory:
-    """A FAISS index of vectors. name: a string for `faiss.index_factory`; "" means a flat float16 index for
-    few vectors, and inverted lists for many. seed: random seed of the training sample."""
+    """A recipe for a FAISS index of vectors.
+
+    name: a string for `faiss.index_factory`; "" means a flat float16 index for few vectors, and inverted
+    lists for many. seed: random seed of the training sample.
+    """
 
     name: str = ""
     seed: int = 0
@@ -42,8 +45,10 @@ class Factory:
             _empty(self.name, dim)
 
     def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write a FAISS file for `count` vectors; the first build trains the index. anew: True if any vector
-        may have changed, False if vectors were only appended."""
+        """Write a FAISS file for `count` vectors; the first build trains the index.
+
+        anew: True if any vector may have changed, False if vectors were only appended.
+        """
         if not count:
             writer.remove(FILE)
             return

@@ -36,9 +36,9 @@ Contents: TypeAlias = Callable[[Path], Collection[str] | None]
 
 
 def contents(*patterns: str, marks: Collection[str] = ()) -> Contents:
-    """Make `Contents` with fixed patterns.
+    """Return a `Contents` function that returns the same `patterns` for every folder of one kind.
 
-    marks: file names that identify this kind of folder; at least one of them must exist.
+    marks: file names that identify this kind of folder; without any of them, the function returns None.
     """
     return lambda folder: patterns if not marks or any((folder / mark).is_file() for mark in marks) else None
 

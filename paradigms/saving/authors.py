@@ -135,12 +135,12 @@ def read_stanford(folder: Path) -> Paradigm:
 
 
 def is_xtr(folder: Path) -> bool:
-    """Return whether the folder is an XTR: it has a T5 and 2_Dense but no modules.json."""
+    """Return whether the folder contains an XTR model: a T5 and 2_Dense, but no modules.json."""
     return _t5_with_dense(folder) and not (folder / MODULES).is_file()
 
 
 def may_be_xtr(folder: Path) -> bool:
-    """Return whether a folder of unknown type may be an XTR: it has modules.json, a T5 and a linear layer.
+    """Return whether a folder may contain an XTR model: modules.json, a T5 and a linear layer.
 
     Such a folder does not record whether the model has token vectors: a model with one vector per text may
     look the same.

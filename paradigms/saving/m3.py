@@ -26,7 +26,7 @@ def is_m3(folder: Path) -> bool:
 
 
 def read_m3(folder: Path) -> Paradigm:
-    """Read BGE-M3. Raises ValueError if a head has another shape, such as fewer dimensions than the width."""
+    """Read BGE-M3. Raises ValueError if a head's shape is not BGE-M3's, such as fewer dimensions."""
     length = text_length({}, folder)
     model: Any = bge_m3(folder, pooling="cls", query_length=length, document_length=length)
     for name, head in HEADS.items():
@@ -45,7 +45,7 @@ def write_m3(model: Any, folder: Path) -> None:
     """Write a model in BGE-M3's layout (one of `SAVE_LAYOUTS`).
 
     sentence-transformers can open the folder for its dense vector. The layout does not store how the three
-    parts are weighted in rel. Raises ValueError for another paradigm.
+    parts are weighted in rel. Raises ValueError unless the model is a `bge_m3` with the pooling cls.
     """
     encoder = getattr(model, "encoder", None)
     if not isinstance(encoder, BgeM3) or encoder.settings.pooling != "cls":

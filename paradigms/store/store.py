@@ -253,7 +253,7 @@ class Store:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes per document that is not deleted, with 12 to look up its id, without manifest and ids."""
+        """Bytes per document that is not deleted, with 12 for looking up its id, without ids and manifest."""
         files = self.files.entries.items()
         return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
 
@@ -533,8 +533,10 @@ class Store:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the index has more than GROWN times the tokens that it was built with. The centroids are
-        then too few and fit the tokens badly; `compact` trains new ones."""
+        """Whether the index has more than GROWN times the tokens that it was built with.
+
+        The centroids are then too few and fit the tokens badly; `compact` trains new ones.
+        """
         built = self.manifest.get(TRAINED)
         return built is not None and self.living_tokens > GROWN * max(built, FEW)
 

@@ -1,4 +1,4 @@
-"""−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own."""
+"""−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own negatives."""
 
 from collections.abc import Sequence
 

@@ -142,7 +142,7 @@ def fit(
 def own_run(
     open_model: Callable[[], Encoded], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
 ) -> Run:
-    """Find NEGATIVES_DEPTH documents for each query with a model; cache the run in folder/mined.run.
+    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
 
     One process opens the model and searches. Raises ValueError if the model cannot search or the file is
     damaged.

@@ -104,7 +104,7 @@ class Likelihood(Objective):
         return torch.stack(losses).mean()
 
     def prepare(self, step: int) -> None:
-        """Rebuild ASYNC's clusters on the first process, for all processes."""
+        """Rebuild NP-decoding's clusters on the first process, if due, and send them to the others."""
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
         if due and PartialState().is_main_process:

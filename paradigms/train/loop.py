@@ -121,8 +121,8 @@ def train(
 ) -> Trained:
     """Minimise the objective; return the paradigm's last state, or an earlier state that `dev` rates higher.
 
-    dev: measures each dev query. The last state is returned unless the mean of an earlier state, including
-    the untrained one, was higher by more than the standard error.
+    dev: measures each dev query. The last state is returned unless an earlier state, which may be the
+    untrained one, had a higher mean by more than the standard error of the last state's mean.
 
     folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
     one. folder/best contains the paradigm to return, and folder/history.jsonl contains the loss curve and the

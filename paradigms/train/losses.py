@@ -36,7 +36,7 @@ def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Te
 
 
 def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
-    """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: errors in margins over k = c − 1 negatives.
+    """1/(b·k) Σ_q Σ_m ((s_q0 − s_qm) − (t_q0 − t_qm))²: squared errors in margins over k = c − 1 negatives.
 
     Hofstätter et al. 2020 (arXiv:2010.02666). Unlike `kl`, this loss also depends on the scale of the scores.
     """

@@ -155,7 +155,7 @@ def gather(t: Tensor) -> Tensor:
 
 
 def place_among(count: int) -> int:
-    """Return the position of this process's first item, if `count` per process are gathered in rank order."""
+    """Return the position of this process's first item if `count` items per process are gathered by rank."""
     return count * dist.get_rank() if world() > 1 else 0
 
 
