@@ -6,8 +6,8 @@ Q scores every document of R strictly above all others, whether or not an encode
 - One vector: a query is answerable iff the convex hulls of R and of the other documents are disjoint. A
   linear programme decides this (Mangasarian 1965). A solution of the dual programme is a certificate: weights
   α on R and β on the other documents with Σ α d = Σ β d, so that both sides have the same score for any q.
-- Maximum over a document's tokens, one query token (ME-BERT): a query is answerable iff, for some choice of a
-  token of each document in R, the chosen tokens are separable from all tokens of the other documents
+- Maximum over a document's tokens, one query token (ME-BERT): a query is answerable iff, for some choice of
+  one token from each document in R, the chosen tokens are separable from all tokens of the other documents
   (finitely many linear programmes).
 - Maxima summed over query tokens (ColBERT): a document's score is Σ_j σ(q_j), where σ is the support function
   of the hull K of the document's tokens. A query is shown to be answerable by a Q that answers it, found with
@@ -15,7 +15,8 @@ Q scores every document of R strictly above all others, whether or not an encode
   lies in Σ_c β_c K_c, the mean of the other documents' hulls for some weights β ≥ 0, Σ β = 1. Finding β is
   also a linear programme. For |R| = 1, this is the only obstacle: by Farkas' lemma, if no such β exists, some
   Q with at most as many tokens as there are rivals answers the query.
-- The same sum, where a query token sees only tokens of the same kind (COIL, whose kinds are token ids): K_a
+- The same sum, where a query token is compared only with tokens of the same kind (COIL, whose kinds are token
+  ids): K_a
   lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind has a zero
   vector for this kind.
 - A mean of the maxima, weighted by the saliences of the tokens that attain them (ALIGNER, k = 1): the mean is
@@ -126,11 +127,11 @@ def sum_of_maxima(
 ) -> Answer:
     """Decide whether some Q of `query_tokens` vectors ranks `relevant` first by Σ_j max_i ⟨q_j, d_i⟩.
 
-    kinds [t], asked [N]: query token j sees only the tokens of kind asked[j]. Every document has at least
-    one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are of one
-    kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the tokens that
-    attain them. The answer True assumes query tokens of equal salience; False holds for any saliences, and
-    requires that the tokens of some relevant document have equal saliences.
+    kinds [t], asked [N]: query token j is compared only with tokens of kind asked[j]. Every document has at
+    least one token of each asked kind, and tokens of other kinds must not occur. By default, all tokens are
+    of one kind. salience [t] ≥ 0: the score is the mean of the maxima, weighted by the saliences of the
+    tokens that attain them. The answer True assumes query tokens of equal salience; False holds for any
+    saliences, and requires that the tokens of some relevant document have equal saliences.
 
     The answer is True if such a Q is found with one token, or by optimisation from `start` [N, h] or random
     starts. The answer is False if a relevant document is dominated (module docstring), which rules out every

@@ -2,9 +2,9 @@
 
 In MUVERA (Dhulipala et al. 2024), `planes` random planes cut the space into 2^planes buckets. Let a query
 token have the angle θᵢ and the similarity Sᵢ to a document's token i. Instead of the maximum of Sᵢ, the query
-token scores the mean of Sᵢ over the document's tokens in its bucket or, if there are none, over the tokens at
-the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans & Williamson 1995),
-so
+token contributes the mean of Sᵢ over the document's tokens in its bucket or, if there are none, over the
+tokens at the least Hamming distance. One plane separates two vectors with probability θ/π (Goemans &
+Williamson 1995), so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
@@ -51,7 +51,7 @@ def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes:
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:
-    """E[Aᵢ], [m, ...]: the expected weight of each document token i in the mean that a query token scores.
+    """E[Aᵢ], [m, ...]: the expected weight of document token i in the mean that a query token contributes.
 
     angles: between the query token and the document's tokens, [m, ...].
 

@@ -10,7 +10,7 @@ h where adding one vector to all document vectors changes no order (the first th
 | A | what decides which token counts | what then decides the order |
 |---|---|---|
 | one (DPR) | nothing | m·C(n, 2) hyperplanes |
-| all (A = 1) | nothing: the sum of a document's vectors counts, as with M = 1 | m·C(n, 2) |
+| all (A = 1) | nothing: only the sum of a document's vectors matters, as with M = 1 | m·C(n, 2) |
 | q→d (ME-BERT with N = 1, ColBERT) | m·N·n·C(M, 2): the order in each document | m·C(n, 2) |
 | equal ids (COIL, tokens of distinct ids) | nothing: ids are part of the text | m·C(n, 2) |
 | positive ids (COIL without similarities < 0) | m·N·n: the sign of each match | m·C(n, 2) |

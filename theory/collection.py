@@ -217,9 +217,10 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
 def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
     """The smallest k such that, at this k and all larger ones, at most a share β of the queries is lost.
 
-    ks: [K]. lost: 1 where a query is lost, [m, K], or [m, K, samples] for random maps that all queries share.
-    The interval resamples the queries and the maps. The result is inf if the largest k is not enough, and NaN
-    if there are no queries. Measured failure is not monotone in k, so it may cross β several times.
+    ks: [K]. lost: 1 where a query's best document leaves the top r, [m, K], or [m, K, samples] for random
+    maps that all queries share. The interval resamples the queries and the maps. The result is inf if the
+    largest k is not enough, and NaN if there are no queries. Measured failure is not monotone in k, so it may
+    cross β several times.
     """
     ks, lost = np.asarray(ks, dtype=np.float64), np.atleast_2d(lost)
     if not lost.size:

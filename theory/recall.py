@@ -228,8 +228,7 @@ def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float
 
 
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:
-    """Compute P(R ≥ r) for Gaussian A by quadrature, if the δ without their components along q are
-    orthogonal.
+    """Compute P(R ≥ r) by quadrature, if the components of the δ outside q are orthogonal (Gaussian A).
 
     The ⟨z, δ_i⟩ are then independent, since z ⊥ q. Given χ_k, the errors are therefore independent with
     chances Φ(−χ_k μ_i/√(1−μ_i²)), and R is a Poisson binomial variable. margins: [n].

@@ -114,7 +114,7 @@ class Centroids:
         self.centroids, self.cells = centroids, cells
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
-        """argmin_c ‖x − c‖² for each vector, over all centroids on a GPU, else over those in near cells."""
+        """argmin_c ‖x − c‖² for each vector, over all centroids on a GPU, else in the nearest cells only."""
         if torch.cuda.is_available():
             centroids = self.centroids.cuda()
             return torch.cat([_nearest(p.cuda(), centroids).cpu() for p in vectors.split(CODED)])

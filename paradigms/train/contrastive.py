@@ -29,11 +29,11 @@ class Contrastive(Objective):
     first term, over each query's positive and hard negatives. chunk: texts per part with cached gradients
     (`batches.in_parts`); 0 = no caching. in_batch: whether other queries' documents are negatives. If not,
     only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of
-    training steps. SPLADE's term rises over the first third, or has full weight from the start if `steps` is
-    0. matryoshka: numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to
-    the loss on all coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits:
-    bits per dimension of the codes that replace document vectors (`coded.straight_through`); 0 = no codes.
-    Only encoders use mixed precision: rel, softmax and loss are float32.
+    training steps. SPLADE's term rises over the first third of these steps, or has full weight from the start
+    if `steps` is 0. matryoshka: numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised,
+    is added to the loss on all coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1).
+    coded_bits: bits per dimension of the codes that replace document vectors (`coded.straight_through`); 0 =
+    no codes. Only encoders use mixed precision: rel, softmax and loss are float32.
     """
 
     def __init__(
