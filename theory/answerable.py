@@ -16,9 +16,8 @@ Q scores every document of R strictly above all others, whether or not an encode
   also a linear programme. For |R| = 1, this is the only obstacle: by Farkas' lemma, if no such β exists, some
   Q with at most as many tokens as there are rivals answers the query.
 - The same sum, where a query token is compared only with tokens of the same kind (COIL, whose kinds are token
-  ids): K_a
-  lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind has a zero
-  vector for this kind.
+  ids): K_a lies in Σ_c β_c K_c for each kind, with common weights β. A document without a token of some kind
+  has a zero vector for this kind.
 - A mean of the maxima, weighted by the saliences of the tokens that attain them (ALIGNER, k = 1): the mean is
   unweighted for documents whose tokens have equal saliences, so that the condition for the sum applies among
   them. Nothing is shown for other documents: a query token near 0 adds nothing to the numerator, but it adds
