@@ -100,7 +100,7 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
 
 
 def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """Return the claims in §7.1, for each Z in q←d and each scorer for GR.
+    """Return the claims of Wu et al. 2024, §7.1, for each Z of q←d and each scorer of GR.
 
     A system is considered to have learned too little for a comparison if its RR@10 does not exceed the RR@10
     of a random order, or if the R@10 of its model, ranking by the training score, is less than `LEARNED`

@@ -183,7 +183,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Give texts of one article the same title: ids up to the first colon replace titles that all differ."""
+    """Return the corpus with titles shared by articles: if all titles differ, ids up to the first colon."""
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])

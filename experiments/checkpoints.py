@@ -165,7 +165,7 @@ def measured(
 ) -> Values:
     """Measure nDCG@10 of each query under every alignment A that the checkpoint admits.
 
-    checkpoint: a folder or hub name; "": measure BM25.
+    checkpoint: a folder or hub name; "" means BM25.
     """
     corpus, found = collection.corpus, dict[str, list[float]]()
 

@@ -263,7 +263,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
-    """Return what a system's results depend on: settings, training, and contents of the files they name."""
+    """Return what a system's results depend on, including the contents of files named in the settings."""
     training = systems.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
@@ -314,7 +314,7 @@ def run_system(
 ) -> None:
     """Train or load a system, encode the documents, search and rerank.
 
-    costs.json is written last and marks the system as finished. Of an untrained system, only the runs are
+    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
     saved.
     """
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")

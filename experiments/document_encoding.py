@@ -261,7 +261,10 @@ def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[
 
 
 def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
-    """Compare the sizes of dense systems with the smallest generative system's, without a test."""
+    """Make rows that compare dense systems' sizes with that of the smallest generative system.
+
+    Sizes are exact, so they need no significance test.
+    """
     written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
     if not written:
         return []

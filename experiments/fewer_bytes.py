@@ -1,11 +1,11 @@
 """Measure nDCG@10 and bytes per document for fewer tokens, dimensions or bits, and for fixed encodings.
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
-to replace a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the
+of replacing a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the
 error of a score, and a query's ten best documents are certified if errors within the bounds cannot change
 them. Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of the candidates
-is compared with the prediction of `theory.buckets` from the angles between token vectors, with
-and without subtraction of their mean.
+is compared with the prediction of `theory.buckets` from the angles between token vectors, with and without
+subtraction of their mean.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def principal_axes(exact: Store, dim: int) -> np.ndarray:
 
 
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Project token vectors onto the first `dim` principal axes; their width stays the same."""
+    """Project token vectors onto the first `dim` principal axes, without changing the vectors' width."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         some = exact.tokens(rows)
@@ -202,7 +202,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Measure recall of the exact top ten, bytes and milliseconds for token codes and fixed encodings."""
+    """Measure the bytes, query times, and recall of the exact top ten of token codes and fixed encodings."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
@@ -262,7 +262,7 @@ def told(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_fewer(rows: Rows) -> Figure:
-    """Plot nDCG@10 by bytes per document, one panel per collection."""
+    """Plot nDCG@10 against bytes per document, with one panel per collection."""
     names = list(dict.fromkeys(row["collection"] for row in rows))
     figure = Figure(figsize=(4.2 * len(names), 4.6), layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(names)))

@@ -154,7 +154,7 @@ def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: I
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Make the page's sections: each model under each way of storage, and its difference from the control.
+    """Make the page's sections, with every model, storage format, and difference from the control.
 
     The tests of all differences are one family.
     """
@@ -189,7 +189,7 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
 
 
 def picture(rows: Rows) -> Figure:
-    """Plot nDCG@10 by bytes; a step line shows each model's best value up to that size."""
+    """Plot nDCG@10 against bytes; a step line shows each model's best value up to that size."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys(row["model"] for row in rows):

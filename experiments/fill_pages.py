@@ -168,7 +168,7 @@ def _study(page: Path, name: str) -> dict[str, Any]:
 
 
 def _source(study: dict[str, Any], summary: bool = True) -> str:
-    """Describe how a study was run. summary: start with the study's summary, which describes its sample."""
+    """Describe how a study was run. summary: whether to start with the study's summary of its sample."""
     sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (

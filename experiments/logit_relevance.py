@@ -2,9 +2,9 @@
 
 Wu et al. 2024 (arXiv:2404.00684) take rel = Σ_i e_{d_i}ᵀh_i, because log p = Σ_i (e_{d_i}ᵀh_i − log(exp
 e_{d_i}ᵀh_i + C)), and C ≫ exp e_{d_i}ᵀh_i "at the early stage of the training" makes the logarithm a
-constant. But C differs by query and prefix. At several steps of one training, this script measures how small
-p is, how each query's candidates are ordered by the logit, by the logit minus its mean over the vocabulary,
-and by log p, and how good these orders are.
+constant. But C differs by query and prefix. At several steps of a training run, this script measures how
+small p is, how each query's candidates are ordered by the logit, by the logit minus its mean over the
+vocabulary, and by log p, and how good these orders are.
 """
 
 import os
@@ -95,7 +95,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
 
 
 def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[float]]:
-    """Compute each quantity over a query's candidates: quantity -> one value per query.
+    """Return {quantity: one value per query}; each value is computed over the query's candidates.
 
     p is the geometric mean over the tokens of a candidate's identifier, averaged over the candidates.
     """

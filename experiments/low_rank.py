@@ -66,7 +66,7 @@ def main(settings: Settings) -> None:
 
 
 def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every head for every query, and the parts of each query's rel."""
+    """Measure every head for every query, and the parts that make up each query's rel."""
     (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
     pairs, names = relevant(data), []
@@ -158,7 +158,7 @@ def elu_error(D: Array, Q: Array) -> Array:
 def parts_of_rel(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {"scorer, form": [rel of each query and name, the part Σ(DᵀQ ⊙ A) of each rel]}."""
+    """Return {"scorer, form": [rel, the part Σ(DᵀQ ⊙ A) of rel]}, each with a value per query and name."""
     shares: dict[str, list[list[float]]] = {}
     scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
     for scorer in scorers:
@@ -178,9 +178,9 @@ def parts_of_rel(
 def cosines_of_D(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {form: [[mean, minimum] of the cosines of a name's D under two queries, for `FEW` names]}.
+    """Return {form: [[mean, minimum] per name]} of the cosines of a name's D under two queries.
 
-    A cosine compares one document token D_lhi under two of the first `FEW` queries.
+    `FEW` names are measured. A cosine compares one document token D_lhi under two of the first `FEW` queries.
     """
     queries, names = list(dict.fromkeys(queries))[:FEW], names[:FEW]
     cosines: dict[str, list[list[float]]] = {}
@@ -197,7 +197,7 @@ def cosines_of_D(
 
 
 def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
-    """Return claims on means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
+    """Return claims about means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
     figure = "§7.4" if paradigm == "seal" else ""  # Figure 4 shows SEAL; few rows are always near rank one
     lower = "‖A − R‖ is “much lower” than ‖W‖"

@@ -156,7 +156,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, float]:
-    """Return, for each published bound, the median over queries of its k / the exact k for recall@r."""
+    """Return, for each published bound, the median over queries of its k divided by the exact k."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
@@ -180,7 +180,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
 
 
 def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) -> Rows:
-    """Make a row for each h, with the share of judged queries that some vector of h numbers answers."""
+    """Make a row for each h, with the share of queries that some h-dimensional query vector answers."""
     vectors, position = left_vectors(problem.documents, max(NUMBERS)), counts.corpus.position
     judged = [
         [position(id) for id, grade in judgements[query].items() if grade > 0] for query in counts.query_ids

@@ -161,10 +161,10 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """Return the share of a document's tokens that query tokens retrieve, averaged over MOST documents.
+    """Return the share of a document's tokens that query tokens retrieve, averaged over some documents.
 
-    Each query token retrieves RETRIEVED tokens of the corpus. The average is over the MOST documents with the
-    most retrieved tokens.
+    Each query token retrieves `RETRIEVED` tokens of the corpus. The average is taken over the `MOST`
+    documents from which tokens are retrieved most often.
     """
     _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
@@ -176,12 +176,12 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
 
 
 def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
-    """Measure costs and results for each pair of shares of kept tokens: of a query's and of a document's.
+    """Measure costs and results for each pair: the shares of query tokens and of document tokens kept.
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
     all tokens. A model with salience is also measured on content words, and a model without salience on the
-    share of document tokens that are ever retrieved. strategies: whether to refine the results of the
-    pair in Figure 7 of Qian et al. 2022 with every alignment.
+    share of document tokens that are ever retrieved. strategies: whether to refine the results of the pair in
+    Figure 7 of Qian et al. 2022 with every alignment.
     """
     test, dim = data.test, paradigm.encoder.dim
     asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))

@@ -3,7 +3,7 @@
 Every paradigm encodes some documents of a collection once. Their vectors go into the exact index, FAISS's
 token index, the compressed index and every installed engine. Queries are encoded before timing and searched
 one at a time. recall is the share of the documents from the paradigm's exact search that an index or engine
-finds. paradigms/find/COSTS.md has the formulas that extend bytes to other sizes.
+finds. paradigms/find/COSTS.md gives the formulas that extrapolate bytes to other sizes.
 """
 
 import os
@@ -312,7 +312,7 @@ def measure_index(
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
-    """Return the model with an A that engines support, for XTR ColBERT's; None if rel is no sum of maxima."""
+    """Return the model with an alignment that engines support (ColBERT's for XTR); None if impossible."""
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None
@@ -320,7 +320,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """Return the installed engines; LanceDB's IVF index of token vectors requires unit vectors."""
+    """Return the installed engines for the model. LanceDB's IVF index of tokens requires unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
     there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     return [name for name in there if unit or "IVF" not in name]

@@ -216,7 +216,7 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
     ) -> Section:
         """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
 
-        Rates are over all tokens, and over tokens that can match.
+        Rates are averaged over all tokens, and over tokens that can match.
         """
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}

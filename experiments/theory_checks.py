@@ -119,7 +119,7 @@ def select_theorems(only: str) -> list[str]:
 
 
 def printed_number(evidence: Evidence) -> str:
-    """Format the violation of the printed form, and the violation that the paper's words allow."""
+    """Format the violation of the printed form, and the largest violation that the paper's wording allows."""
     unit = f" {evidence.unit}" if evidence.unit else ""
     return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
 

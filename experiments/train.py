@@ -232,7 +232,7 @@ def trained(
 def judges(
     settings: Settings, collection: Collection, split: Split, folder: Path, accelerator: Accelerator
 ) -> tuple[ScorePairs | None, FalseNegatives | None]:
-    """Return the teacher and the filter named in the settings; a model that is both scores each pair once."""
+    """Return the teacher and the filter named in the settings; one model as both scores each pair once."""
 
     def scores(source: str, name: str) -> ScorePairs:
         return pair_scores(source, folder / f"{name}.run", split.queries, collection.corpus, accelerator)

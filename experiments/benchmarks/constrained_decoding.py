@@ -260,7 +260,7 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
 
 
 def words(settings: Settings) -> Sequences:
-    """Return the collection's first words and punctuation marks as numbers, with the documents' offsets.
+    """Return the ids of the collection's first words and punctuation marks, and the documents' offsets.
 
     Words are lower-cased; words and marks are numbered in order of appearance.
     """

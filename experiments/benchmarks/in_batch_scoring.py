@@ -91,7 +91,7 @@ def machine(settings: Settings) -> str:
 
 
 def measured(settings: Settings, name: str, batch: int, way: str) -> dict[str, float]:
-    """Run `measure` on one case, on a CPU in a new process, so that earlier memory use is not included."""
+    """Run `measure` on one case; on a CPU, a new process does this to exclude earlier memory use."""
     if settings.device == "cuda":
         return measure(settings, name, batch, way)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -208,7 +208,7 @@ class Run:
         return self.stage(f"{form} of {'all' if real is None else real}", job).get("best")
 
     def measure_peer(self, name: str, size: int, python: str) -> None:
-        """Measure a peer's build and search, on files of the token vectors that our systems index."""
+        """Measure how a peer builds and searches an index of the same token vectors as our systems."""
         system, settings = PEERS[name]
         truth, place = self.truth("tokens", size), f"peers/vectors-{size}"
         files = self.folder / place
@@ -235,7 +235,7 @@ class Run:
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the saved result of a finished stage, or None if there is none.
 
-        A saved search also counts if it was measured with more search settings than the job requests.
+        A saved search with more search settings than the job requests can be used.
         """
         file, wanted = self.file(name, job), job.get("settings")
         kept = json_or_empty(file)
@@ -283,7 +283,7 @@ class Run:
 
 
 def prepare(settings: Settings, folder: Path, console: Terminal) -> Path:
-    """Write the real documents in every form to a folder, unless the folder exists with these settings."""
+    """Write the real documents in every form to a folder, unless a folder with the same settings exists."""
     names = ("collections", "queries", "tokens", "dim", "splade", "backbone", "seed")
     wanted, target = {name: getattr(settings, name) for name in names}, folder / "vectors"
     if json_or_empty(target / "vectors.json").get("settings") == wanted:

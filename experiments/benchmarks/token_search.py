@@ -85,7 +85,7 @@ MODULES = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_
 
 @dataclass(frozen=True)
 class Row:
-    """A system and its settings. Rows of the same `kind` do the same work; the same `index` is built once."""
+    """A measured system. Rows with equal `kind` do the same work; rows with equal `index` share one index."""
 
     name: str
     kind: str  # exact, rerank, gather, impute
@@ -158,7 +158,7 @@ def main(settings: Settings) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Measure the rate of sequential reads in bytes/s, and of a plain GEMM in FLOP/s, as the best of 5."""
+    """Measure sequential reads in bytes/s and a plain GEMM in FLOP/s, each as the best of 5 runs."""
     torch.set_num_threads(threads)
     numbers, matrix = torch.ones(1 << 27), torch.ones(1536, 1536)
     read, multiply = (
@@ -203,7 +203,7 @@ def run_job(
 
 
 def made_once(build: Callable[[], dict[str, Any]], file: Path, vectors: Path) -> dict[str, Any]:
-    """Return the answer stored in `file` for these vectors; if there is none, call `build` and store it."""
+    """Return the answer stored in `file` for these vectors, or call `build` and store its answer."""
     made = read_json(vectors / "vectors.json")
     if (then := json_or_empty(file)).get("vectors") != made:
         then = {"vectors": made, "built": build()}

@@ -233,8 +233,8 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
 def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -> Iterator[str]:
     """Write the notes below the tables.
 
-    undone: systems whose untrained encoder was better on dev queries. share: share of test queries whose
-    relevant documents have training queries.
+    undone: systems whose encoder was better on dev queries before training. share: share of test queries
+    whose relevant documents have training queries.
     """
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield of_seeds(settings)

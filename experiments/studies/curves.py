@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of curves: measure -> system -> one point for each x. Words as x are evenly spaced."""
+    """Panels of curves: measure -> system -> one point for each x. Words are placed at equal distances."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]

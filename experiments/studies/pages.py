@@ -124,9 +124,8 @@ def printed(paper: str) -> dict[str, Any]:
 def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
     """Make a row in the format of `Verdict.row` for a claim without a significance test.
 
-    The claim's evidence is a plain count, or the claim cannot be measured here.
-
-    cells: values of the other columns, which are "–" by default.
+    Such a claim is decided by a plain count, or cannot be measured here. cells: values of the other columns,
+    which are "–" by default.
     """
     blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
     return {"claim": statement, "place": place} | blank | cells | {"verdict": verdict}
@@ -267,7 +266,7 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
 
 
 def resampled(seeds: int) -> str:
-    """Say what a study's intervals resample."""
+    """Describe what a study's intervals resample."""
     return "seeds and queries" if seeds > 1 else "queries alone (one seed)"
 
 

@@ -1,4 +1,4 @@
-"""Define and check the settings that the studies share. This module imports quickly."""
+"""Define and check the settings that the studies share. Importing this module is fast."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ def launch(module: str, settings: type, description: str | None) -> None:
 
 @contextmanager
 def refusing(before: str = "", after: str = "", *, options: bool = False) -> Iterator[None]:
-    """Turn input errors, such as invalid files or data or a diverging loss, into SystemExit with one line.
+    """Turn input errors, such as invalid files or data or a diverging loss, into a one-line SystemExit.
 
     options: also convert errors caused by options that a builder does not have or that need another package.
     Elsewhere, such errors are bugs, so the traceback is shown.
@@ -248,7 +248,7 @@ class SystemSettings:
 
 
 def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings]:
-    """Read name -> system from a list of paradigms, or from a mapping of names to fields.
+    """Read {name: system} from a list of paradigms, or from a mapping of names to fields.
 
     Raises SystemExit, naming the invalid system and the error.
     """

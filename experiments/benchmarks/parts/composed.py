@@ -147,7 +147,7 @@ class Composed:
 
 
 def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries: Rows, seed: int) -> None:
-    """Write the real documents in one form, the collection of each document (`sources`), and the queries."""
+    """Write real documents in the given form, the number of each document's collection, and the queries."""
     values, lengths = documents
     files = {"values": values, "lengths": lengths, "sources": sources}
     files |= {"queries": queries[0], "query_lengths": queries[1]}
@@ -158,7 +158,7 @@ def write(folder: Path, form: str, documents: Rows, sources: np.ndarray, queries
 
 
 def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]:
-    """Compute k-means cells, as arrays: each vector's cell, the vectors sorted by cell, starts and means."""
+    """Compute k-means cells: each vector's cell, vector indices sorted by cell, cell starts and means."""
     import faiss
 
     random = np.random.default_rng(seed)

@@ -69,7 +69,7 @@ def medians(
 
 
 def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read `line`, in bytes, from /proc: VmHWM (peak) and VmRSS include mapped files, RssAnon does not."""
+    """Read the value of `line` in bytes. VmHWM (peak) and VmRSS include mapped files; RssAnon does not."""
     # getrusage would include the memory of the parent process in the maximum.
     match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
     if not match:

@@ -210,7 +210,7 @@ SYSTEMS: dict[str, Callable[[Job, Path], float]] = {
 
 
 def main(job: Job) -> dict[str, Any]:
-    """Measure seconds and cpu_seconds [steps], memory in bytes, and the loss on the first CHECKED pairs.
+    """Return seconds and CPU seconds of each step, memory in bytes, and the loss on the first CHECKED pairs.
 
     A step lasts from the end of the previous step to the end of this step, so it includes reading and
     tokenising the batch. CPU time sums all threads. The loss, without dropout, is the same for every system.

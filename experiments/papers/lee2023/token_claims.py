@@ -233,7 +233,7 @@ def describe(results: TokenResults) -> dict[str, Section]:
 
 
 def _example(results: TokenResults) -> Rows:
-    """Make Table E.4: one token of one query, for collections that contain that query."""
+    """Make Table E.4, about one token of one query, if the collection contains the query."""
     shares = [[model.get("example") for model in results.models[kind]] for kind in results.pair]
     if None in shares[0]:
         return []

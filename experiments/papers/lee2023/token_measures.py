@@ -55,7 +55,7 @@ def token_search(
 ) -> Iterator[Retrieved]:
     """Retrieve, for each token of every query, the k best tokens of the corpus.
 
-    gather: also score every document by all of its tokens.
+    gather: whether to also score every document with all of its tokens.
     """
     names, whole, recipe = list(queries), np.zeros(0, np.float32), gathering(paradigm)
     for start in range(0, len(names), QUERIES):
@@ -139,7 +139,7 @@ def measure(
 ) -> Measured:
     """Measure a trained model: token retrieval, scores for each k', imputations and costs.
 
-    ids: from `stored_ids`. search_tokens: the k' of Figure 5. table_tokens: the k' of Tables 1 and 5.
+    ids: from `stored_ids`. search_tokens: values of k' for Figure 5. table_tokens: k' for Tables 1 and 5.
     """
     lengths = np.diff(index.store.offsets)
     relevant = {

@@ -1,6 +1,6 @@
 """Open capacity.py's tasks at each passage length, and predict results for projections of BM25's vectors.
 
-containing: find the passage that contains the query's words (Luan et al., TACL 2021, §5), by RR@10.
+containing: find the passage that contains the query's words (Luan et al., TACL 2021, §5); RR@10.
 answers: check whether the first passages, with a fixed total number of tokens, contain an answer (§6).
 """
 

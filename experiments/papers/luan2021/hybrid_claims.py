@@ -86,7 +86,7 @@ def claims(results: HybridResults) -> list[Claim]:
 
 
 def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name. vectors: ME-BERT's m."""
+    """Return the page's sections, keyed by file name. vectors: m, the number of ME-BERT's vectors."""
     rounds = []
     for system, trained in results.seeds[0]["rounds"].items():
         for round in trained:

@@ -69,7 +69,7 @@ class Task:
 
     @cached_property
     def adapted(self) -> dict[tuple[str, int], list[Adaptation]]:
-        """Return {(rule, shots): one `Adaptation` per seed}; `shots` are few compared with the queries."""
+        """Return {(rule, shots): one `Adaptation` per seed}, for shots up to 1/`SHARE` of the queries."""
         few = [shots for shots in self.shots if SHARE * shots <= self.values.shape[-1]]
         wanted = [(rule, shots) for rule in RULES for shots in few]
         work = [(of_seed, shots, RULES[rule]) for rule, shots in wanted for of_seed in self.candidates]

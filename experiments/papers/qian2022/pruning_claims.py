@@ -44,7 +44,7 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """Return the measured pairs of ratios, in order, that have the training ratio on the other side."""
+        """Return the measured pairs of ratios, sorted, that have the training ratio on the other side."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ def claims(pruning: PruningResults) -> list[Claim]:
         return method, [(query, document)]
 
     def claim(said: str, more: Side, less: Side, measure: str = "RR@10", **how: Any) -> None:
-        """Add a claim on the difference between two methods' means, each over the given pairs of ratios."""
+        """Add a claim about the difference between two methods' means, each taken over pairs of ratios."""
         chosen, methods = {*more[1], *less[1]}, (more[0], less[0])
         if not set(methods) <= pruning.models.keys() or not more[1] or not chosen <= set(pruning.pairs):
             return

@@ -101,7 +101,7 @@ def attended(
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
     """Yield (direction, series, rates) for the tokens of a query and of its candidates.
 
-    Tokens that `numbered` gives id −1 match no token.
+    Masked tokens have the id −1 and match no token.
     """
     queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
@@ -195,7 +195,7 @@ def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
-    """Return which tokens are measured: with a letter or digit, neither special nor (part of) a stop word."""
+    """Return a mask of measured tokens: with a letter or digit, not special, not (part of) a stop word."""
     words = [
         token.removeprefix("##").lstrip("▁").lower()
         for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

@@ -57,7 +57,7 @@ def trained(
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
     negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
     digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
-    -untrained. genre-half is trained on every other document (`half_of`), and the rest is added afterwards.
+    -untrained. genre-half is trained on every other document (`half_of`), and the others are added later.
     """
     kind, *variants = name.split("-")
     whole, half = data.collection.corpus, "half" in variants
