@@ -41,8 +41,11 @@ def linears(layers: Sequence[nn.Module], x: Float[Tensor, "*x w"]) -> list[Float
 
 
 def _packs(weight: Tensor) -> bool:
-    usual = weight.dtype == torch.float32 and weight.device.type == "cpu" and not torch.is_grad_enabled()
-    return usual and torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu")
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    usual = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    own = type(weight) in (Tensor, nn.Parameter)  # other types are sharded or quantised
+    return usual and own and torch.backends.mkldnn.is_available()
 
 
 def _product(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor:
