@@ -183,7 +183,10 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
 
 
 def under_titles(corpus: Corpus) -> Corpus:
-    """Return the corpus with titles shared by articles: if all titles differ, ids up to the first colon."""
+    """Return the corpus; if all titles differ, ids up to the first colon replace them.
+
+    Consecutive texts with the same title will be joined.
+    """
     if len(set(corpus.titles)) < len(corpus):
         return corpus
     return Corpus(corpus.ids, corpus, [id.partition(":")[0] for id in corpus.ids])

@@ -306,7 +306,7 @@ def of_added(values: Values, data: StudyData, queries: Sequence[str]) -> list[di
 
 
 def drawn(values: Values) -> "Figure":
-    """Draw R@1 and R@10 of every system beside the paper's values."""
+    """Plot R@1 and R@10 of every system next to the paper's values."""
     here = {m: {"here": [of_system[m] for of_system in values.values()]} for m in RECALLS}
     printed = {
         measure: {

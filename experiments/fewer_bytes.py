@@ -202,7 +202,7 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """Measure the bytes, query times, and recall of the exact top ten of token codes and fixed encodings."""
+    """For token codes and fixed encodings, measure bytes, query times, and recall of the exact top ten."""
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 

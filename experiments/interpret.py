@@ -100,7 +100,7 @@ def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
 
 
 def salient(paradigm: Paradigm, text: str, side: Side) -> str:
-    """Return the `SHARES[side]` most salient words; a word's salience is the maximum over its pieces."""
+    """Return the most salient words, a share `SHARES[side]`; a word's salience is its pieces' maximum."""
     encode = paradigm.encode_queries if side == "query" else paradigm.encode_documents
     tokens = encode([text])
     if tokens.salience is None:

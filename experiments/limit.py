@@ -185,7 +185,7 @@ def collection(settings: Settings) -> Collection:
 
 
 def compared_figure(rows: Rows, measure: str) -> "Figure":
-    """Draw the measure of every system, untrained and trained; BM25 is a horizontal line."""
+    """Plot `measure` for every system, untrained and trained, with BM25 as a horizontal line."""
     bm25, *measured = rows
     systems = list(dict.fromkeys(row["system"] for row in measured))
     series = {

@@ -4,7 +4,7 @@ Every finished encoder of compare.py is measured untrained and trained, at full 
 principal axes. Two shares of test queries are reported: the share that some query vectors answer, that is,
 for which they rank every relevant document above all others; and the share that the model's own query vectors
 answer (`python -m paradigms oracle`). For some queries, neither such query vectors nor a certificate that
-none exist are found; the first share is then a range.
+none exist is found; the first share is then a range.
 """
 
 from __future__ import annotations

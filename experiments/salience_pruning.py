@@ -17,7 +17,7 @@ from studies.settings import EncoderStudy, OneCollection, known, launch, lengths
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
-    """Settings for the ALIGNERs, their collection, and the shares of kept tokens."""
+    """Settings for the ALIGNER models, their collection, and the shares of tokens to keep."""
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model)"""

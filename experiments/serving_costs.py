@@ -287,7 +287,7 @@ def timed(
 
 
 def recall(answers: Answers, wanted: Answers) -> float:
-    """Return the mean share of wanted documents that were found, over queries with wanted documents."""
+    """Return the mean share of wanted documents found, over the queries that have wanted documents."""
     shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 

@@ -235,7 +235,7 @@ class Run:
     def known(self, name: str, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the saved result of a finished stage, or None if there is none.
 
-        A saved search with more search settings than the job requests can be used.
+        A saved search is also accepted if it has more search settings than the job requests.
         """
         file, wanted = self.file(name, job), job.get("settings")
         kept = json_or_empty(file)

@@ -71,6 +71,6 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
 
 @lru_cache(maxsize=1)
 def _pieces(tokenizer: Any) -> tuple[bool, frozenset[str]]:
-    """Return whether the vocabulary marks pieces that begin a word, and the special tokens."""
+    """Return (whether the vocabulary marks pieces that begin a word, special tokens)."""
     begins = any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.get_vocab())
     return begins, frozenset(tokenizer.all_special_tokens)

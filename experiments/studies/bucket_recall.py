@@ -1,4 +1,4 @@
-"""Measure the recall of fixed-dimensional encodings, and compare it with a prediction from angles."""
+"""Measure the recall of fixed-dimensional encodings, and compare it with a prediction from token angles."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def interval_of(point: Point) -> Interval:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels of curves: measure -> system -> one point for each x. Words are placed at equal distances."""
+    """Panels of curves: measure -> system -> one point for each x. Values of x may be words."""
 
     name: str  # name of x, such as "k'"
     x: Sequence[float] | Sequence[str]
@@ -68,7 +68,7 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Draw means with their intervals; a system has the same colour in all panels.
+        """Plot means with their intervals; a system has the same colour in all panels.
 
         A paper's printed values have hollow markers and dashed lines.
         """

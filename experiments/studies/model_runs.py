@@ -145,7 +145,7 @@ def trained_once(
     accelerator: Accelerator,
     read: Callable[[Path], Any] = load,
 ) -> Any:
-    """Return the model in FOLDER/checkpoint; if it is missing, train(make(), FOLDER/training) from the seed.
+    """Return the model in FOLDER/checkpoint, or train(make(), FOLDER/training) with the given seed.
 
     FOLDER/training keeps the losses and the data for `training_cost`. The checkpoints for resuming, several
     times the size of the model, are deleted after training.

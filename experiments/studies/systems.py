@@ -272,7 +272,7 @@ def _alone(retriever: Retriever) -> Retriever:
 
 
 def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
-    """Return the median milliseconds of `work` for one query, after a warm-up; None without queries.
+    """Return the median milliseconds of `work` for one query, after a warm-up; None if there are no queries.
 
     The queries run in up to ROUNDS rounds, until the total time exceeds SECONDS.
     """

@@ -67,7 +67,7 @@ class CapacityResults:
         return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
 
     def expected(self, system: str, length: int) -> float:
-        """Return the expected measure of BM25-uni's vectors randomly projected to the system's dimension."""
+        """Return the measure expected of BM25-uni's vectors after random projection to the system's width."""
         return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
 
     def learned(self, system: str) -> bool:

@@ -101,7 +101,7 @@ def containing_passages(
     queries: split -> number of queries. A query has at least 5 words and at most 25 tokens.
     passages: number of passages, including the passages with a query; by default all.
     distractors: additional passages per query, which alternately differ from it in one and in two words.
-    tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words count.
+    tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words do.
     lengths: multiples of the smallest length. Smallest passages with fewer than 25 tokens are left out.
 
     Raises ValueError if the corpus is too small for these numbers, or if no passage fits the settings.
@@ -201,7 +201,7 @@ def _collection(
 
 
 def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
-    """Return the collection's passage ids: all, or `golds` and other ids up to the requested number."""
+    """Return the ids of a collection's passages: all ids, or `golds` and others, `passages` in total."""
     if passages is None:
         return ids
     if not len(golds) <= passages <= len(ids):

@@ -50,7 +50,7 @@ class HybridResults:
 
 
 def claims(results: HybridResults) -> list[Claim]:
-    """Return the claims of §7."""
+    """Return the claims of Luan et al. 2021, §7."""
     ours, few, many = results.ours, results.depths[0], results.depths[-1]
     sparse = results.values("retrieve", results.sparse, RR).mean()
     weak = [name for name in (DE, ME) if results.values("retrieve", name, RR).mean() < LEARNED * sparse]

@@ -14,7 +14,7 @@ ONE, SEVERAL = "dpr", ("colbert", "aligner", "xtr", "coil")
 
 
 def judged(values: Mapping[tuple[str, str], Values], measure: str) -> Section:
-    """Make the section that judges the claims for which systems were measured.
+    """Make the section that judges every claim whose systems were measured.
 
     values: (system, "untrained" or "trained"; "–" for BM25) -> the measure, [1, queries].
     """

@@ -187,7 +187,7 @@ def binned(
 
 
 def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
-    """Return the IDF ln(1 + (N − df + ½)/(df + ½)) of every token, over whole documents."""
+    """Return the IDF ln(1 + (N − df + ½)/(df + ½)) of every token, computed from whole documents."""
     df = np.zeros(len(tokenizer))
     for row in tokenize(tokenizer, corpus):
         df[row.ids] += 1  # once per document
