@@ -229,7 +229,7 @@ def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
 
 
 def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
-    """Compare models under their own alignment A with BM25, and every other A with the model's own."""
+    """Compare each model under its own alignment A with BM25, and under every other A with its own."""
     collections = list(dict.fromkeys(name for name, _ in found))
     models = list(dict.fromkeys(name for _, name in found))
     table: Rows = []

@@ -141,7 +141,7 @@ def measured(
 
 
 def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
-    """Make a row with two shares of queries and their intervals: answerable, and answered by the system."""
+    """Make a row with two shares of queries, answerable and answered by the system, each with an interval."""
     possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
     tried = [one.verified for one in made if one.verified is not None]
     values = (

@@ -189,9 +189,10 @@ def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Clai
 
 
 def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """Return, for `Claim.unlearned`, a name that explains why the series `name` has not learned enough.
+    """Return what has not learned enough for a verdict on the series `name`, for `Claim.unlearned`.
 
-    It is the model's name if the model is `poor`, `name` if its rate is not above that of `uniform`, else "".
+    This is the model if it is in `poor`, the series if its rate does not exceed the rate of `uniform`, and
+    otherwise "".
     """
     if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
         return model

@@ -74,9 +74,9 @@ def gaps(queries: ArrayLike, documents: ArrayLike, relevant: ArrayLike) -> Array
 
 
 def moment_gap(documents: ArrayLike) -> float | Array:
-    """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of a pair under `moment_queries`, n ≥ 6.
+    """(1 − cos θ)² / √(8 cos²θ + ½), θ = 2π/n: the least cosine gap of any pair with `moment_queries`, n ≥ 6.
 
-    Two documents with one document between them attain this gap, which tends to (2π)⁴/√136 · n⁻⁴ for large n.
+    Pairs of documents with one document between them attain this gap. It tends to (2π)⁴/√136 · n⁻⁴.
     """
     θ = 2 * np.pi / checks.whole(documents, "documents", least=6)
     return checks.plain((2 * np.sin(θ / 2) ** 2) ** 2 / np.sqrt(8 * np.cos(θ) ** 2 + 0.5))

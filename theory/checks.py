@@ -22,7 +22,7 @@ def margins(value: ArrayLike, name: str = "margin") -> Array:
 
 
 def dimensions(value: ArrayLike, name: str = "k") -> Array:
-    """Check finite dimensions k ≥ 1, not necessarily whole: the exact laws extend to real k."""
+    """Check that dimensions k are finite and at least 1. The exact laws extend to real k."""
     array = _numbers(value, name)
     return _require(array, (array >= 1) & np.isfinite(array), name, "finite and at least 1")
 

@@ -90,7 +90,7 @@ def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int
 
 
 def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np.bool_]:
-    """Mark the documents with a token that some query token retrieved, [C] (Lee et al. 2023, Eq. 3)."""
+    """Return a mask [C] of the documents that a query token retrieved a token of (Lee et al. 2023, Eq. 3)."""
     _, seen = _retrieved_maxima(similarities, owners, k)
     return np.any(seen, axis=0)
 

@@ -15,7 +15,7 @@ from paradigms.retrieve import Retriever
 
 
 def chosen_queries(split: Split, count: int) -> list[str]:
-    """Choose judged queries for the alignment view, evenly spaced in the order of ids."""
+    """Choose `count` judged queries for the alignment view, evenly spaced when sorted by id."""
     ids = sorted(q for q, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     return ids[:: max(1, len(ids) // count)][:count]
 

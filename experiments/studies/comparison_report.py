@@ -1,4 +1,4 @@
-"""Make the tables and the report of a comparison from the runs in the results folder."""
+"""Make a comparison's tables and report from the runs in the results folder."""
 
 from __future__ import annotations
 

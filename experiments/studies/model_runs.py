@@ -174,9 +174,9 @@ def trained_once(
 
 
 def training_cost(folder: Path) -> dict[str, Any]:
-    """Return the training step of the kept model and the training seconds, as {"step", "seconds"}.
+    """Return the training step of the kept model and the duration of training, as {"step", "seconds"}.
 
-    Step 0 is the untrained model. The result is empty if `trained_once` did not train the model in `folder`.
+    Step 0 is the untrained model. The result is empty if `trained_once` did not train the folder's model.
     """
     file = folder / "training" / "cost.json"
     return read_json(file) if file.is_file() else {}

@@ -96,7 +96,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows with the same keys as a Markdown table with rounded numbers."""
+    """Format rows as a Markdown table with rounded numbers. All rows have the same keys."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)

@@ -56,7 +56,7 @@ STOPWORDS = tuple(
 
 
 def _bm25s() -> ModuleType:
-    """Import bm25s as if JAX were not installed, because JAX would reserve most of a GPU."""
+    """Import bm25s as if JAX were not installed, because JAX would reserve most of the GPU's memory."""
     hidden = "jax" not in sys.modules
     if hidden:
         sys.modules["jax"] = None  # type: ignore[assignment]

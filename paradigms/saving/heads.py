@@ -87,7 +87,7 @@ def dense(folder: Path) -> Head:
 
 
 def late_interaction(encoder: TextEncoder, *, mean: bool = False) -> Paradigm:
-    """Make a ColBERT from the encoder: rel is the sum or mean of each query token's best similarity."""
+    """Make a ColBERT model: rel is the sum (or mean) over query tokens of their best similarities."""
     normalise, temperature = ("query_tokens", 0.02) if mean else ("one", 1.0)
     return Paradigm(Recipe("colbert", QueryToDocument(), normalise, temperature=temperature), encoder)
 

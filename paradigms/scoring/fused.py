@@ -67,7 +67,7 @@ def best_tokens(
 
 
 class _BestTokens(torch.autograd.Function):
-    """Map D [n, i, h] and Q [b, j, h] to maxima and places [n, b, j], contiguous in j."""
+    """Map D [n, i, h] and Q [b, j, h] to max_i S and its index i, both [n, b, j] and contiguous in j."""
 
     @staticmethod
     def forward(

@@ -152,7 +152,7 @@ class Centroids:
 class Codec:
     """A trained codec.
 
-    centroids: int8 [K, h], with h = `padded_width`, to be multiplied by units [K]. spread: σ [h]. cells:
+    centroids: int8 [K, h], with h = `padded_width`; units [K]: each centroid's scale. spread: σ [h]. cells:
     int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1.
     """
 

@@ -79,7 +79,7 @@ def check_names(settings: Any) -> None:
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
-    """Write config.json. Raises SystemExit if the folder contains results of different settings.
+    """Write config.json. Raises SystemExit if the folder contains results made with different settings.
 
     free: names of settings that may differ. A setting missing from config.json because it was introduced
     later counts as different only if its current value is true or non-empty.

@@ -1,4 +1,4 @@
-"""Test the claims about pruning by salience in Qian et al. 2022, §4.3; make its tables and figures."""
+"""Test the claims of Qian et al. 2022, §4.3, about pruning by salience; make the tables and figures."""
 
 from collections.abc import Sequence
 from typing import Any

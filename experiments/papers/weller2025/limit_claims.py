@@ -14,9 +14,9 @@ ONE, SEVERAL = "dpr", ("colbert", "aligner", "xtr", "coil")
 
 
 def judged(values: Mapping[tuple[str, str], Values], measure: str) -> Section:
-    """Make the section that judges every claim whose systems were measured.
+    """Make a section with a verdict on every claim whose systems were measured.
 
-    values: (system, "untrained" or "trained"; "–" for BM25) -> the measure, [1, queries].
+    values: (system, "untrained" or "trained"; "–" for BM25) -> values of `measure`, [1, queries].
     """
     made: list[Claim] = []
 
