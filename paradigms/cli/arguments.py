@@ -12,6 +12,7 @@ that comes with this project.
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -202,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(settings: argparse.Namespace) -> None:
     """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
+    gc.disable()  # imports make many objects and hardly any garbage
     try:
         choose_device(settings.device)
         if getattr(settings, "precision", "auto") != "auto":
@@ -212,9 +214,12 @@ def run(settings: argparse.Namespace) -> None:
         # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
         where = settings.command if settings.command in ASK_THEORY else "commands"
         commands = import_module(f"paradigms.cli.{where}")
+        gc.enable()
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
+    finally:
+        gc.enable()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -36,7 +36,6 @@ from paradigms.evaluate import (
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.io.command_line import folder_name
 from paradigms.io.files import write_text
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
@@ -49,6 +48,8 @@ BASELINE, FUSED = "bm25", "fused"
 
 def run_index(settings: argparse.Namespace) -> None:
     """Build, resume or update an index folder, and print the command that searches it."""
+    from paradigms.io.command_line import folder_name  # imports jsonargparse, which search does not need
+
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
     opened, problems = make(settings, output, settings.precision)
     report_source(settings, opened.made.words, problems)
@@ -191,6 +192,8 @@ def run_compare(settings: argparse.Namespace) -> None:
 
 def run_serve(settings: argparse.Namespace) -> None:
     """Run the search server until interrupted."""
+    from paradigms.io.command_line import folder_name
+
     try:
         from paradigms.serve import serve
     except ImportError as error:

@@ -6,7 +6,7 @@ One `TextEncoder` serves queries and documents; `EncoderSettings` describes how 
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,7 +79,6 @@ class TextEncoder(nn.Module):
         )
         learned = [side for side in SIDES if self._vectors(side) == "learned"]
         self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
-        self._skip = torch.tensor(self._ids_of(settings.skip), dtype=torch.long)
         self._layouts = {side: self._layout(side) for side in SIDES}
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
@@ -315,12 +314,13 @@ class TextEncoder(nn.Module):
             return scores * hard_topk(scores, budget, counts)
         return scores * entropic_topk(scores, budget, s.eps, counts, s.iterations)
 
-    def _ids_of(self, characters: str) -> list[int]:
-        wanted, exact = set(characters), self.settings.skip_exact
-        if not wanted:
-            return []
-        vocabulary = self.tokenizer.get_vocab().items()
-        return sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
+    @cached_property
+    def _skip(self) -> Tensor:
+        """The ids of `settings.skip`, which only documents need."""
+        wanted, exact = set(self.settings.skip), self.settings.skip_exact
+        vocabulary = self.tokenizer.get_vocab().items() if wanted else ()
+        ids = sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
+        return torch.tensor(ids, dtype=torch.long)
 
     def save(self, folder: Path, *, merged: bool) -> None:
         """Write backbone/ in transformers' format, and every other weight to heads.safetensors.

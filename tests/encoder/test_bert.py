@@ -248,7 +248,8 @@ SEARCH = """
 import sys
 from paradigms.cli.arguments import main
 main(["search", sys.argv[1], "a river"])
-print(sorted({"transformers", "numba", "scipy", "accelerate", "faiss"} & set(sys.modules)))
+slow = {"transformers", "numba", "scipy", "accelerate", "faiss", "jsonargparse", "datasets"}
+print(sorted(slow & set(sys.modules)))
 """
 
 
