@@ -245,10 +245,11 @@ def test_a_tokenizer_with_other_options_is_left_to_transformers(option, tmp_path
 
 
 SEARCH = """
-import sys
+import gc, sys
 from paradigms.cli.arguments import main
 main(["search", sys.argv[1], "a river"])
 slow = {"transformers", "numba", "scipy", "accelerate", "faiss", "jsonargparse", "datasets"}
+assert gc.isenabled() and gc.get_freeze_count() > 100_000  # no collection reads the modules again
 print(sorted(slow & set(sys.modules)))
 """
 
