@@ -12,10 +12,9 @@ that comes with this project.
 from __future__ import annotations
 
 import argparse
-import atexit
 import gc
+import sys
 from collections.abc import Sequence
-from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -208,26 +207,26 @@ def run(settings: argparse.Namespace) -> None:
     """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
     try:
         choose_device(settings.device)
+        load_plugins(settings.plugin)
+        # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
+        commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
         if getattr(settings, "precision", "auto") != "auto":
             from paradigms.encoder.precision import choose_precision  # imports torch
 
             choose_precision(settings.precision)
-        load_plugins(settings.plugin)
-        # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
-        commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
         getattr(commands, f"run_{settings.command}")(settings)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
-@cache
 def imported(name: str) -> ModuleType:
-    """Import paradigms.cli.NAME, and keep the garbage collector from ever reading what the import made.
+    """Import paradigms.cli.NAME; in a process of its own, no garbage collection reads the modules.
 
-    Imports make hundreds of thousands of objects and hardly any garbage. Collections during the import, after
-    it and at the end of the process would take a third of the time of a search.
+    They are hundreds of thousands of objects and hardly any garbage. Collections during the import, after it
+    and at the end of the process would take a third of the time of a search.
     """
-    atexit.register(gc.freeze)
+    if "torch" in sys.modules:  # a program called `main`, or a plug-in came first: collect as usual
+        return import_module(f"paradigms.cli.{name}")
     gc.disable()
     try:
         return import_module(f"paradigms.cli.{name}")
