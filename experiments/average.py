@@ -20,7 +20,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings for the results to average."""
+    """Settings that select the results to average."""
 
     folders: list[str]
     """results folders of compare.py, or one folder that contains such folders"""

@@ -1,4 +1,4 @@
-"""Do PAWA and NP-decoding bring generative retrieval up to ColBERT? Wu et al. 2024, Tables 6 to 8.
+"""Do PAWA and NP-decoding raise generative retrieval to ColBERT's quality? Wu et al. 2024, Tables 6 to 8.
 
 Wu et al. 2024 (arXiv:2404.00684), §7.3 and appendix D: DSI, GENRE and SEAL with and without PAWA and
 NP-decoding are compared end to end with DPR, S-T5, ColBERT and BM25, on the same queries and documents.

@@ -14,7 +14,7 @@ from studies.settings import launch, refusing
 
 @dataclass
 class Settings:
-    """Settings for the results, and the address of the page."""
+    """Settings that select the results to show and the address of the live page."""
 
     results: str = "results/compare-pydocs"
     """folder that compare.py wrote"""

@@ -135,7 +135,7 @@ def main(settings: Settings) -> None:
 
 
 def laws(settings: Settings) -> Rows:
-    """Make a row for each n, with the bounds of `theory.capacity`."""
+    """Make a row for each number of documents n, with the bounds from `theory.capacity`."""
     k, rows = settings.relevant, []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)

@@ -172,8 +172,9 @@ def iterate(
 def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
     """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
-    The rate is derived here: in w, the map of `iterate` is concave and piecewise linear, with slope n1/k at
-    the fixed point. Raises ValueError unless 0 < k < m; see `solve` for the other arguments and errors.
+    The rate is derived here: an iteration is a concave, piecewise linear function of w (see `iterate`), with
+    slope n1/k at the fixed point, where n1 tokens are capped. Raises ValueError unless 0 < k < m; see
+    `solve` for the other arguments and errors.
     """
     s, budget, _ = _arguments(scores, k, epsilon, mask)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):

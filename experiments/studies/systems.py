@@ -208,7 +208,7 @@ def retriever(
     folder: Path,
     launch: Accelerator,
 ) -> Retriever:
-    """Make the retriever for a trained model; without an index, all processes encode documents into `folder`.
+    """Make a trained model's retriever. Unless it has an index, all processes encode documents into `folder`.
 
     A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
     documents of another corpus.

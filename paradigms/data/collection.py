@@ -160,8 +160,9 @@ class Collection:
     """A named corpus with its splits.
 
     measures: the measures reported in the collection's paper; systems are compared by the first one.
-    fingerprint: sha256 of documents in order, queries, judgements and answers, regardless of where titles
-    end. Results that refer to documents by position stay valid as long as the fingerprint is the same.
+    fingerprint: sha256 of documents in order, queries, judgements and answers. A title and its text are
+    hashed as one string. Results that refer to documents by position stay valid as long as the fingerprint is
+    the same.
     """
 
     name: str

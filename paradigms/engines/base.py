@@ -27,9 +27,9 @@ Vectors = Float[np.ndarray, "_ h"]
 class Engine(ABC):
     """A store that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ; each document has one or more vectors [dim].
 
-    single: whether each document and query has exactly one vector. place: name of the engine in error
-    messages, such as a folder. Subclasses define `_add` and `_top`, which receive arguments that are already
-    checked.
+    single: whether each document and query has exactly one vector. place: how error messages name
+    the engine, for example by its folder. Subclasses define `_add` and `_top`, whose arguments have already
+    been checked.
     """
 
     dim: int

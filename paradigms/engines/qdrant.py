@@ -159,7 +159,7 @@ def _plain(params: Any) -> dict[str, Any]:
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError, describing both, if the stored and the expected vector parameters differ."""
+    """Raise ValueError, with both in the message, if stored and expected vector parameters differ."""
     if _vectors(stored) != _vectors(expected):
         raise ValueError(
             f"{place} has a collection with {_vectors(stored)}, not {_vectors(expected)}: use another place"

@@ -43,7 +43,7 @@ class PerQuery:
         return float(self.weighted(measure).mean())
 
     def weighted(self, measure: str) -> Float[np.ndarray, " queries"]:
-        """Return a measure's values times queries / (groups · group size); the mean is the macro-average."""
+        """Return a measure's values, weighted so that their mean is the macro-average over groups."""
         return self.values[measure] * self._weights()
 
     def _weights(self) -> float | Float[np.ndarray, " queries"]:

@@ -73,7 +73,7 @@ class Stores:
         return self._owners[id]
 
     def positions(self, ids: Iterable[str]) -> list[int]:
-        """Return the `owner` of each document."""
+        """Return the position of the store that contains each document, as `owner` does for one."""
         check_several(ids, "document ids")
         return [self.owner(id) for id in ids]
 

@@ -142,8 +142,8 @@ def decode(
 ) -> Float[Tensor, "b n m h"]:
     """Compute the decoder states of positions t … t + m − 1; `memory` already contains the first t positions.
 
-    The new positions are added to `memory`. With a `trace`, the pass is linear and stores its intermediate
-    values there. This does not change the returned states.
+    The new positions are added to `memory`. With a `trace`, intermediate values are stored there, and
+    gradients treat the pass as a linear map. The returned states are the same.
     """
     config, past, after = decoder.config, memory.past, _after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training

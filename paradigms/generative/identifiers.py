@@ -142,7 +142,7 @@ class Identifiers:
         return digest.hexdigest()
 
     def joined(self, others: "Identifiers") -> "Identifiers":
-        """Return these identifiers followed by `others`, with the problems of `others`.
+        """Return these identifiers followed by `others`; `problems` counts documents of `others` alone.
 
         Raises ValueError if the kinds differ.
         """

@@ -110,7 +110,7 @@ class AllProcesses(Wrapper):
     divided (`Indexed.part`), each process searches one part of the documents, and the results are merged.
     Otherwise, and for reranking, the queries are divided.
 
-    launch: the processes, such as accelerate's `Accelerator` or `PartialState`.
+    launch: object that describes the processes, such as accelerate's `Accelerator` or `PartialState`.
     """
 
     launch: Launch

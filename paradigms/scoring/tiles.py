@@ -91,7 +91,7 @@ def pack(queries: np.ndarray) -> QueryTiles:
 
 
 def _dot_tile(grains: int):
-    """Make the intrinsic (rows, queries, out, width, count, ahead) of `dots` for one, two or three grains."""
+    """Make `dots` as an intrinsic without the argument `grains`, which is fixed to one, two or three."""
     height = ROWS[grains - 1]
 
     @intrinsic

@@ -59,7 +59,7 @@ def store_files(folder: Path) -> Collection[str] | None:
 
 
 def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest of an empty store. Raises ValueError if the kind of store rejects an entry."""
+    """Return an empty store's manifest with these entries. Raises ValueError if `kind` rejects one."""
     made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
     kind.check(made)
     return made

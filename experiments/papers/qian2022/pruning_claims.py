@@ -44,7 +44,7 @@ class PruningResults:
         return at_path(self.models[method], "points", self.pairs.index(pair), stage, measure)
 
     def along(self, side: int) -> list[Pair]:
-        """Return the measured pairs of ratios, sorted, that have the training ratio on the other side."""
+        """Return the measured pairs in which only the ratio of `side` varies, in ascending order."""
         return sorted(pair for pair in self.pairs if pair[1 - side] == self.trained[1 - side])
 
     def limits(self, said: str, *methods: str) -> dict[str, str]:
