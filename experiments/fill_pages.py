@@ -47,6 +47,7 @@ from typing import Any
 
 from studies.pages import STUDY, UNTESTED, Rows, markdown_rows, without_paths
 
+from paradigms.evaluate.claims import ONE_SEED
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
 
@@ -108,7 +109,7 @@ def filled(page: Path) -> str:
 
 
 def claims(page: Path, *names: str) -> str:
-    """Make a table of claims: a row for each claim and collection, with the verdict and interval.
+    """Make a table of claims: a row for each claim and collection, with verdict, interval and sample.
 
     The collection column is left out if all studies use the same collection. Claims that no study could
     measure are listed last, once each. A description of how the studies were run follows.
@@ -122,10 +123,12 @@ def claims(page: Path, *names: str) -> str:
                 place = row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
                 cells = {"claim": row["claim"], "place": place, "measured": row["quantity"]}
                 cells |= {"collection": study["collection"]} if several else {}
-                cells |= {"verdict": row["verdict"].partition(":")[0], "ours": row["measured"]}
-                claimed.setdefault((row["claim"], place), []).append(
-                    cells | {"the paper": row["printed"] or "–"}
+                verdict = (
+                    row["verdict"].replace("not decided here", "not decided").partition(f": {ONE_SEED}")[0]
                 )
+                cells |= {"verdict": verdict, "ours": row["measured"], "the paper": row["printed"] or "–"}
+                cells |= {"sample": row["sample"].removesuffix(", 1 seed")}
+                claimed.setdefault((row["claim"], place), []).append(cells)
     measured: Rows = []
     open_ones: Rows = []
     for rows in claimed.values():

@@ -29,6 +29,7 @@ from paradigms.evaluate.significance import holm, paired_test
 ALPHA = 0.05
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
 YES, NO = "yes", "no"  # verdicts on controls
+ONE_SEED = "with one seed, the interval is over queries alone"  # added to a verdict
 TRAINING, READOUT = "training", "readout"
 
 
@@ -111,7 +112,7 @@ def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
     elif p < ALPHA and (inside or outside):
         words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
         word = words[0] if inside else words[1]
-        reason = "" if claim.contrast.shape[0] > 1 else "with one seed, the interval is over queries alone"
+        reason = "" if claim.contrast.shape[0] > 1 else ONE_SEED
     elif inside or outside:
         word, reason = UNDECIDED, f"the interval decides, but p is {p:.2f} after Holm's correction"
     else:

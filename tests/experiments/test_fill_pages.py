@@ -12,15 +12,17 @@ import pytest
 from matplotlib.figure import Figure
 from studies.pages import STUDY, Section, _command, publish
 
+from paradigms.evaluate.claims import ONE_SEED
 from tests.experiments.scripts import run
 
 
 def study(folder: Path, collection: str, verdict: str) -> str:
     claim = {"claim": "x is y", "place": "X et al. 2020, §1, Table 2", "quantity": "x − y", "printed": ""}
+    claim |= {"sample": "9 queries, 1 seed"}
     rows = [claim | {"measured": "+0.1 [+0.0, +0.2]", "verdict": verdict}] * 2  # of two models
     folder.mkdir()
     (folder / "curve.svg").write_text("<svg/>")
-    unmeasured = dict.fromkeys(("quantity", "printed", "measured"), "–")
+    unmeasured = dict.fromkeys(("quantity", "printed", "measured", "sample"), "–")
     rows += [{"claim": "z", "place": "–", "verdict": "not decided here: c"} | unmeasured]
     sections = {"claims": {"rows": rows[::-1]}, "sizes": {"rows": [{"k": 1, "share": 0.25}], "text": "Of k."}}
     sections["curve"] = {"heading": "Curve", "text": "As k grows.", "rows": [{"k": 2}]}
@@ -57,15 +59,17 @@ def test_a_page_takes_results(tmp_path: Path):
         "<!-- table: x-a curve sizes -->\n<!-- end -->\nkept\n"
     )
     folders = [
-        study(tmp_path / "x-a", "a", "reproduced: with one seed"),
-        study(tmp_path / "x-b", "b", "contradicted"),
+        study(tmp_path / "x-a", "a", f"reproduced: {ONE_SEED}"),
+        study(tmp_path / "x-b", "b", "not decided here: p is 0.06"),
     ]
     run("fill_pages", page=page, take=json.dumps(folders))
     text = page.read_text()
-    row = "| {} | {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – |\n"
-    first, *more = [(c, v) for c, v in (("a", "reproduced"), ("b", "contradicted")) for _ in range(2)]
+    row = "| {} | {} | x − y | {} | {} | +0.1 [+0.0, +0.2] | – | 9 queries |\n"
+    first, *more = [
+        (c, v) for c, v in (("a", "reproduced"), ("b", "not decided: p is 0.06")) for _ in range(2)
+    ]
     rows = [row.format("x is y", "§1, Table 2", *first), *(row.format("", "", *cells) for cells in more)]
-    unmeasured = "| z | – | – | – | not tested | – | – |\n"
+    unmeasured = "| z | – | – | – | not tested | – | – | – |\n"
     assert "".join([*rows, unmeasured]) in text, "claims without a measurement come last"
     assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 minutes of CPU time (P):" in text
     assert "old" not in text
