@@ -127,7 +127,8 @@ def main(settings: Settings) -> None:
             "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(rows["free"])
         ),
     }
-    summary = f"All sets of {settings.relevant} of {settings.documents} documents, on {DEVICE}."
+    documents = settings.documents if rows["paradigms"] else "n"
+    summary = f"All sets of {settings.relevant} of {documents} documents, on {DEVICE}."
     if rows["paradigms"]:
         summary += f" Intervals (95%) resample {resampled(1)}."
     publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
