@@ -25,6 +25,8 @@ class Settings(EncoderStudy):
     """collections, each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     checkpoint: str = ""
     """saved ALIGNER to measure unchanged on every collection; empty: train one on each"""
+    in_domain: bool = False
+    """the checkpoint was trained on other queries of these collections; otherwise it is called zero-shot"""
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
     """alignments to train ALIGNERs with, which are then these models' default strategies: any of k=1, 2, 4,
     6, 8, 16; p=0.5%, 1%, 1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
@@ -50,7 +52,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import torch
 from accelerate import Accelerator
-from papers.qian2022.adaptation_claims import SOFT, Task, describe
+from papers.qian2022.adaptation_claims import IN_DOMAIN, SOFT, ZERO_SHOT, Task, describe
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish, resampled
 
@@ -125,7 +127,7 @@ def job(
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"collection": data.collection.name, "trained_with": align, "seed": seed}
-        keys["zero_shot"] = bool(settings.checkpoint)
+        keys["origin"] = (IN_DOMAIN if settings.in_domain else ZERO_SHOT) if settings.checkpoint else ""
         # entropic alignments are measured only for models trained with one
         strategies = {name: MEASURED[name] for name in MEASURED if align in SOFT or name not in SOFT}
         return keys | measure(paradigm, index, data, settings.depth, strategies)
@@ -175,7 +177,7 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
     """Group the finished models in a folder into tasks, by collection and training alignment."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):
-        groups.setdefault((model["collection"], model["trained_with"], model["zero_shot"]), []).append(model)
+        groups.setdefault((model["collection"], model["trained_with"], model["origin"]), []).append(model)
     for (name, *_), models in groups.items():
         for key in ("fingerprint", "queries"):
             if any(model[key] != models[0][key] for model in models):

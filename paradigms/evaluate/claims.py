@@ -6,8 +6,9 @@ equality, within ±margin. The verdict is
 - reproduced, if the interval over seeds and queries lies within these bounds, and the paired test over
   queries agrees, with Holm's correction for all claims of a study;
 - contradicted, if both say the opposite;
-- otherwise not decided here: the sample is too small, a system has not learned enough to test the claim, or
-  the claim is about training and training did not significantly change a model's measure on dev queries.
+- otherwise not decided here: the sample is too small, the study lacks what the claim is about, a system has
+  not learned enough to test the claim, or the claim is about training and training did not significantly
+  change a model's measure on dev queries.
 
 A claim about a readout compares ways of scoring with one model, whether or not training changed that model.
 The claim's row in the table is marked.
@@ -49,6 +50,7 @@ class Claim:
     )
     about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
     unmoved: str = ""  # a model whose dev measure training did not change; for claims about TRAINING
+    lacking: str = ""  # what the study lacks, so that no mean decides the claim; "" = nothing
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ class Verdict:
         seeds, queries = self.claim.contrast.shape
         place, statement, readout = self.claim.place, self.claim.statement, self.claim.about == READOUT
         mean, low, high = self.interval
+        digits = 3 if high - low >= 0.002 or low == high else 5  # as many as the bounds need to differ
         return {
             "claim": "Control: " * (not place) + statement + " [about a readout]" * readout,
             "place": place or "–",
             "quantity": self.claim.quantity,
             "printed": self.claim.printed,
-            "measured": f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+            "measured": f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]",
             "p (Holm)": f"{self.p:.4f}",
             "sample": f"{queries} queries, {seeds} seed{'s' * (seeds != 1)}",
             "verdict": self.word + (f": {self.reason}" if self.reason else ""),
@@ -105,7 +108,9 @@ def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
     upper = claim.margin if claim.equal else np.inf
     inside = interval.low > -claim.margin and interval.high < upper
     outside = interval.high < -claim.margin or interval.low > upper
-    if claim.unlearned:
+    if claim.lacking:
+        word, reason = UNDECIDED, claim.lacking
+    elif claim.unlearned:
         word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
     elif claim.about == TRAINING and claim.unmoved:
         word, reason = UNDECIDED, f"training did not move {claim.unmoved} on dev queries"

@@ -36,6 +36,7 @@ def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
         (claim(0.1, margin=0.05, equal=True), CONTRADICTED),
         (claim(0.05, margin=0.05, equal=True), UNDECIDED),
         (claim(0.1, unlearned="DPR"), UNDECIDED),
+        (claim(0.1, lacking="a second coefficient"), UNDECIDED),
     ],
 )
 def test_verdict(made, word):

@@ -85,7 +85,7 @@ def test_the_page_shows_every_training_alignment(results: Path, collection: Path
     assert list(row)[2:] == ["eps=0.01", "eps=0.02", "eps=0.04", "eps=0.06", "eps=0.1"]
     shots = json.loads((results / "figure5.json").read_text())
     assert {row["shots"] for row in shots} == {1, 2}  # 64 is no small share of 20 queries
-    assert {row["rule"] for row in shots} == {"best", "p ≤ 0.05"}
+    assert {row["rule"] for row in shots} == {"best", "careful (test ≤ 0.05)"}
     assert json.loads((results / "claims.json").read_text())
     page = (results / "report.html").read_text()
     lines = (results / "verdicts.md").read_text().splitlines()
@@ -120,7 +120,7 @@ def planted(
     base = random.random(200) * 0.2
     means = means + [0.1] * (len(NAMES) - len(means))
     values = {s: base + mean + random.normal(0, noise, 200) for s, mean in zip(NAMES, means, strict=True)}
-    model = {"collection": name, "trained_with": own, "zero_shot": False, "values": values}
+    model = {"collection": name, "trained_with": own, "origin": "", "values": values}
     model |= {"several": dict.fromkeys(NAMES, 0.5), "bm25": np.full(200, bm25)}
     model |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8}}
     return Task([model | {"kept step": step} for step in kept], [8, 16])
@@ -180,9 +180,9 @@ def test_the_answer_tells_when_choosing_pays_and_what_care_costs() -> None:
         for row in answer([gain, none, planted("pydocs", "k=4", FLAT)])
     }
     assert rows["nfcorpus, trained with k=1", 8]["best"].startswith("pays: +0.")
-    assert rows["nfcorpus, trained with k=1", 8]["p ≤ 0.05"].startswith("pays: +0.")
+    assert rows["nfcorpus, trained with k=1", 8]["careful (test ≤ 0.05)"].startswith("pays: +0.")
     assert rows["pydocs, trained with k=1", 8]["best"].startswith("costs: -0.")
-    assert not rows["pydocs, trained with k=1", 8]["p ≤ 0.05"].startswith("pays")
+    assert not rows["pydocs, trained with k=1", 8]["careful (test ≤ 0.05)"].startswith("pays")
     gains = [gain.adapted["best", 8][0].gain, none.adapted["best", 8][0].gain]
     mean = rows["the average of nfcorpus, pydocs, trained with k=1", 8]["best"]
     assert mean.startswith(f"pays: {np.mean([np.mean(g) for g in gains]):+.3f} [")

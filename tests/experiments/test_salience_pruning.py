@@ -154,9 +154,10 @@ def test_planted_effects_get_their_verdicts() -> None:
     for start in (*starts, "important noun", "alignment adaptation"):
         assert [w for s, w in found.items() if s.startswith(start)] == [REPRODUCED], start
     worse = planted(good | {"entropic": 0.35})
-    for start in (*starts[:4], "the hard", "with a proper"):
+    for start in (*starts[:4], "the hard"):
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
     assert not any(s.startswith("β^q = 10%") for s in found)  # not measured
+    assert {w for s, w in (found | worse).items() if "L1" in s} == {UNDECIDED}  # one coefficient was tried
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
     readouts = ("β^q = 30%", "a ReLU gate alone “degrades”", "alignment adaptation")
     still = planted(good, moved=False)  # what is said of the gated model's training is not decided

@@ -202,6 +202,7 @@ def describe(results: TokenResults) -> dict[str, Section]:
         for kind in results.xtrs
     }
     costs = results.models[results.xtr][0]["costs"]
+    timed = results.values(results.xtr, "costs", "gather ms").shape[1] if costs else 0
     said = f"XTR is {label(results.xtr)}, chosen by RR@10 of the dev queries."
     figure_7 = f"Batch size and k_train, imputing with k' = {many} (Figure 7)"
     return {
@@ -225,8 +226,8 @@ def describe(results: TokenResults) -> dict[str, Section]:
         "table1": Section(
             "Cost of a query (Table 1)",
             f"{label(results.xtr)}, k' = {results.table_tokens}, both ways from the same retrieved tokens; "
-            "means over the timed queries and the seeds, on the machine below, scoring on its CPU. Gathering "
-            "is a rerank by the index; FLOPs as in appendix B, for the candidates that there are.",
+            f"means over {timed} timed queries and the seeds, on the machine below, scoring on its CPU. "
+            "Gathering is a rerank by the index; FLOPs as in appendix B, for the candidates that there are.",
             [{"of a query": n, "mean": results.values(results.xtr, "costs", n).mean()} for n in costs],
         ),
     }

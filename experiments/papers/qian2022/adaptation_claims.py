@@ -25,9 +25,10 @@ SAID = PRINTED["adaptation"]  # name -> place, claim
 CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
 OTHER = "scifact"  # whose printed values are drawn beside a collection that is not in the paper
 POINT = 0.01  # printed differences of nDCG@10 below this are not claims
-CAREFUL = f"p ≤ {LEVEL:g}"
+CAREFUL = f"careful (test ≤ {LEVEL:g})"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
 ASKED = (8, 16, 32)  # numbers of judged queries for `answer`
+ZERO_SHOT, IN_DOMAIN = "zero-shot", "in-domain, other queries"  # origins of a given checkpoint
 SHARE = 8  # queries per judged query; with 3, 95% intervals of gains cover only 82% (tests/evaluate)
 
 
@@ -39,7 +40,8 @@ class Task:
 
     def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
         first = models[0]
-        self.name, self.own, self.zero_shot = (first[k] for k in ("collection", "trained_with", "zero_shot"))
+        # origin: ZERO_SHOT or IN_DOMAIN of a given checkpoint; "" if the study trained the models
+        self.name, self.own, self.origin = (first[k] for k in ("collection", "trained_with", "origin"))
         self.models, self.shots, self.strategies = models, sorted(shots), list(first["values"])
         self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
             [[model["values"][name] for name in self.strategies] for model in models]
@@ -47,8 +49,7 @@ class Task:
         # strategy -> share of documents in which it aligns more than one token
         self.several = {s: float(np.mean([m["several"][s] for m in models])) for s in first["several"]}
         self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
-        zero = "zero-shot, " * self.zero_shot
-        self.label = f"{self.name}, {zero}trained with {self.own}"
+        self.label = ", ".join(filter(None, (self.name, self.origin, f"trained with {self.own}")))
         # the collection's name in the paper's tables, or ""
         self.paper = next((name for name in BM25 if name in self.name.lower()), "")
 
@@ -90,7 +91,7 @@ def difference(task: Task, better: float | None, worse: float | None) -> str:
 
 def claims(tasks: Sequence[Task]) -> list[Claim]:
     """Return every claim that these collections and training alignments can test."""
-    trained = [task for task in tasks if not task.zero_shot]
+    trained = [task for task in tasks if not task.origin]
     made = [claim for task in tasks if task.own == "k=1" for claim in _of_top_1(task)]
     owns, best_ones = dict.fromkeys(task.own for task in trained), ("k=1", "p=0.5%")
     for best_of, trained_with in product(best_ones, [own for own in owns if own not in best_ones]):
@@ -138,7 +139,7 @@ def _claim(
     about: str = READOUT,
 ) -> Claim:
     """Return a claim about the mean of the contrasts, of which there is one per task or pair of tasks."""
-    quantity = f"nDCG@10 on {_places(tasks)}{', zero-shot' * tasks[0].zero_shot}, {what}"
+    quantity = ", ".join(filter(None, (f"nDCG@10 on {_places(tasks)}", tasks[0].origin, what)))
     names = (unlearned({f"ALIGNER ({t.label})": t.of(t.own).mean()}, t.bm25.mean(), t.models) for t in tasks)
     poor, where = next(filter(None, names), ""), place and f"{PAPER}, {place}"
     still = unmoved({t.label: t.models for t in tasks})
@@ -176,7 +177,7 @@ def _of_top_1(task: Task) -> list[Claim]:
         strategies(*SAID["questions"], "k=1", "k=2")
     if task.paper == "scifact":
         strategies(*SAID["more"], "k=2", "k=1")
-    if task.zero_shot and task.paper:
+    if task.origin == ZERO_SHOT and task.paper:
         ours, theirs = TABLES["k=1"][task.paper][0], BM25[task.paper]
         statement, contrast = f"BM25 {theirs}, ALIGNER base {ours}", task.of("k=1") - task.bm25
         claim("Table 2, zero-shot", statement, "k=1 − BM25", contrast, ours / 100, theirs / 100)
@@ -249,7 +250,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         "training": training_section({task.label: task.models for task in tasks}),
         "answer": Section(
             "With few judged queries, when does choosing an alignment pay?",
-            f"Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one, {CAREFUL}. "
+            "Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one. "
             "pays: the interval is above 0; costs: below 0; not decided: it holds 0.",
             answer(tasks),
         ),
