@@ -5,7 +5,7 @@ than half the time of `torch.nn.functional.linear`, and a decoder's other produc
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -25,19 +25,24 @@ def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Ten
 
 
 def linear(layer: nn.Module, x: Float[Tensor, "*x w"]) -> Float[Tensor, "*x v"]:
-    """Apply a linear layer by `product`. Subclasses, such as adapters, are called instead."""
-    if type(layer) is nn.Linear and _packs(layer.weight):
+    """Apply a linear layer by `product`; subclasses, such as adapters, and layers with hooks are called."""
+    if _plain(layer) and _packs(layer.weight):
         return _product(x, [layer.weight], layer.bias)
     return layer(x)
 
 
 def linears(layers: Sequence[nn.Module], x: Float[Tensor, "*x w"]) -> list[Float[Tensor, "*x v"]]:
     """Apply several layers to the same x. Layers without biases are one `product`."""
-    plain: list[Any] = [layer for layer in layers if type(layer) is nn.Linear and layer.bias is None]
+    plain: list[Any] = [layer for layer in layers if _plain(layer) and layer.bias is None]
     weights: list[Tensor] = [layer.weight for layer in plain]
     if len(plain) < len(layers) or not _packs(weights[0]):
         return [linear(layer, x) for layer in layers]
     return list(_product(x, weights, None).split([len(weight) for weight in weights], -1))
+
+
+def _plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a call of the layer computes x Wᵀ + b and nothing else, such as hooks."""
+    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _packs(weight: Tensor) -> bool:

@@ -58,3 +58,7 @@ def test_gradients_other_types_and_subclasses_are_torchs_own():
         adapted = Adapted(WIDTH, 4)
         assert torch.equal(linear(adapted, x), adapted(x))
         assert torch.equal(linears([some[0], adapted], x)[1], adapted(x))
+        inputs: list[torch.Tensor] = []
+        some[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        linears(some, x)
+        assert inputs[0] is x

@@ -224,7 +224,7 @@ def test_planted_effects_get_their_verdicts() -> None:
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
     assert better["XTR “mostly favors” large batches in training"] == UNDECIDED
     # 10⁴ times cheaper is more than the two orders that are claimed.
-    assert better["scoring is “two-to-three orders of magnitude cheaper”"] == REPRODUCED
+    assert better["scoring is at least two orders of magnitude cheaper (“two-to-three orders”)"] == REPRODUCED
     assert better["is it two orders of magnitude cheaper in milliseconds, too?"] == YES  # a control
 
 
