@@ -141,7 +141,7 @@ class Probing:
         def search(query: Tokens) -> dict[str, float]:
             # Eq. 4 knows no salience.
             packed = _read(store).packed(Tokens(query.vectors, query.mask) if imputes else query)
-            near = self._near(store, packed, recipe.search_tokens, BOUNDED * wanted)
+            near = self._near(store, packed, recipe.search_tokens if imputes else 0, BOUNDED * wanted)
             rows = _largest(near.rows, _f(store, packed, near, near.least), wanted)
             if not imputes:
                 return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
@@ -172,7 +172,10 @@ class Probing:
         return values, tokens
 
     def _near(self, store: Store, packed: PackedQueries, k: int, wanted: int) -> "Near":
-        """Find the `wanted` documents with the largest bounds, weighted by the query's salience, if any."""
+        """Find the `wanted` documents with the largest bounds, weighted by the query's salience, if any.
+
+        k: rank of the similarity to estimate as `missing`; 0 means none.
+        """
         from paradigms.find import loops
 
         query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
