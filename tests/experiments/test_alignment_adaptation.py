@@ -80,6 +80,7 @@ def test_the_page_shows_every_training_alignment(results: Path, collection: Path
     values = np.array(measures(results, collection, "eps=0.1")["values"]["k=2"])
     (row,) = [r for r in table if r["measure"] == "nDCG@10" and r["system"].endswith("eps=0.1")]
     assert row["k=2"].startswith(f"{values.mean():.3f} [")
+    assert [*row][2:10] == ["k=1", "k=2", "k=4", "k=6", "k=8", "k=16", "p=0.5%", "p=1%"]
     assert "eps=0.1" not in measures(results, collection)["values"]  # of the model trained with k=1
     (row,) = json.loads((results / "table13.json").read_text())
     assert list(row)[2:] == ["eps=0.01", "eps=0.02", "eps=0.04", "eps=0.06", "eps=0.1"]

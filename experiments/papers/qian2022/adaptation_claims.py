@@ -20,6 +20,7 @@ from paradigms.scoring.threads import shared
 
 PRINTED = printed("qian2022")
 PAPER, TABLES, BM25 = "Qian et al. 2022", PRINTED["alignments"], PRINTED["bm25"]
+BY_KIND = sorted(MEASURED, key=lambda name: "kpe".index(name[0]))  # k, p, eps, each ascending
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 SAID = PRINTED["adaptation"]  # name -> place, claim
 CHOOSING = "is the alignment that is best on a few judged queries better than the default on the others?"
@@ -228,7 +229,7 @@ def answer(tasks: Sequence[Task]) -> Rows:
 
 def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     """Return the page's sections, keyed by file name."""
-    strategies = [name for name in MEASURED if all(name in task.strategies for task in tasks)]
+    strategies = [name for name in BY_KIND if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
     several = [
         {"measure": "documents with several aligned tokens", "system": task.label}
@@ -293,7 +294,7 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
         if any(name in numbers for name in strategies):
             shares = [numbers[name] / 100 if name in numbers else None for name in strategies]
             printed[f"{paper}, trained with {task.own}"] = shares
-    return Curves("strategy", strategies, {"nDCG@10": series}, printed={"nDCG@10": printed})
+    return Curves("strategy", strategies, {"nDCG@10": series}, printed={"nDCG@10": printed}, joined=False)
 
 
 def _shots(task: Task) -> Rows:
