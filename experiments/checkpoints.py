@@ -103,7 +103,7 @@ Values = dict[str, list[float]]  # A -> nDCG@10 of each query
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
-    found: dict[tuple[str, str], Values] = {}
+    results: dict[tuple[str, str], Values] = {}
     missing: list[str] = []
     counts = []
     titles = [title(checkpoint) for checkpoint in settings.checkpoints]
@@ -132,10 +132,10 @@ def main(settings: Settings) -> None:
                     continue
                 known = kept | {"values": values}
                 write_json(file, known)
-            found[folder_name(name), title(checkpoint)] = known["values"]
+            results[folder_name(name), title(checkpoint)] = known["values"]
     summary = f"Exact search of {'; '.join(counts)}."
     publish(
-        settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(found)
+        settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(results)
     )
     accelerator.end_training()
 
@@ -167,17 +167,17 @@ def measured(
 
     checkpoint: a folder or hub name; "" means BM25.
     """
-    corpus, found = collection.corpus, dict[str, list[float]]()
+    corpus, values = collection.corpus, dict[str, list[float]]()
 
     own = own_documents(corpus, split)
 
     def add(name: str, retriever: Retriever) -> None:
         run = WithoutOwn(retriever, own).search(split.queries, 10)
-        found[name] = per_query(run, split.judgements, [MEASURE]).values[MEASURE].tolist()
+        values[name] = per_query(run, split.judgements, [MEASURE]).values[MEASURE].tolist()
 
     if not checkpoint:
         add(OWN, BM25(corpus))
-        return found
+        return values
     precision = accelerator.mixed_precision
     model = opened(checkpoint, settings.pickled).to(accelerator.device).eval()
     kind = kinds.inverted(16) if model.encoder.dim == 1 and "ids" in model.reads else kinds.exact()
@@ -189,7 +189,7 @@ def measured(
     for name, other in variants(model if tokens is None else tokens, known=tokens is None):
         label = name if tokens is None else f"its tokens, {name}"
         add(label, replace(retriever, model=other))
-    return found
+    return values
 
 
 @lru_cache(maxsize=1)
@@ -228,33 +228,33 @@ def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
         yield name, model.with_alignment(align, normalise)
 
 
-def report(found: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
+def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     """Compare each model under its own alignment A with BM25, and under every other A with its own."""
-    collections = list(dict.fromkeys(name for name, _ in found))
-    models = list(dict.fromkeys(name for _, name in found))
+    collections = list(dict.fromkeys(name for name, _ in results))
+    models = list(dict.fromkeys(name for _, name in results))
     table: Rows = []
     tests: dict[tuple[int, str, str], float] = {}
     for model in models:
         row: dict[str, Any] = {"model": model}
         for name in collections:
-            values, base = found.get((name, model)), found[name, "bm25"]
+            values, base = results.get((name, model)), results[name, "bm25"]
             column = f"{name}, n = {len(base[OWN])}"
             row[column] = "–" if values is None else shown(interval(values[OWN]))
             if values is not None and model != "bm25":
                 tests[len(table), name, column] = paired_test(np.array(values[OWN]), np.array(base[OWN]))
         table.append(row)
     for (place, name, column), p in zip(tests, holm(list(tests.values())), strict=True):
-        own = found[name, models[place]][OWN]
+        own = results[name, models[place]][OWN]
         if p < 0.05:
-            better = np.mean(own) > np.mean(found[name, "bm25"][OWN])
+            better = np.mean(own) > np.mean(results[name, "bm25"][OWN])
             table[place][column] += "†" if better else "‡"
     others: Rows = []
     pairs: list[float] = []
     for model in models:
-        for A in dict.fromkeys(A for name in collections for A in found.get((name, model), {}) if A != OWN):
+        for A in dict.fromkeys(A for name in collections for A in results.get((name, model), {}) if A != OWN):
             for name in collections:
-                if (name, model) in found:
-                    own, other = (np.array(found[name, model][key]) for key in (OWN, A))
+                if (name, model) in results:
+                    own, other = (np.array(results[name, model][key]) for key in (OWN, A))
                     pairs.append(paired_test(other, own))
                     row = {"model": model, "A": A, "collection": name, MEASURE: shown(interval(other))}
                     others.append(row | {"minus its own A": shown(interval(other - own), "+")})

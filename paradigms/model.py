@@ -77,6 +77,10 @@ class Trainable(nn.Module, ABC):
         """Return how many documents are truncated, and how far; None if the model encodes no documents."""
         return None
 
+    def hub_task(self) -> tuple[str, list[str]]:
+        """Return the task and the tags under which the hub lists models of this kind; ("", []) if none."""
+        return "", []
+
     def check_corpus(self, ids: Sequence[str]) -> None:
         """Raise ValueError if the model can rank only one corpus and `ids` are from another corpus."""
 
@@ -142,6 +146,15 @@ class Paradigm(Trainable):
         """Return the inputs on which the alignment may depend: similarity, ids, pool, lengths, salience."""
         salience = {"salience"} if self.encoder.settings.salience != "none" else set()
         return self.recipe.align.reads | salience
+
+    def hub_task(self) -> tuple[str, list[str]]:
+        settings = self.encoder.settings
+        if self.encoder.dim == 1 and "ids" in self.reads:
+            return "feature-extraction", ["sparse-encoder", "sparse"]
+        if settings.query_vectors == settings.document_vectors == "pooled":
+            return "sentence-similarity", ["sentence-similarity", "feature-extraction", "dense"]
+        colbert = ["colbert"] if self.recipe.align.is_maxsim() and settings.salience == "none" else []
+        return "feature-extraction", ["multi-vector", "late-interaction", *colbert]
 
     def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
         """Return a model with the same encoder and another alignment A, such as `TopK(k=2)`.

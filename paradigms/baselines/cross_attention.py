@@ -83,6 +83,9 @@ class CrossAttention(Trainable):
     def name(self) -> str:
         return NAME
 
+    def hub_task(self) -> tuple[str, list[str]]:
+        return "text-ranking", ["cross-encoder", "reranker"]
+
     def description(self) -> dict[str, Any]:
         return {"name": NAME} | asdict(self.encoder.settings)
 

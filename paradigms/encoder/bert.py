@@ -196,12 +196,12 @@ class Forward8(Forward):
                 some, these, state = rows[part], scales[part], states[part]
                 bytes, inner = some.numpy(), wide[: len(some)]
                 loops.quantise(a[part].numpy(), bytes, these)
-                found = int8.shifted_product(some, out[0]).numpy()
-                loops.normalise(found, these, out[1], state, *norms[0], eps, bytes, these)
-                found = int8.shifted_product(some, up[0]).numpy()
-                loops.activate(found, these, up[1], inner.numpy(), others)
-                found = int8.shifted_product(inner, down[0]).numpy()
-                loops.normalise(found, others, down[1], state, *norms[1], eps, bytes, these)
+                product = int8.shifted_product(some, out[0]).numpy()
+                loops.normalise(product, these, out[1], state, *norms[0], eps, bytes, these)
+                product = int8.shifted_product(some, up[0]).numpy()
+                loops.activate(product, these, up[1], inner.numpy(), others)
+                product = int8.shifted_product(inner, down[0]).numpy()
+                loops.normalise(product, others, down[1], state, *norms[1], eps, bytes, these)
         return x
 
     def _attended(self, qkv: Float[Tensor, "n v"], keep: Any) -> Float[Tensor, "n w"]:
@@ -215,14 +215,14 @@ class Forward8(Forward):
             return whole.view(len(qkv), -1)
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool()[:, None, None]
-            found = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
-            return found.transpose(1, 2).reshape(len(qkv), -1)
+            attended = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
+            return attended.transpose(1, 2).reshape(len(qkv), -1)
         q, k, v = (part.reshape(-1, length, width).bfloat16() for part in heads)
         S = torch.bmm(q, k.transpose(1, 2))
         each = keep.repeat(self.heads, 0)
         self.loops.softmax(S.view(torch.uint16).numpy(), each, np.float32(math.log2(math.e) / width**0.5))
-        found = torch.bmm(S, v).view(count, self.heads, length, width)
-        return found.transpose(1, 2).reshape(len(qkv), -1).float()
+        attended = torch.bmm(S, v).view(count, self.heads, length, width)
+        return attended.transpose(1, 2).reshape(len(qkv), -1).float()
 
 
 def _norms(part: Mapping[str, Part]) -> list[Part]:
@@ -231,8 +231,8 @@ def _norms(part: Mapping[str, Part]) -> list[Part]:
 
 def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
     def apply(x: Tensor) -> Tensor:
-        found = nn.functional.linear(x, weight, bias)
-        return nn.functional.gelu(found) if activated else found
+        outputs = nn.functional.linear(x, weight, bias)
+        return nn.functional.gelu(outputs) if activated else outputs
 
     return apply
 
@@ -344,11 +344,11 @@ class Light(nn.Module):
         fields = SimpleNamespace(**DEFAULTS | config)
         if not supported(fields):
             return None
-        found = {name.removeprefix("bert."): t.float() for name, t in load_file(files[0]).items()}
+        weights = {name.removeprefix("bert."): t.float() for name, t in load_file(files[0]).items()}
         wanted = weight_names(fields.num_hidden_layers)
-        if not found.keys() >= set(wanted) or not _fit(found, fields):
+        if not weights.keys() >= set(wanted) or not _fit(weights, fields):
             return None
-        return cls({name: found[name] for name in wanted}, fields)
+        return cls({name: weights[name] for name in wanted}, fields)
 
     def forward(self, **inputs: Tensor) -> tuple[Tensor]:
         """Compute the last hidden states in float32. Raises ValueError in training mode."""

@@ -1,7 +1,7 @@
 """Compiled loops for an encoder's 8-bit forward pass: everything between matrix products, row by row.
 
-The input `found` is a product before multiplication by the tokens' scales: `found[r] * scales[r] + bias` is
-the layer's output. The loops return rows as bytes with new scales, as in `int8`. A loop does all its work on
+The input `product` is not yet multiplied by the tokens' scales: a layer's output is `product[r] * scales[r] +
+bias`. The loops return rows as bytes with new scales, as in `int8`. A loop does all its work on
 a row while the row is in the cache; torch would pass over all rows once per operation. `no_type_check`
 disables the tests' run-time type checks.
 """
@@ -65,20 +65,20 @@ def quantise(x, out, scales):
 
 @no_type_check
 @loop
-def finish(found, scales, bias):
-    """Complete a layer's output in place: found · scale + bias."""
-    for r in range(found.shape[0]):
+def finish(product, scales, bias):
+    """Complete a layer's output in place: product · scale + bias."""
+    for r in range(product.shape[0]):
         for k in range(bias.shape[0]):
-            found[r, k] = found[r, k] * scales[r] + bias[k]
+            product[r, k] = product[r, k] * scales[r] + bias[k]
 
 
 @no_type_check
 @loop
-def activate(found, scales, bias, out, new):
-    """Quantise gelu(found · scale + bias), where gelu(x) = x/2 · (1 + erf(x/√2))."""
+def activate(product, scales, bias, out, new):
+    """Quantise gelu(product · scale + bias), where gelu(x) = x/2 · (1 + erf(x/√2))."""
     held = np.empty(1, np.int32)
-    for r in range(found.shape[0]):
-        row = found[r]
+    for r in range(product.shape[0]):
+        row = product[r]
         for k in range(bias.shape[0]):
             value = row[k] * scales[r] + bias[k]
             x = min(max(value * ROOT, -BOUND), BOUND)
@@ -90,13 +90,13 @@ def activate(found, scales, bias, out, new):
 
 @no_type_check
 @loop
-def normalise(found, scales, bias, x, weight, shift, eps, out, new):
-    """Set x = norm(x + found · scale + bias) in place, where norm is the layer norm, and quantise x."""
+def normalise(product, scales, bias, x, weight, shift, eps, out, new):
+    """Set x = norm(x + product · scale + bias) in place, where norm is the layer norm, and quantise x."""
     held, count = np.empty(1, np.int32), F(bias.shape[0])
-    for r in range(found.shape[0]):
+    for r in range(product.shape[0]):
         row, total, square = x[r], ZEROS, ZEROS
         for k in range(bias.shape[0]):
-            row[k] += found[r, k] * scales[r] + bias[k]
+            row[k] += product[r, k] * scales[r] + bias[k]
             total += row[k]
         mean = total / count
         for k in range(bias.shape[0]):

@@ -114,11 +114,11 @@ class Readouts:
         for names, encoded in self._encoded(queries, progress):
             candidates: list[dict[str, float]] = [{} for _ in names]
             for part, index in self.indexes.items():
-                for found, ranked in zip(
+                for documents, ranked in zip(
                     candidates, index.search_tokens(PARTS[part], part_of(encoded, part), depth), strict=True
                 ):
-                    found |= ranked
-            summed = self._summed(encoded, [list(found) for found in candidates])
+                    documents |= ranked
+            summed = self._summed(encoded, [list(documents) for documents in candidates])
             run |= {name: best_first(row, k) for name, row in zip(names, summed, strict=True)}
         return {name: run[name] for name in queries}
 

@@ -6,20 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.backbone import PACKAGED
 from paradigms.io.checks import json_or_empty, read_json
-from paradigms.model import Paradigm, Trainable
+from paradigms.model import Trainable
 
 UNTOLD = {"output", "tracker", "load", "fingerprint"}  # settings that do not describe the model
 
 BAR = "\\|"  # in a cell of a table
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# The task and the tags under which the hub lists models of sentence-transformers.
-DENSE = "sentence-similarity", ["sentence-similarity", "feature-extraction", "dense"]
-SPARSE = "feature-extraction", ["sparse-encoder", "sparse"]
-MANY = "feature-extraction", ["multi-vector", "late-interaction"]
-RERANKER = "text-ranking", ["cross-encoder", "reranker"]
 # A comment in the metadata: whoever publishes a model chooses.
 LICENSE = "# license: the publisher's choice, such as apache-2.0"
 
@@ -48,7 +42,7 @@ def model_card(
         measured = table.read_text(encoding="utf-8") if table.is_file() else measured
     described = model.description()
     data, formula = settings.get("collection"), ""
-    task, tags = kind_of(model)
+    task, tags = model.hub_task()
     tags = [layout, "retrieval", model.name, *tags]
     if license and not re.fullmatch(r"[\w.+-]+", license):
         raise ValueError(f"a license is an identifier of the hub, such as apache-2.0, not {license!r}")
@@ -82,22 +76,6 @@ def model_card(
     if environment:
         lines += _table("Where it was trained", environment)
     return "\n".join([*lines, "## Measures", "", measured])
-
-
-def kind_of(model: Trainable) -> tuple[str, list[str]]:
-    """Return the hub's task and tags for a model, which are empty for generative models."""
-    if isinstance(model, CrossAttention):
-        return RERANKER
-    if not isinstance(model, Paradigm):
-        return "", []
-    settings = model.encoder.settings
-    if model.encoder.dim == 1 and "ids" in model.reads:
-        return SPARSE
-    if settings.query_vectors == settings.document_vectors == "pooled":
-        return DENSE
-    task, tags = MANY
-    plain = model.recipe.align.is_maxsim() and settings.salience == "none"
-    return task, [*tags, "colbert"] if plain else tags
 
 
 def base_models(settings: Mapping[str, Any]) -> list[str]:
