@@ -44,13 +44,14 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from serving_costs import timed
+from studies import byte_tables
 from studies.bucket_recall import CANDIDATES, FIRST, draw_law, law
 from studies.pages import Rows, Section, publish, shown
 
@@ -161,10 +162,11 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
             kind = kinds.compressed(bits, LISTS) if bits else kinds.exact()
             store = exact.copy(kind, **fewer)
             yield name, way, store, store.bytes_per_document
-    for dim in (dim for dim in (64, 32) if dim < exact.dim):
+    for part in (2, 4):
+        dim = exact.dim // part
         same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
         store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
-        yield "dimensions", f"dim={dim}", store, exact.bytes_per_document * dim / exact.dim
+        yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
 def principal_axes(exact: Store, dim: int) -> np.ndarray:
@@ -206,42 +208,46 @@ def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
     wanted = Index(exact).search_tokens(recipe, queries, FIRST)
     rows: Rows = []
 
-    def add(name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
-        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS, perf_counter)
+    def add(bits: int, name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
+        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS, process_time)
         shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(runs, wanted, strict=True)]
-        values = {"bytes/document": size, f"recall@{FIRST}": shares, "ms": float(np.median(milliseconds))}
-        rows.append({"index": name, "documents": len(exact), "queries": len(wanted)} | values)
+        row = {"bits": bits, "index": name, "documents": len(exact), "queries": len(wanted)}
+        row |= {"bytes/document": size, f"recall@{FIRST}": shares, "CPU ms": float(np.median(milliseconds))}
+        rows.append(row)
 
     def first(index: Index) -> Callable[[Tokens], dict[str, float]]:
         return lambda query: index.search_tokens(recipe, query, FIRST)[0]
 
-    add("exact", exact.bytes_per_document, first(Index(exact)))
+    add(16, "exact", exact.bytes_per_document, first(Index(exact)))
     for bits in (4, 2, 1):
         coded = exact.copy(kinds.compressed(bits, LISTS))
-        add(f"compressed, {bits} bits", coded.bytes_per_document, first(Index(coded)))
+        add(bits, "compressed", coded.bytes_per_document, first(Index(coded)))
         size = int(coded.bytes_per_document) // 2  # float16 numbers
         for centre in (True, False):
             settings = {"planes": 4, "inner": 32, "final": size, "factory": "SQfp16", "centre": centre}
             store = exact.copy(kinds.fixed(**settings))
             index = Index(store)
             alone_bytes = store.files.entries["tokens.faiss"]["bytes"] / len(store)
-            name = f"fixed, {size} numbers{'' if centre else ', not centred'}"
+            mark = "" if centre else ", not centred"
 
             def alone(query: Tokens, store: Store = store) -> dict[str, float]:
                 return dict.fromkeys(store.names(NearDocuments().nearest(store, query, FIRST)[1][0]), 0.0)
 
-            add(f"{name}, alone", alone_bytes, alone)
-            add(f"{name}, 64 reranked", store.bytes_per_document, first(index))
+            add(bits, f"encodings alone{mark}", alone_bytes, alone)
+            add(bits, f"encodings, 64 reranked{mark}", store.bytes_per_document, first(index))
     return rows
 
 
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name."""
+    """Return the page's sections, keyed by file name: means over collections, then each collection."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."
     )
-    alone = f"recall of the exact first {FIRST}. alone: the bytes of the encodings, nothing reranked."
+    alone = (
+        f"recall of the exact first {FIRST}. bits: of the compressed index with as many bytes as encodings. "
+        "alone: nothing reranked, and the bytes of the encodings."
+    )
     shares = (
         f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
         "alone, by the law for independent tokens."
@@ -250,6 +256,10 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     drawn = {"fewer": draw_fewer, "law": draw_law}
     figures = {part: draw(results[part]) for part, draw in drawn.items()}
     return {
+        "ways": byte_tables.ways(results["fewer"]),
+        "same_bytes": byte_tables.same_bytes(results["fewer"]),
+        "encodings": byte_tables.encodings(results["fixed"]),
+        "recalls": byte_tables.recalls(results["law"]),
         "fewer": Section("Fewer bytes", errors, rows["fewer"], figures["fewer"]),
         "fixed": Section("Fixed-dimensional encodings", alone, rows["fixed"]),
         "law": Section("Predicted recall", shares, rows["law"], figures["law"]),

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from theory import checks
 from theory.checks import Array
@@ -60,16 +60,15 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
     The integrand is a polynomial of degree m − 1, which ⌈m/2⌉ Gauss-Legendre nodes integrate exactly.
     """
     angles, planes = checks.interval(angles, "angles", 0, np.pi), int(checks.whole(planes, "planes", least=0))
-    distances = np.arange(planes + 1 if fill else 1)
-    levels = distances.reshape(-1, *[1] * angles.ndim)
-    law = stats.binom(planes, angles / np.pi)
-    at, beyond = np.asarray(law.pmf(levels)), np.asarray(law.sf(levels))  # [h, m, ...]
+    distances, p = np.arange(planes + 1).reshape(-1, *[1] * angles.ndim), angles / np.pi
+    at = special.comb(planes, distances) * p**distances * (1 - p) ** (planes - distances)  # [h, m, ...]
+    beyond = np.cumsum(at[::-1], axis=0)[::-1] - at
     nodes, weights = np.polynomial.legendre.leggauss((len(angles) + 1) // 2)
     shares = np.zeros(angles.shape)
-    for equal, above in zip(at, beyond, strict=True):
+    for equal, above in zip(at[: None if fill else 1], beyond, strict=fill):
         for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-            logs = np.log(np.maximum(above + equal * t, 1e-300))
-            shares += weight * equal * np.exp(logs.sum(0) - logs)
+            farther = np.maximum(above + equal * t, 1e-300)
+            shares += equal / farther * (weight * np.exp(np.log(farther).sum(0)))
         if np.log(np.maximum(above, 1e-300)).sum(0).max() < -30:  # all tokens are within this distance
             break
     return shares

@@ -8,6 +8,7 @@ from pathlib import Path
 import fewer_bytes
 import pytest
 import torch
+from studies import byte_tables
 
 from paradigms import PARADIGMS
 from paradigms.io.command_line import folder_name
@@ -48,3 +49,34 @@ def test_every_way_is_measured_certified_and_drawn(
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     assert {file.name for file in out.glob("*.svg")} == {"fewer.svg", "law.svg"}
     assert {"fewer.csv", "fewer.md", "fixed.csv", "law.csv", "report.html"} <= {f.name for f in out.iterdir()}
+    means = {
+        name: json.loads((out / f"{name}.json").read_text()) for name in ("ways", "encodings", "recalls")
+    }
+    assert len(means["ways"]) == len(rows)
+    assert len(means["encodings"]) == 1 + 3 * 5
+    assert len(means["recalls"]) == 9
+
+
+def test_tables_average_collections_that_differ_in_their_numbers_of_queries() -> None:
+    whole, coded = [[1.0, 1.0, 1.0], [0.5]], [[0.5, 0.5, 0.5], [0.4]]
+    rows = [
+        {"collection": str(n), "kind": kind, "way": way, "queries": len(values[n]), "bytes/document": size}
+        | {"nDCG@10": values[n], "error": 0.0, "unchanged": 1, "certified": 0, "violations": 0}
+        for kind, way, size, values in (
+            ("all tokens", "float16", 100, whole),
+            ("bits", "bits=8", 52, whole),
+            ("pooled, ward", "pool=2", 50, coded),
+            ("pooled, sequential", "pool=2", 20, coded),
+        )
+        for n in (0, 1)
+    ]
+    table = byte_tables.ways(rows).rows
+    assert [row["nDCG@10"][:5] for row in table] == ["0.750", "0.750", "0.450", "0.450"]
+    assert table[2]["minus all tokens"] == "-0.300 [-0.300, -0.300]"  # equal weights, not 4 equal queries
+    assert (table[2]["bytes, of all"], table[2]["unchanged"]) == ("50%", 2)
+    [pair] = byte_tables.same_bytes(rows).rows  # not the pair with 50% and 20%
+    assert (pair["bytes, of all"], pair["difference of nDCG@10"]) == (
+        "52% and 50%",
+        "+0.300 [+0.300, +0.300]",
+    )
+    assert pair["p (Holm)"] == 2 / 2**4  # all four differences have one sign
