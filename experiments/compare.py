@@ -320,8 +320,9 @@ def run_system(
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
     system = settings.chosen[trial.system]
     model = systems.trained(trial, data, settings, folder, accelerator)
-    progress, cut = accelerator.is_main_process, model.count_cut(data.pieces.corpus)
-    if cut and cut.cut and not trial.untrained:
+    progress = accelerator.is_main_process
+    cut = None if trial.untrained else model.count_cut(data.pieces.corpus)
+    if cut and cut.cut:
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
     retriever = systems.retriever(model, system, data, settings, folder / "index", accelerator)
