@@ -25,6 +25,7 @@ from paradigms.io.manifest import MANIFEST, damage, write_manifest
 from paradigms.io.progress import progress_bar
 
 SHARD = 1024  # texts per file
+SAMPLE = 128  # texts that are tokenised to estimate the size of all states
 TOKENS = 1 << 12  # padded tokens per pass of the lower layers
 KEPT = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
 SCALE = 2.0**-6  # of stored states: T5's lower layers give states beyond float16's largest number, 65,504
@@ -138,8 +139,8 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
     ) -> str:
-        """Return why the texts' states do not fit, estimated from SHARD texts, or "" if they fit."""
-        sample = [texts[n] for n in range(0, len(texts), -(-len(texts) // SHARD) or 1)]
+        """Return why the texts' states do not fit, estimated from SAMPLE texts, or "" if they fit."""
+        sample = [texts[n] for n in range(0, len(texts), -(-len(texts) // SAMPLE) or 1)]
         if not sample:
             return ""
         width, lengths = compute(tokenize(sample[:1])).shape[-1], tokenize(sample).lengths()
