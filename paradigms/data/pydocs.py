@@ -34,7 +34,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paradigms.data import near
@@ -132,18 +132,19 @@ def cache_folder() -> Path:
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
     """Collect the docstrings, sorted by id. sources: top-level name -> package folder or module file."""
-    files = [item for name, path in sorted(sources.items()) for item in _modules(name, path)]
-    read: list[list[Docstring]] = in_processes(_read, files, FILES)
-    return distinct([item for items in read for item in items])
+    files = [
+        (part, str(file)) for name, path in sorted(sources.items()) for part, file in _modules(name, path)
+    ]
+    return distinct([Docstring(**row) for rows in in_processes(_read, files, FILES) for row in rows])
 
 
-def _read(files: Sequence[tuple[str, Path]]) -> list[list[Docstring]]:
+def _read(files: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
     collecting = gc.isenabled()
     gc.disable()  # saves a quarter of the time: syntax nodes have no cycles
     try:
         with progress_bar(sys.stderr.isatty()) as bar:
             tracked = bar.track(files, description="Reading docstrings")
-            return [list(docstrings(module, file)) for module, file in tracked]
+            return [[asdict(item) for item in docstrings(module, Path(file))] for module, file in tracked]
     finally:
         if collecting:
             gc.enable()

@@ -1,41 +1,38 @@
 """Divide work in pure Python among processes that import nothing but the module of that work."""
 
+import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-Item, Result = TypeVar("Item"), TypeVar("Result")
+from typing import Any
 
 # multiprocessing would run the caller's script again in every process, with all of its imports.
 CHILD = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-work, items = pickle.load(sys.stdin.buffer)
-pickle.dump(work(items), sys.stdout.buffer)
+import importlib, json, sys
+sys.path[:], module, name, items = json.load(sys.stdin)
+json.dump(getattr(importlib.import_module(module), name)(items), sys.stdout)
 """
+Work = Callable[[Sequence[Any]], list[Any]]
 
 
-def in_processes(
-    work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], least: int
-) -> list[Result]:
+def in_processes(work: Work, items: Sequence[Any], least: int) -> list[Any]:
     """Compute `work(items)` in as many processes as there are processors, this one included.
 
-    work: a function of a module that returns one result for each item. least: how many items are worth a
-    process. If a process fails or cannot be started, its items are worked on here, which raises any error.
+    work: a function of a module that returns one result for each item. Items and results consist of what JSON
+    has; a tuple may come back as a list. least: how many items are worth a process. If a process fails or
+    cannot be started, its items are worked on here, which raises any error.
     """
     count = max(1, min(processors(), len(items) // least))
     results: list[Any] = [None] * len(items)
     with ThreadPoolExecutor(count) as threads:
-        parts = [items[n::count] for n in range(count)]
+        parts = [list(items[n::count]) for n in range(count)]
         helpers = [threads.submit(_elsewhere, work, part) for part in parts[1:]]
         results[::count] = work(parts[0])
         for n, helper in enumerate(helpers, 1):
             answer = helper.result()
-            results[n::count] = pickle.loads(answer) if answer else work(parts[n])
+            results[n::count] = json.loads(answer) if answer else work(parts[n])
     return results
 
 
@@ -46,9 +43,9 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def _elsewhere(work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> bytes:
-    """Return the pickled results of another process, or nothing if it failed."""
-    job = pickle.dumps(sys.path) + pickle.dumps((work, items))
+def _elsewhere(work: Work, items: Sequence[Any]) -> bytes:
+    """Return another process's results as JSON, or nothing if it failed."""
+    job = json.dumps([sys.path, work.__module__, work.__name__, items]).encode()
     command = [sys.executable, "-P", "-c", CHILD]  # -P: modules in the current folder are not imported
     try:
         return subprocess.run(command, input=job, capture_output=True, check=True).stdout

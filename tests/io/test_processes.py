@@ -29,7 +29,7 @@ def only_here(items: Sequence[int]) -> list[int]:
 )
 def test_results_are_in_order_whatever_the_number_of_processes(monkeypatch, tmp_path, available, least, used):
     monkeypatch.setattr(processes, "processors", lambda: available)
-    Path(tmp_path, "pickle.py").write_text("raise SystemExit('a module of the current folder')")
+    Path(tmp_path, "json.py").write_text("raise SystemExit('a module of the current folder')")
     monkeypatch.chdir(tmp_path)
     results = in_processes(squares, range(11), least)
     assert [square for square, _ in results] == [n * n for n in range(11)]
