@@ -51,7 +51,7 @@ class Recipe:
     def with_salience(self, queries: Tokens) -> tuple["Recipe", Tokens]:
         """Return an equivalent recipe and queries; see `Alignment.with_salience`."""
         align, queries = self.align.with_salience(queries)
-        return replace(self, align=align), queries
+        return self if align is self.align else replace(self, align=align), queries
 
     @property
     def reads_pool(self) -> bool:
