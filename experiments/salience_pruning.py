@@ -4,15 +4,16 @@ The script trains ALIGNER once for each way to make salience sparse and each see
 document's tokens, searches with a share β^q of each query's tokens, and rescores the retrieved documents with
 all vectors. It reports bytes, milliseconds and multiply-adds. It also measures which words are salient, how
 many tokens are ever retrieved (§3, §4.4), and the effect of adapting the alignment after pruning. The full
-model has no salience. Methods and seeds may be added to a results folder.
+model has no salience. Methods, coefficients and seeds may be added to a results folder.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, OneCollection, known, launch, lengths_of
+from studies.settings import EncoderStudy, OneCollection, different, known, launch, lengths_of
 
 
 @dataclass
@@ -21,6 +22,9 @@ class Settings(EncoderStudy, OneCollection):
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
     """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model)"""
+    l1: list[float] = field(default_factory=lambda: [0.1, 1.0, 10.0])
+    """coefficients γ of the mean salience in the loss of the method l1, a model for each. Claims are about
+    the γ whose pruned searches have the highest RR@10 on dev queries"""
     eps: float | None = None
     """ε of the entropic gate; default: ALIGNER's (EPS in paradigms/aligner.py; .002 in the paper)"""
     depth: int = 100
@@ -29,7 +33,10 @@ class Settings(EncoderStudy, OneCollection):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "methods", METHODS)
+        known(self, "methods", [*METHODS, "l1"])
+        different(self, "l1")
+        if min(self.l1) <= 0:
+            raise SystemExit(f"l1 must list coefficients above 0, got {self.l1}")
         if self.eps is not None and self.eps <= 0:
             raise SystemExit(f"eps must be above 0, got {self.eps:g}")
 
@@ -39,16 +46,25 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
-from papers.qian2022.pruning_claims import SALIENT_IN, PruningResults, describe
+from papers.qian2022.pruning_claims import L1, ON_DEV, SALIENT_IN, PruningResults, describe
 from scipy.stats import rankdata
 from studies.alignment_view import words
-from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs, values_of
+from studies.model_runs import (
+    Job,
+    StudyData,
+    bind,
+    encoder_job,
+    open_study,
+    run_jobs,
+    some_queries,
+    values_of,
+)
 from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
-from paradigms.data import Run
+from paradigms.data import Run, Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.gate import measure_gate
 from paradigms.find import Index, kinds
@@ -58,12 +74,10 @@ from paradigms.retrieve.strategies import rerank_strategies
 from paradigms.store.pruning import most_salient
 from paradigms.train.script import begin
 
-L1 = 1.0  # coefficient of the mean salience in the loss
 METHODS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "relu": {"salience": "relu"},
     "hard": {"salience": "hard"},
-    "l1": {"salience": "relu", "salience_l1": L1},
     "none": {"salience": "none"},  # the control: pruning truncates texts
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not its solution
 }
@@ -81,12 +95,15 @@ MOST = 2000  # number of most retrieved documents, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     data, eps = open_study(settings, console), settings.eps or EPS
-    bound = RATIOS | {"l1": L1, "fingerprint": data.collection.fingerprint, "eps": eps}
-    bind(settings, accelerator, ("methods", "seeds"), ("backbone",), **bound)
+    bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps}
+    bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
+    penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
+    each = {method: penalised if method == "l1" else {method: METHODS[method]} for method in settings.methods}
     jobs = [
-        job(method, seed, data, settings, accelerator)
+        job(name, how, seed, data, settings, accelerator)
         for seed in settings.seeds
-        for method in settings.methods
+        for models in each.values()
+        for name, how in models.items()
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
@@ -102,16 +119,23 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(method: str, seed: int, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the job that trains and measures an ALIGNER with one of METHODS."""
+def job(
+    method: str,
+    salience: dict[str, Any],
+    seed: int,
+    data: StudyData,
+    settings: Settings,
+    accelerator: Accelerator,
+) -> Job:
+    """Make the job that trains and measures an ALIGNER with this kind of salience."""
 
     def make() -> Paradigm:
-        how = lengths_of(settings) | RATIOS | METHODS[method]
+        how = lengths_of(settings) | RATIOS | salience
         return aligner(settings.backbone, eps=settings.eps or EPS, **how)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
-        return keys | measure(paradigm, index, data, settings.depth, method == "entropic")
+        return keys | measure(paradigm, index, data, settings, method == "entropic")
 
     folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, data, settings, accelerator)
@@ -175,7 +199,9 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
-def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: bool) -> Measured:
+def measure(
+    paradigm: Paradigm, index: Index, data: StudyData, settings: Settings, strategies: bool
+) -> Measured:
     """Measure costs and results for each pair: the shares of query tokens and of document tokens kept.
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
@@ -192,7 +218,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
     runs: list[Run] = []
     for q, d in PAIRS:
         began = time.perf_counter()
-        ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], depth)
+        ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
         seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
@@ -203,11 +229,16 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
         }
         points.append(cost)
         runs.append(dict(zip(test.queries, ranked, strict=True)))
-    # One pass over all candidates gives each pair the same scores as a separate rerank.
-    scores = Indexed(index, paradigm).rerank(test.queries, union(*runs))
-    for point, run in zip(points, runs, strict=True):
-        refined = {name: {d: scores[name][d] for d in documents} for name, documents in run.items()}
+    for point, run, refined in zip(points, runs, refine(runs, paradigm, index, test), strict=True):
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
+    dev = some_queries(data.dev, settings.dev_queries)
+    choosing = paradigm.encode_queries(list(dev.queries.values()))
+    found = [
+        pruned[d].search_tokens(paradigm.recipe, most_salient(choosing, q), settings.depth) for q, d in PAIRS
+    ]
+    dev_runs = [dict(zip(dev.queries, ranked, strict=True)) for ranked in found]
+    refined_runs = refine(dev_runs, paradigm, index, dev)
+    on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_runs]
     adapted = {}
     if strategies:
         reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
@@ -218,4 +249,12 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, depth: int, strat
         more |= {"content words": content_words(paradigm, index, data, queries)}
     else:
         more = {"retrieved": retrieved_share(index, queries)}
-    return more | {"strategies": adapted, "points": points}
+    return more | {ON_DEV: on_dev, "strategies": adapted, "points": points}
+
+
+def refine(runs: Sequence[Run], paradigm: Paradigm, index: Index, split: Split) -> list[Run]:
+    """Rescore each run with all tokens: one pass over all candidates, so that runs share their scores."""
+    scores = Indexed(index, paradigm).rerank(split.queries, union(*runs))
+    return [
+        {name: {d: scores[name][d] for d in documents} for name, documents in run.items()} for run in runs
+    ]

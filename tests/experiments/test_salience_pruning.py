@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import salience_pruning
-from papers.qian2022.pruning_claims import COSTS, PruningResults, claims
+from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningResults, claims
 from studies.model_runs import DEV
 
 from paradigms import Paradigm
@@ -25,7 +25,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
     own = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]", "negatives": 1}
-    own |= {"methods": '["entropic", "relu", "hard", "l1", "none"]', "depth": 8}
+    own |= {"methods": '["entropic", "relu", "hard", "l1", "none"]', "l1": "[0.5, 2]", "depth": 8}
     return SMALL | own | {"query_length": 8, "document_length": 12, "trained_layers": 0} | changes
 
 
@@ -37,16 +37,17 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_model_and_pair_is_measured(finished: Path) -> None:
-    for method in ("entropic", "relu", "hard", "l1", "none"):
+    methods = ("entropic", "relu", "hard", "l1-0.5", "l1-2", "none")
+    for method in methods:
         result = json.loads((finished / f"{method}-0" / "values.json").read_text())
         assert len({(point["query_keep"], point["document_keep"]) for point in result["points"]}) == 11
         size = {point["document_keep"]: point["bytes/document"] for point in result["points"]}
         assert [size[d] for d in sorted(size)] == sorted(size.values())
         saved = Paradigm.from_pretrained(finished / f"{method}-0" / "checkpoint").encoder.settings
-        assert saved.salience_l1 == (1.0 if method == "l1" else 0.0)
+        assert saved.salience_l1 == {"l1-0.5": 0.5, "l1-2": 2}.get(method, 0)
     assert (finished / "report.html").read_text().count("data:image/svg+xml") == 2
     gates = json.loads((finished / "gates.json").read_text())
-    assert [row["method"] for row in gates] == ["entropic", "relu", "hard", "l1"]
+    assert [row["method"] for row in gates] == ["entropic", "relu", "hard", "L1, γ = 0.5", "L1, γ = 2"]
     assert all(row["deviation"] >= 0 and 0 <= row["sparsity"] <= 1 for row in gates)
     for table in ("document_tokens", "query_tokens", "costs"):
         assert json.loads((finished / f"{table}.json").read_text()), table
@@ -123,6 +124,7 @@ def planted(
 
     results: list[dict[str, Any]] = [
         {"method": method, "seed": 0, "points": [point(pair, level) for pair in pairs]}
+        | {ON_DEV: [level] * len(pairs)}
         for method, level in levels.items()
     ]
     strategies = {
@@ -140,7 +142,7 @@ def planted(
 
 
 def test_planted_effects_get_their_verdicts() -> None:
-    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1": 0.495, "none": 0.3}
+    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1-1": 0.495, "none": 0.3}
     found = planted(good)
     starts = (
         "pruned “at",
@@ -158,6 +160,11 @@ def test_planted_effects_get_their_verdicts() -> None:
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
     assert not any(s.startswith("β^q = 10%") for s in found)  # not measured
     assert {w for s, w in (found | worse).items() if "L1" in s} == {UNDECIDED}  # one coefficient was tried
+    several = planted({"entropic": 0, "l1-10": 0.2} | good)  # dev queries choose the better one
+    assert [w for s, w in several.items() if "L1 performs" in s] == [REPRODUCED]
+    assert [w for s, w in planted(good | {"l1-1": 0.3, "l1-10": 0.2}).items() if "L1 performs" in s] == [
+        CONTRADICTED
+    ]
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
     readouts = ("β^q = 30%", "a ReLU gate alone “degrades”", "alignment adaptation")
     still = planted(good, moved=False)  # what is said of the gated model's training is not decided
@@ -169,7 +176,7 @@ def test_planted_effects_get_their_verdicts() -> None:
 
 
 def test_no_verdict_rests_on_a_flat_gate() -> None:
-    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1": 0.495, "none": 0.3}
+    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1-1": 0.495, "none": 0.3}
     alive, flat = planted(good, flat="entropic", relative=0.11), planted(good, flat="entropic")
     assert alive == planted(good)
     assert {s.split()[0] for s, word in flat.items() if word != UNDECIDED} == {"a"}  # of ReLU's gate
