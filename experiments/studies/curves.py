@@ -68,7 +68,7 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Plot means with their intervals; a system has the same colour in all panels.
+        """Plot means with their intervals; a system has the same colour and marker in all panels.
 
         A paper's printed values have hollow markers and dashed lines.
         """
@@ -78,6 +78,7 @@ class Curves:
         places = np.arange(len(self.x)) if words else np.array(self.x, dtype=float)
         names = dict.fromkeys(system for series in self.panels.values() for system in series)
         colours = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(names)}
+        markers = {name: "oXP*"[n // len(PALETTE) % 4] for n, name in enumerate(names)}  # when colours repeat
         figure = Figure(figsize=(5.5 * len(self.panels), 4.2), layout="constrained")
         panels = figure.subplots(1, len(self.panels), squeeze=False)[0]
         labelled = {}
@@ -85,10 +86,8 @@ class Curves:
             for system, intervals in series.items():
                 there = ~np.isnan([point.mean for point in intervals])
                 at, (means, low, high) = places[there], np.array(intervals)[there].T
-                line_style = "-" if self.joined else ""
-                (line,) = axes.plot(
-                    at, means, marker="o", markersize=4, color=colours[system], linestyle=line_style
-                )
+                style: dict[str, Any] = {"marker": markers[system], "linestyle": "-" if self.joined else ""}
+                (line,) = axes.plot(at, means, markersize=4, color=colours[system], **style)
                 if self.joined:
                     axes.fill_between(at, low, high, color=colours[system], alpha=0.1, linewidth=0)
                 else:
@@ -100,9 +99,9 @@ class Curves:
                 axes.set_xticks([], minor=True)
             for n, (system, numbers) in enumerate((self.printed or {}).get(measure, {}).items()):
                 means = np.array(numbers, dtype=float)  # None becomes NaN, which is not drawn
-                style: dict[str, Any] = {"marker": "sD^v"[n % 4], "markersize": 5, "markerfacecolor": "none"}
-                style |= {"color": colours.get(system, "0.35"), "linestyle": "--" if self.joined else ""}
-                (line,) = axes.plot(places, means, **style)
+                hollow: dict[str, Any] = {"marker": "sD^v"[n % 4], "markersize": 5, "markerfacecolor": "none"}
+                hollow |= {"color": colours.get(system, "0.35"), "linestyle": "--" if self.joined else ""}
+                (line,) = axes.plot(places, means, **hollow)
                 labelled.setdefault(f"{system}, printed", line)
             axes.set_yscale("log" if measure in self.log_y else "linear")
             labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
