@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from matplotlib.figure import Figure
 
+ROOT = Path(__file__).resolve().parents[2]
 STUDY = "study.json"
 UNTESTED = "not tested"  # instead of a verdict, for claims that no run here measured
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
@@ -254,8 +255,15 @@ def _command(argv: Sequence[str]) -> str:
 
 
 def without_paths(text: str) -> str:
-    """Replace each existing local path in the text with path/to/NAME."""
-    return PATH.sub(lambda of: f"path/to/{Path(of[0]).name}" if Path(of[0]).exists() else of[0], text)
+    """Replace each existing local path in the text with path/to/NAME, except files of this repository."""
+
+    def named(match: re.Match[str]) -> str:
+        path = Path(match[0])
+        if path.resolve().is_relative_to(ROOT / "experiments"):
+            return path.resolve().relative_to(ROOT).as_posix()
+        return f"path/to/{path.name}" if path.exists() else match[0]
+
+    return PATH.sub(named, text)
 
 
 def _verdict_line(row: Mapping[str, Any]) -> str:

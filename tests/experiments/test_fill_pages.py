@@ -99,3 +99,7 @@ def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
     given = ["token.py", "--collections", f"[pydocs, {tmp_path}/scifact]", "--query", "no/path"]
     printed = "experiments/token.py --collections '[pydocs, path/to/scifact]' --query no/path"
     assert _command(given) == printed
+    configuration = fill_pages.ROOT / "experiments" / "configs" / "gpu.yaml"  # a file of the repository
+    assert _command(["token.py", "--config", str(configuration)]) == (
+        "experiments/token.py --config experiments/configs/gpu.yaml"
+    )
