@@ -95,7 +95,7 @@ MOST = 2000  # number of most retrieved documents, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     data, eps = open_study(settings, console), settings.eps or EPS
-    bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps}
+    bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     each = {method: penalised if method == "l1" else {method: METHODS[method]} for method in settings.methods}
@@ -233,12 +233,12 @@ def measure(
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     dev = some_queries(data.dev, settings.dev_queries)
     choosing = paradigm.encode_queries(list(dev.queries.values()))
-    found = [
-        pruned[d].search_tokens(paradigm.recipe, most_salient(choosing, q), settings.depth) for q, d in PAIRS
-    ]
-    dev_runs = [dict(zip(dev.queries, ranked, strict=True)) for ranked in found]
-    refined_runs = refine(dev_runs, paradigm, index, dev)
-    on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_runs]
+    dev_runs: list[Run] = []
+    for q, d in PAIRS:
+        ranked = pruned[d].search_tokens(paradigm.recipe, most_salient(choosing, q), settings.depth)
+        dev_runs.append(dict(zip(dev.queries, ranked, strict=True)))
+    refined_on_dev = refine(dev_runs, paradigm, index, dev)
+    on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
     adapted = {}
     if strategies:
         reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])

@@ -25,10 +25,8 @@ COSTS = ("bytes/document", "search ms/query", "search multiply-adds/query")
 STAGES = {"refined": "refined with all vectors", "pruned": "the pruned index alone"}
 SALIENT_IN = ("documents", "queries")
 ONE_COEFFICIENT = "one coefficient of L1 was tried, and the claim is about a proper one"
-L1, ON_DEV = (
-    "l1-",
-    "RR@10 on dev queries",
-)  # start of the method's name, before its coefficient; key of results
+L1 = "l1-"  # start of the name of an L1 method; its coefficient follows
+ON_DEV = "RR@10 on dev queries"  # key in the results of a model: a value for each pair
 JUDGED = 8  # judged queries for choosing an alignment after pruning
 
 
