@@ -61,13 +61,13 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
 from fewer_bytes import sampled
+from studies.model_runs import some_queries
 from studies.pages import Rows, Section, publish, shown
 
 from paradigms import Paradigm, load
@@ -152,8 +152,7 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
     """Return the measured part of a collection, and its test queries."""
     test = collection.split("test")
     if not settings.documents:
-        asked = dict(islice(test.queries.items(), settings.queries or None))
-        return collection, test.only(list(asked))
+        return collection, some_queries(test, settings.queries)
     limited = replace(settings, queries=settings.queries or len(test.queries))
     rows, split = sampled(collection, limited)  # type: ignore[arg-type]
     corpus = collection.corpus.only(collection.corpus.ids[row] for row in rows)

@@ -49,7 +49,7 @@ class Settings(Results, EncoderTraining):
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
     """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, ripor, pag, genre,
-    seal), or systems by name:
+    seal), names of systems in the --config file, or systems by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint":
     "results/mine"}}'. Fields of a system: paradigm (default: the system's name); options and training, which
     override the settings below; backbone (for generative paradigms a T5, a BART, or an encoder, which is

@@ -17,7 +17,8 @@ from studies.settings import EncoderStudy, PairSettings, refusing, training_fiel
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split, hold_out
+from paradigms.data import Collection, Run, Split
+from paradigms.data.collection import hash_order
 from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, candidates, holm, paired_test, per_query, seeds_interval
 from paradigms.evaluate.claims import ALPHA
@@ -118,10 +119,11 @@ def open_study(
 
 
 def some_queries(split: Split, count: int) -> Split:
-    """Draw `count` queries from the split; the draw depends only on the query ids. 0 keeps all."""
-    if not 0 < count < len(split.queries):
-        return split
-    return hold_out(split, count / len(split.queries))[1]
+    """Draw `count` queries (0: all) in a random order that depends only on the query ids.
+
+    The first n queries of the result are a draw of n, from all topics of a collection sorted by topic.
+    """
+    return split.only(hash_order(split.queries)[: count or None])
 
 
 def bind(

@@ -234,11 +234,16 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     """Hold out round(share · queries) queries, drawn by a hash of their ids. Returns (the rest, held out)."""
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
-    order = sorted(split.queries, key=lambda q: hashlib.sha256(f"{seed} {q}".encode()).digest())
+    order = hash_order(split.queries, seed)
     held = set(order[: round(share * len(order))])
     return split.only(q for q in split.queries if q not in held), split.only(
         q for q in split.queries if q in held
     )
+
+
+def hash_order(ids: Names[str], seed: int = 0) -> list[str]:
+    """Sort ids by their hash, a random order that depends on the ids alone: the first n are a draw of n."""
+    return sorted(ids, key=lambda id: hashlib.sha256(f"{seed} {id}".encode()).digest())
 
 
 def mended(text: str) -> str:

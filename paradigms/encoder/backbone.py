@@ -259,8 +259,13 @@ def load_backbone(name: str | Path) -> Any:
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # a decoder would keep every layer's keys and values
+        model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     return model
+
+
+def _without_cache(_: Any, places: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Have a decoder keep no layer's keys and values, without changing the configuration that is saved."""
+    return places, named | {"use_cache": False}
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:

@@ -60,7 +60,8 @@ def command_line(
     """Read values for the dataclass `kind`; flags override the YAML file, which overrides defaults.
 
     The string below each field is its help text. A wrong name or type ends the program with a message. Every
-    script also has --config and --plugin, which imports plug-ins.
+    script also has --config and --plugin, which imports plug-ins. If a flag gives a list where the file has a
+    mapping, the list chooses the mapping's entries.
 
     device: whether to add --device (`choose_device`).
     """
@@ -91,7 +92,10 @@ def command_line(
         load_plugins(values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
-    values.pop("config", None)
+    for file in values.pop("config", None) or []:
+        for name, entries in (yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {}).items():
+            if isinstance(entries, dict) and isinstance(chosen := values.get(name), list):
+                values[name] = {key: entries.get(key, {}) for key in chosen}
     return values
 
 

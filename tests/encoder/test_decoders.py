@@ -29,6 +29,9 @@ def test_the_last_token_under_an_instruction(checkpoints, family):
     scores = model.score(model.encode_documents(TEXTS), model.encode_queries(QUERIES))
     assert_same(scores[:, [0, 2]], cosines(last[2:], last[:2]))
     assert not scores[:, 1].any()
+    batch = model.encoder.tokenize(TEXTS, "document")
+    assert model.encoder.backbone(**batch.inputs()).past_key_values is None  # no keys or values are kept,
+    assert model.encoder.backbone.config.use_cache  # but a saved checkpoint can generate
 
 
 def test_empty_texts_without_special_tokens(checkpoints, tmp_path):

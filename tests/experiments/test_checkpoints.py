@@ -49,7 +49,7 @@ def test_every_a_of_every_checkpoint(
     assert list(values["bm25"]) == list(values["splade"]) == ["own"]
 
     collection = load_collection(str(words))
-    test = collection.split("test")
+    _, test = checkpoints.part(collection, settings)
 
     def of(retriever: Indexed) -> list[float]:
         run = retriever.search(test.queries, 10)

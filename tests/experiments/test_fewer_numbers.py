@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fewer_numbers
 import pytest
+from studies.model_runs import some_queries
 
 from paradigms import load
 from paradigms.data import load_collection
@@ -38,7 +39,7 @@ def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_pa
 
     # The first coordinates are those of a truncated model.
     collection, model = load_collection(str(words)), load(out / "control-0/checkpoint")
-    test = collection.split("test")
+    test = some_queries(collection.split("test"), 0)
     run = Indexed.build(model, collection.corpus, dim=8).search(test.queries, 10)
     found = json.loads((out / "control-0/values.json").read_text())["ways"]["8 coordinates"]["values"]
     assert found == pytest.approx(per_query(run, test.judgements, ["nDCG@10"]).values["nDCG@10"].tolist())

@@ -1,7 +1,9 @@
-"""Which models training moved, judged by their dev queries."""
+"""Queries drawn from a split, and which models training moved, judged by their dev queries."""
 
 import numpy as np
-from studies.model_runs import DEV, training_rows, unmoved
+from studies.model_runs import DEV, some_queries, training_rows, unmoved
+
+from paradigms.data import Split
 
 QUERIES = 60
 
@@ -30,3 +32,13 @@ def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
     assert unmoved({"up": seeds(0.05), "still": seeds(0.0)}) == "still"
     assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint
     assert unmoved({"blind": [{"kept step": 30, DEV: {}}]}) == "blind, which no training measured"
+
+
+def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
+    names = [f"q{n}" for n in range(400)]  # in the order of their articles
+    split = Split(dict.fromkeys(names, "text"), {name: {"d": 1} for name in names})
+    whole = list(some_queries(split, 0).queries)
+    assert sorted(whole) == sorted(names)
+    assert list(some_queries(split, 40).queries) == whole[:40]
+    assert len({names.index(name) // 40 for name in whole[:40]}) > 7
+    assert not some_queries(Split({}, {}), 3).queries

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import salience_pruning
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningResults, claims
-from studies.model_runs import DEV
+from studies.model_runs import DEV, some_queries
 
 from paradigms import Paradigm
 from paradigms.align import TopK
@@ -65,7 +65,7 @@ def test_every_model_and_pair_is_measured(finished: Path) -> None:
 def test_a_point_is_what_searching_and_reranking_give(finished: Path, words: Path, tmp_path: Path) -> None:
     """Its multiply-adds count the tokens that are kept."""
     paradigm, data = Paradigm.from_pretrained(finished / "entropic-0" / "checkpoint"), load_collection(words)
-    test = data.split("test")
+    test = some_queries(data.split("test"), 0)
     index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus))
     pruned = Index(index.store.copy(kinds.exact(), keep=0.2))
     found = Indexed(pruned, paradigm, keep=0.3).search(test.queries, 8)

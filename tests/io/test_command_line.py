@@ -16,6 +16,7 @@ class Settings:
     seeds: list[int] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     also: list[str] | None = None
+    named: list[str] | dict[str, dict[str, int]] = field(default_factory=list)
 
 
 @pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
@@ -30,6 +31,14 @@ def test_a_list_needs_no_brackets(words):
         Settings, "", ["--seeds=[1,2]", "--also=[a, b]"]
     )
     assert command_line(Settings, "", ["--also", "null"])["also"] is None
+
+
+def test_a_list_chooses_entries_of_a_mapping_in_the_config_file(tmp_path):
+    file = tmp_path / "systems.yaml"
+    file.write_text("named:\n  a: &a {x: 1}\n  b: {<<: *a, y: 2}\n")
+    for words, named in {("--named", "b,c"): {"b": {"x": 1, "y": 2}, "c": {}}, (): {"a": {"x": 1}}}.items():
+        assert named.items() <= command_line(Settings, "", ["--config", str(file), *words])["named"].items()
+    assert command_line(Settings, "", ["--named", "b,c"])["named"] == ["b", "c"]
 
 
 @pytest.mark.parametrize("field", ["seeds", "options", "also"])
