@@ -158,8 +158,8 @@ def costs_picture(
     }
     costs = {"bytes/document": size, "ms/query, encoding and search": took}
     text = (
-        f"{measure} with its 95% interval against what a system costs. Systems on the grey line are better "
-        "than all that cost less. Milliseconds are medians of single queries on this machine."
+        f"{measure} with its 95% interval against what a system costs. A grey line joins the systems that "
+        "are better than all cheaper ones. Milliseconds are medians of single queries on this machine."
     )
     rows = [
         {"system": name}
@@ -202,7 +202,7 @@ def learning_picture(
         f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
         "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
         "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
-        "The last column gives all the seconds of the shortest training: the last state measured by then."
+        "The last column gives the last state measured within the seconds of the shortest training."
     )
     budget = min(map(np.mean, took.values()))
     rows = []

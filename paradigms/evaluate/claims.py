@@ -130,6 +130,6 @@ def _needed(claim: Claim, interval: Interval, upper: float) -> str:
     distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
     half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
     if not distance:
-        return "the mean lies on the margin"
+        return "the mean equals the margin"
     count = max(ceil(queries * (half / distance) ** 2), queries + 1)
-    return f"about {count:,} queries would decide a mean like this"
+    return f"a mean of this size needs about {count:,} queries"

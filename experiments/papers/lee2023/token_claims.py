@@ -21,7 +21,8 @@ WAYS = {"impute": "imputing", "gather": "gathering"}
 PRINTED = printed("lee2023")
 SAID = PRINTED["token retrieval"]  # name -> place, claim
 FIGURES = {  # captions
-    4: "Is the r-th token that a query token retrieves gold? Has it the same id (lexically equal)?",
+    4: "Is the r-th token that a query token retrieves part of a relevant document (gold)? Is it the query "
+    "token itself (lexically equal)?",
     5: "Recall by the tokens that each query token retrieves, k'.",
     6: "Scores with imputation, by k' and the k_train of the training.",
 }
