@@ -12,19 +12,19 @@ same steps, so the remaining time is compared too: CPU time outside the function
 A trie of --many identifiers, drawn from the text, is built in a separate process. Its size in bytes, the
 process's peak memory growth, and the CPU seconds are reported.
 
-Methods take turns. Results are printed as a table and written as JSON. Compare ratios: absolute times depend
-on the machine.
+Methods take turns. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -56,17 +56,19 @@ class Settings:
     repeats: int = 5
     """measured repetitions, after a warm-up; the median is reported"""
     seed: int = 0
-    output: str = "results/benchmarks/constrained_decoding.json"
+    output: str = "results/benchmarks/constrained_decoding"
 
 
 if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
 
+sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
+
 import numpy as np
 import torch
 from jaxtyping import Int
-from parts.shared import medians, memory
-from rich.table import Table
+from parts.shared import MiB, medians, memory
+from studies.pages import Section, publish
 
 from paradigms.data import Corpus, load_collection
 from paradigms.encoder.text import Batch
@@ -77,8 +79,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import SEPARATOR, NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
-from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal
+from paradigms.io.device import processor
 
 Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as for NGramIndex
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -90,27 +91,18 @@ PRODUCTS: list[tuple[Any, str]] = [
     (torch.ops.mkldnn, "_linear_pointwise"),
 ]
 LENGTHS = 4, 12  # minimum and maximum tokens of the large trie's identifiers
-Row = tuple[str, str, float, float | None, str]  # work, method, seconds, ratio, name of the ratio's base
 
 
 def main(settings: Settings) -> None:
-    console = Terminal()
-    rows = next_token_sets(settings, console) + beam_searches(settings, console)
+    torch.set_num_threads(settings.threads)
+    sections = {"sets": next_token_sets(settings), "beams": beam_searches(settings)}
     if settings.many:
-        rows += large_trie(settings, console)
-    names = ("work", "method", "seconds", "ratio", "meaning")
-    named = [dict(zip(names, row, strict=True)) for row in rows]
-    write_json(settings.output, {"settings": asdict(settings), "rows": named})
-    table = Table("work", "method")
-    for name in ("ms", "times"):
-        table.add_column(name, justify="right")
-    table.add_column("compared to")
-    for work, method, seconds, ratio, meaning in rows:
-        table.add_row(work, method, f"{1000 * seconds:.2f}", f"{ratio:.3g}" if ratio else "", meaning)
-    console.print(table)
+        sections["trie"] = large_trie(settings)
+    where = f"{settings.collection}, {settings.threads} thread of {processor()}"
+    publish(settings, "Constrained decoding", f"{where}; medians of {settings.repeats} rounds.", sections)
 
 
-def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
+def next_token_sets(settings: Settings) -> Section:
     """Time the search for each prefix's next tokens, by NGramIndex and by numpy on suffix array rows."""
     documents = words(settings)
     prefixes = draw_prefixes(settings, *documents)
@@ -120,11 +112,11 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
     states = index.find(prefixes)
     branches = index.branches(states)
     tokens, successors = documents[0], len(branches.tokens) / len(states)
-    console.print(
-        f"{len(tokens):,} words and marks of {settings.collection}, {tokens.max() + 1:,} of them different, "
-        f"in {len(index.starts) - 1:,} documents, indexed in {built:.2f} s; {len(states):,} prefixes of 1 to "
+    text = (
+        f"{len(tokens):,} words and marks, {tokens.max() + 1:,} of them different, in "
+        f"{len(index.starts) - 1:,} documents, indexed in {built:.2f} s; {len(states):,} prefixes of 1 to "
         f"{settings.longest} tokens, on average with {index.counts(states).mean():,.0f} occurrences and "
-        f"{successors:.0f} successors"
+        f"{successors:.0f} successors."
     )
 
     def unique() -> list[np.ndarray]:
@@ -139,19 +131,17 @@ def next_token_sets(settings: Settings, console: Terminal) -> list[Row]:
         lambda: index.branches(index.find(prefixes)),
         unique,
     )
-    known, one_by_one, searched, numpy_time = medians(methods, settings.repeats)
-    work = "next-token sets"
-    return [
-        (work, "branches", known, None, ""),
-        (work, "branches, one by one", one_by_one, None, ""),
-        (work, "find, branches", searched, None, ""),
-        (work, "numpy unique", numpy_time, numpy_time / known, "branches; wanted ≥ 4"),
+    names = "branches", "branches, one by one", "find and branches", "numpy.unique"
+    seconds = medians(methods, settings.repeats)
+    rows = [
+        {"method": name, "ms": 1000 * taken, "times branches": taken / seconds[0]}
+        for name, taken in zip(names, seconds, strict=True)
     ]
+    return Section("Sets of next tokens", text, rows)
 
 
-def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
+def beam_searches(settings: Settings) -> Section:
     """Time a model's beam search over titles, and transformers' beam search over the same titles."""
-    torch.set_num_threads(settings.threads)
     collection = load_collection(settings.collection)
     corpus = collection.corpus
     few = range(min(settings.identifiers, len(corpus)))
@@ -172,20 +162,18 @@ def beam_searches(settings: Settings, console: Terminal) -> list[Row]:
 
     if not np.allclose(ours(), peer(), atol=1e-3):
         raise SystemExit("transformers finds different best titles, so times are not comparable")
-    console.print(
-        f"{len(queries)} queries one by one, {settings.beams} beams, {len(corpus):,} titles of at most "
-        f"{width['length']} of {model.backbone.config.vocab_size:,} tokens; CPU time of one query"
-    )
-    each = [seconds / len(queries) for seconds in medians((ours, peer), settings.repeats, time.process_time)]
+    measured = {"a query": medians((ours, peer), settings.repeats, time.process_time)}
     with outside_products() as clock:
-        rest = [seconds / len(queries) for seconds in medians((ours, peer), settings.repeats, clock)]
-    work, less = "beam search", "the rest, without matrix products"
-    return [
-        (work, "ours", each[0], None, ""),
-        (work, "transformers", each[1], each[1] / each[0], "ours"),
-        (f"{work}, {less}", "ours", rest[0], None, ""),
-        (f"{work}, {less}", "transformers", rest[1], rest[1] / rest[0], "ours; wanted ≥ 3"),
-    ]
+        measured["outside matrix products"] = medians((ours, peer), settings.repeats, clock)
+    rows = []
+    for what, seconds in measured.items():
+        own, other = (1000 * taken / len(queries) for taken in seconds)
+        rows.append({"CPU ms": what, "ours": own, "transformers": other, "ratio": other / own})
+    text = (
+        f"{len(queries)} queries one by one, {settings.beams} beams, {len(corpus):,} titles of at most "
+        f"{width['length']} of {model.backbone.config.vocab_size:,} tokens."
+    )
+    return Section("Beam search", text, rows)
 
 
 def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
@@ -232,15 +220,15 @@ def outside_products() -> Iterator[Callable[[], float]]:
         yield lambda: time.process_time() - inside
 
 
-def large_trie(settings: Settings, console: Terminal) -> list[Row]:
+def large_trie(settings: Settings) -> Section:
     """Build a trie of many identifiers in a new process, and measure its costs."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size, peak, seconds = pool.apply(trie_costs, (settings,))
-    console.print(
-        f"a trie of {settings.many:,} identifiers of {LENGTHS[0]} to {LENGTHS[1]} tokens: {size / 2**20:.0f} "
-        f"MiB, {peak / 2**30:.2f} GiB at the peak of its construction"
+    row = {"identifiers": settings.many, "MiB": size / MiB, "MiB to build": peak / MiB, "CPU s": seconds}
+    text = (
+        f"Identifiers of {LENGTHS[0]} to {LENGTHS[1]} tokens; MiB to build: the peak growth of the process."
     )
-    return [("trie", f"{settings.many:,} identifiers", seconds, None, "")]
+    return Section("A large trie", text, [row])
 
 
 def trie_costs(settings: Settings) -> tuple[int, int, float]:

@@ -14,9 +14,10 @@ machine.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from paradigms.io.command_line import command_line
@@ -38,24 +39,25 @@ class Settings:
     repeats: int = 5
     """measured repetitions, after a warm-up; the median is reported"""
     seed: int = 0
-    output: str = "results/benchmarks/inverted_index.json"
+    output: str = "results/benchmarks/inverted_index"
 
 
 if __name__ == "__main__":  # before the slow imports
     arguments = command_line(Settings, __doc__ or "")
+
+sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
 
 import bm25s
 import numpy as np
 import scipy.sparse
 import torch
 from parts.shared import medians
-from rich.table import Table
+from studies.pages import Section, publish
 
 from paradigms.align import EqualIds
 from paradigms.core import Tokens
 from paradigms.find import Index, Store, kinds
-from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal
+from paradigms.io.device import processor
 from paradigms.recipe import Recipe
 
 RECIPE = Recipe("splade", EqualIds(), "one")
@@ -77,13 +79,12 @@ class Method:
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(1)
-    random, console = np.random.default_rng(settings.seed), Terminal()
+    random = np.random.default_rng(settings.seed)
     frequency = 1 / (1 + np.arange(settings.terms) / 40) ** 1.2
     documents = drawn_documents(settings, frequency, random)
     queries = drawn_queries(settings, frequency, random)
     ones = queries.sign()
     each = documents.nnz / settings.documents
-    console.print(f"{settings.documents:,} documents with {each:.0f} of {settings.terms:,} weights above 0")
     k, size = settings.k, held(documents) / settings.documents
     by_term = documents.T.tocsr()
     methods = {
@@ -102,13 +103,19 @@ def main(settings: Settings) -> None:
         check(name, method, k)
     searches = [method.search for method in methods.values()]
     seconds = medians(searches, settings.repeats, clock=time.process_time)
-    rows, table = [], Table("method", "CPU ms a query", "bytes a document")
-    for (name, method), taken in zip(methods.items(), seconds, strict=True):
-        each, size = 1000 * taken / settings.queries, method.bytes_per_document
-        rows.append({"method": name, "CPU ms a query": each, "bytes a document": size})
-        table.add_row(name, f"{each:.2f}", f"{size:,.0f}")
-    console.print(table)
-    write_json(Path(settings.output), {"settings": asdict(settings), "rows": rows})
+    rows = [
+        {
+            "method": name,
+            "CPU ms a query": 1000 * taken / settings.queries,
+            "bytes a document": round(method.bytes_per_document),
+        }
+        for (name, method), taken in zip(methods.items(), seconds, strict=True)
+    ]
+    text = (
+        f"{settings.documents:,} documents with {each:.0f} of {settings.terms:,} weights above 0, and "
+        f"{settings.queries} queries of {settings.query_terms} terms; one thread of {processor()}."
+    )
+    publish(settings, "Inverted index", text, {"methods": Section("Exact search", rows=rows)})
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
