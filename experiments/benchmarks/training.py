@@ -1,198 +1,152 @@
-"""Compare our trainer's speed and memory with peers' trainers, on the same encoder, pairs and batches.
+"""Measure training steps of DPR and ColBERT in queries per CPU second, beside sentence-transformers.
 
-The model is ColBERT, trained with AdamW on the sum of MaxSim with in-batch negatives. The peers are the
-multi-vector trainer of sentence-transformers and PyLate. `--peers '[sentence-transformers, pylate]'` installs
-each peer with pip into a separate virtual environment, once. Every measurement runs in a new process; systems
-take turns within a round, so that other load affects all systems alike. A loss without dropout checks that
-all systems do the same work. Compare ratios: seconds depend on the machine.
+One table trains the upper layer, whose inputs, the states of the frozen layers, are stored before the rounds
+(`train.fit.keep_states`), and all layers, in float32 and in bf16. The other compares a step that trains all
+layers with the trainers of sentence-transformers. All systems start from the same encoder and see the same
+batches in the same order; each system has a process of its own, and systems take turns within a round, so
+that other load affects all alike. A step includes reading and tokenising its batch. Compare ratios: seconds
+depend on the machine.
 
-With two threads, the default of 2 rounds takes about 45 minutes with both peers, and a quarter of this time
-without peers. A peer's step at batch size 256 without gradient caching needs about 26 GiB, and counts as
-failed if `memory` is smaller.
+`train` enters `train.fast_cpu`, and a peer does not. The peer is therefore measured in it, too: on AMD
+processors with AVX-512, it replaces torch's matrix products, by MKL, with oneDNN's.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import statistics
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paradigms.io.command_line import command_line
+
+sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
+
+from studies.settings import at_least, different, refusing
 
 
 @dataclass
 class Settings:
-    """Settings for the trainers, their data and the numbers of steps."""
+    """Settings for the encoder, the pairs, the batches and the rounds."""
 
-    peers: list[Literal["sentence-transformers", "pylate"]] = field(default_factory=list)
-    """peers to compare with; missing peers are installed"""
-    environments: str = "results/benchmarks/environments"
-    """folder of the peers' virtual environments"""
-    batches: list[int] = field(default_factory=lambda: [32, 128, 256])
-    """batch sizes, in pairs"""
-    mini_batch: int = 32
-    """texts per forward pass of gradient caching (our `chunk`), for batches larger than this"""
-    chunks: list[int] = field(default_factory=lambda: [64])
-    """more values of our `chunk`: our dropout masks take one bit per element, so more texts fit into the
-    memory of a peer's mini-batch"""
-    examples: int = 256
-    """timed training pairs per system and round, after a warm-up step: 8 steps at batch 32, 1 step from 256
-    on"""
-    rounds: int = 2
-    """rounds, in each of which every system is measured once"""
     collection: str = "pydocs"
     """collection with the pairs: training queries, each with one relevant document"""
     encoder: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    dim: int = 128
-    query_length: int = 32
-    document_length: int = 180
-    precision: Literal["no", "bf16"] = "no"
-    """no: float32"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if available"""
-    threads: int = 2
-    memory: float = 0.0
-    """GiB that a process may use on a CPU before it counts as out of memory; 0: three quarters of the free
-    memory"""
+    paradigms: list[Literal["dpr", "colbert"]] = field(default_factory=lambda: ["dpr", "colbert"])
+    batches: list[int] = field(default_factory=lambda: [32, 128, 512])
+    """batch sizes, in pairs, for training the upper layer"""
+    whole: int = 32
+    """batch size for training all layers"""
+    length: int = 64
+    """maximum number of tokens of a text"""
+    steps: int = 1
+    """timed steps per round, after an untimed one"""
+    rounds: int = 3
+    """rounds, in each of which every system is measured once"""
+    threads: int = 1
     seed: int = 0
-    output: str = "results/benchmarks/training"
+    output: str = "results/training"
 
     def __post_init__(self) -> None:
-        for name in ("examples", "rounds", "mini_batch", "threads", "dim"):
-            if getattr(self, name) < 1:
-                raise SystemExit(f"{name} must be at least 1, got {getattr(self, name)}")
-        if min(self.chunks, default=1) < 1 or min(self.batches, default=0) < 2:
-            raise SystemExit(
-                "chunks must be at least 1 text, and batches at least 2 pairs, because a batch's other "
-                f"documents are negatives; got {self.chunks}, {self.batches}"
-            )
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise SystemExit("device is cuda, but torch finds no CUDA device")
-        if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        if not self.memory and self.device == "cpu":
-            self.memory = round(0.75 * memory("MemAvailable", "/proc/meminfo") / GiB, 1)
-
-    def steps(self, batch: int) -> int:
-        """Return the number of timed steps in a round."""
-        return max(1, round(self.examples / batch))
+        at_least(self, batches=2, whole=2, length=3, steps=1, rounds=1, threads=1)
+        different(self, "paradigms")
 
 
 if __name__ == "__main__":  # before the slow imports
-    arguments = command_line(Settings, __doc__ or "")
+    given = command_line(Settings, __doc__ or "")
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, nullcontext
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 
 import torch
-from parts.shared import GiB, last_line, memory, run_worker
-from parts.trainers import CHECKED, WARMUP, Job
-from rich.table import Table
-from safetensors.torch import save_file
+from accelerate import Accelerator
+from studies.pages import Rows, Section, publish
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from paradigms.data import Collection, load_collection
-from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged, quiet
-from paradigms.io.files import atomic_folder, atomic_text, contents, held, write_json
-from paradigms.io.progress import progress_bar
-from paradigms.io.terminal import Terminal, shown
-from paradigms.saving.layouts import SAVED
+from paradigms import PARADIGMS
+from paradigms.align import QueryToDocument
+from paradigms.data import Collection, Corpus, load_collection
+from paradigms.encoder.backbone import packaged
+from paradigms.encoder.batches import keep_freed_memory
+from paradigms.encoder.precision import native_precision
+from paradigms.io.device import processor
+from paradigms.io.files import held
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example, step_batches
+from paradigms.train.fast_cpu import fast_cpu
+from paradigms.train.fit import keep_states
+from paradigms.train.loop import TrainingSettings, train
 
-# Packages that pip installs for each peer; the peers' requirements conflict. [train] brings accelerate,
-# datasets.
-REQUIREMENTS = {
-    "sentence-transformers": ("sentence-transformers[train]>=6", "torch<2.14"),
-    "pylate": ("pylate", "torch<2.14"),
-}
-OUT_OF_MEMORY = re.compile(
-    "can't allocate memory|cannot allocate memory|out of memory|not enough memory|MemoryError|bad_alloc", re.I
-)
+TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
+CHECKED = 8  # pairs for the loss that must be equal in all systems
+WARMUP = 1  # untimed steps of a round
+RATE = 2e-5
+OURS, PEER, PEER_FAST = "ours", "sentence-transformers", "sentence-transformers in fast_cpu"
+OF_ROUNDS = "Means of the rounds; brackets: the lowest and the highest ratio of a round."
+Pairs = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A system at one batch size. mini_batch: texts per pass of gradient caching; 0 means no caching."""
+class Case(NamedTuple):
+    """What a round measures. layers: trained upper layers, with kept states; 0 = all."""
 
-    system: str
+    paradigm: str
+    precision: str
     batch: int
-    mini_batch: int
-
-    @property
-    def name(self) -> str:
-        return self.system + (f", cached {self.mini_batch}" if self.mini_batch else "")
+    layers: int = 0
+    system: str = OURS
 
 
-def rows(settings: Settings) -> list[Row]:
-    """Return the rows to measure; batches larger than a mini-batch use gradient caching."""
-    return [
-        Row(system, batch, mini_batch)
-        for batch in settings.batches
-        for mini_batch in sorted({0, settings.mini_batch, *settings.chunks})
-        for system in ("ours", *settings.peers)
-        if mini_batch < batch and (system == "ours" or mini_batch in (0, settings.mini_batch))
-    ]
+class Answer(NamedTuple):
+    """A round's queries per CPU second, and the loss before training."""
+
+    rate: float
+    loss: float
 
 
 def main(settings: Settings) -> None:
-    folder, console = held(settings.output), Terminal()
-    try:
-        pythons = {peer: installed(peer, Path(settings.environments), console) for peer in settings.peers}
-        work = prepare(settings, folder)
-    except (OSError, ValueError, ImportError, subprocess.CalledProcessError) as error:
-        raise SystemExit(shown(error)) from error
-    pythons["ours"] = sys.executable
-    measured: dict[Row, list[dict[str, Any]]] = {row: [] for row in rows(settings)}
-    table: list[dict[str, Any]] = []
-    with progress_bar() as bar:
-        task = bar.add_task("training", total=settings.rounds * len(measured))
+    held(settings.output)
+    bf16 = native_precision(torch.device("cpu")) == "bf16"
+    measured: dict[Case, list[Answer]] = {case: [] for case in cases(settings, bf16)}
+    needed = max(*settings.batches, settings.whole * (WARMUP + settings.steps))
+    with refusing():
+        pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
+    with TemporaryDirectory() as states, ExitStack() as stack:
+        context, processes = multiprocessing.get_context("spawn"), {}
+        for key in {(case.system, case.precision) for case in measured}:
+            processes[key] = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
         for _ in range(settings.rounds):
-            for row, answers in measured.items():
-                bar.update(task, description=f"{row.name}, batch {row.batch}")
-                if not failure(answers):
-                    answers.append(run_job(settings, row, work, pythons[row.system]))
-                    table = report(measured)
-                    write_json(folder / "training.json", {"settings": asdict(settings), "rows": table})
-                bar.advance(task)
-    show(console, settings, table)
-    console.print(f"Written to {folder / 'training.json'}.")
+            for case, answers in measured.items():
+                process = processes[case.system, case.precision]
+                answers.append(process.submit(measure, settings, case, pairs, states).result())
+    summary = (
+        f"Rounds: {settings.rounds}; timed steps in each: {settings.steps}; texts of at most "
+        f"{settings.length} tokens; {settings.threads} thread of {processor()}, which other work may have "
+        "shared."
+    )
+    summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
+    summary += "" if find_spec("sentence_transformers") else f" {PEER} is not installed, and left out."
+    publish(settings, "Training", summary, sections(measured))
 
 
-def installed(peer: str, environments: Path, console: Terminal) -> str:
-    """Return the interpreter of a peer's environment, which is created if missing."""
-    folder = environments.absolute() / peer
-    python, done = str(folder / "bin" / "python"), folder / "requirements.txt"
-    wanted = "\n".join(REQUIREMENTS[peer])
-    if not (done.is_file() and done.read_text() == wanted):
-        console.print(f"Installing {peer} into {folder}: a few minutes")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
-        done.write_text(wanted)
-    return python
+def cases(settings: Settings, bf16: bool) -> list[Case]:
+    """Return the cases of a round: kept states by batch size, then all layers in every system."""
+    systems = (OURS, PEER, PEER_FAST) if find_spec("sentence_transformers") else (OURS,)
+    made = []
+    for paradigm in settings.paradigms:
+        for precision in ("no", "bf16") if bf16 else ("no",):
+            made += [Case(paradigm, precision, batch, 1) for batch in settings.batches]
+            made += [Case(paradigm, precision, settings.whole, 0, system) for system in systems]
+    return made
 
 
-def prepare(settings: Settings, folder: Path) -> Path:
-    """Write the encoder, the projection and the pairs to the folder `Job.work`."""
-    needed = max(CHECKED, *(b * (WARMUP + settings.steps(b)) for b in settings.batches))
-    pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
-    source = packaged(settings.encoder)
-    backbone, tokenizer = load_backbone(source), load_tokenizer(source)
-    torch.manual_seed(settings.seed)
-    projection = torch.nn.init.orthogonal_(torch.empty(settings.dim, backbone.config.hidden_size))
-    with atomic_folder(folder / "work", contents(*SAVED, "encoder/", "pairs.jsonl")) as work:
-        with quiet():
-            backbone.save_pretrained(work / "encoder")
-        tokenizer.save_pretrained(work / "encoder")
-        save_file({"projection": projection}, work / "projection.safetensors")
-        with atomic_text(work / "pairs.jsonl") as file:
-            for query, document in pairs:
-                file.write(json.dumps({"query": query, "document": document}) + "\n")
-    return folder / "work"
-
-
-def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple[str, str]]:
+def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
     """Draw `number` training queries, each with one of its relevant documents.
 
     No document is relevant to two of these queries, so every other document in a batch is a negative, whether
@@ -203,7 +157,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
         raise SystemExit(f"{collection.name} has no training queries")
     queries = sorted(split.judgements)
     places = torch.randperm(len(queries), generator=torch.Generator().manual_seed(seed))
-    pairs: list[tuple[str, str]] = []
+    pairs: Pairs = []
     seen: set[str] = set()
     for query in (queries[n] for n in places.tolist()):
         grades = split.judgements[query]
@@ -216,93 +170,142 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> list[tuple
             return pairs
     raise SystemExit(
         f"{collection.name} has {len(pairs)} training queries without a relevant document in common, and "
-        f"{number} are needed: ask for smaller batches or fewer examples"
+        f"{number} are needed: ask for smaller batches or fewer steps"
     )
 
 
-def job_of(settings: Settings, row: Row, work: Path) -> Job:
-    """Return the job that a worker process runs for a row."""
-    shared = {name: value for name, value in asdict(settings).items() if name in Job.__dataclass_fields__}
-    limits = {"work": str(work.resolve()), "memory": int(settings.memory * GiB)}
-    return Job(**shared | asdict(row) | limits | {"steps": settings.steps(row.batch)})
+def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Answer:
+    """Train for a round in this process. A step lasts from the end of the step before it to its own end."""
+    torch.set_num_threads(settings.threads)
+    ends: list[float] = []
+    hook = register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))
+    with TemporaryDirectory() as folder:
+        trainer = ours if case.system == OURS else sentence_transformers
+        loss = trainer(settings, case, pairs, Path(folder), Path(states))
+    hook.remove()
+    seconds = ends[-1] - ends[WARMUP - 1]
+    return Answer(case.batch * settings.steps / seconds, loss)
 
 
-def run_job(settings: Settings, row: Row, work: Path, python: str) -> dict[str, Any]:
-    """Return the answer of `parts/trainers.py`, or the reason for a failure.
-
-    Exit status −9 means out of memory.
-    """
-    done = run_worker("trainers", asdict(job_of(settings, row, work)), python, settings.threads)
-    if not done.returncode:
-        return last_line(done.stdout)
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    full = done.returncode == -9 or OUT_OF_MEMORY.search(done.stderr)
-    return {"failed": "out of memory" if full else lines[-1][:200], "errors": done.stderr[-4000:]}
-
-
-def failure(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason why a row failed, or "" if it succeeded."""
-    return next((answer["failed"] for answer in answers if "failed" in answer), "")
-
-
-def report(measured: Mapping[Row, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Make rows of means over rounds; `ratio` is our speed divided by the fastest peer's, per batch size."""
-    table = [summary(row, answers) for row, answers in measured.items() if answers]
-    good = [row for row in table if not row["failed"]]
-    for row in good:
-        peers = [r["pairs_per_s"] for r in good if r["batch"] == row["batch"] and r["system"] != "ours"]
-        row["ratio"] = row["pairs_per_s"] / max(peers) if peers and row["system"] == "ours" else None
-    return table
+def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
+    """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
+    lengths: dict[str, Any] = {"query_length": settings.length, "document_length": settings.length}
+    if case.paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
+        paradigm = PARADIGMS["colbert"](settings.encoder, skip="", **lengths)
+        paradigm = paradigm.with_alignment(QueryToDocument(), normalise="one")
+    else:
+        paradigm = PARADIGMS["dpr"](settings.encoder, pooling="mean", **lengths)
+    corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
+    examples = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
+    objective = Contrastive(paradigm, corpus, examples, TEMPERATURES[case.paradigm])
+    accelerator = Accelerator(cpu=True, mixed_precision=case.precision)
+    with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
+        loss = objective.loss(paradigm, objective.collate(examples[:CHECKED])).item()
+    if case.layers:
+        queries, documents = (list(side) for side in zip(*pairs, strict=True))
+        texts = {"query": queries, "document": documents}
+        keep_states(paradigm, case.layers, states, texts, accelerator)  # type: ignore[arg-type]
+    training = TrainingSettings(
+        steps=WARMUP + settings.steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
+        trained_layers=case.layers, seed=settings.seed,
+    )  # fmt: skip
+    train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
+    return loss
 
 
-def summary(row: Row, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a row's pairs per second of wall-clock and CPU time, and the largest peak memory."""
-    measured: dict[str, Any] = asdict(row) | {"name": row.name, "failed": failure(answers)}
-    measured["rounds"] = list(answers)
-    if measured["failed"]:
-        return measured
-    rates, of_cpu = (
-        [row.batch * len(answer[name]) / sum(answer[name]) for answer in answers]
-        for name in ("seconds", "cpu_seconds")
+def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
+    """Train all layers with the peer's trainer; return the loss as `ours` does."""
+    import sentence_transformers as peer
+    from datasets import Dataset
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    encoder, scale = str(packaged(settings.encoder)), 1 / TEMPERATURES[case.paradigm]
+    model: Any
+    made: Any
+    arguments: Any
+    loss: torch.nn.Module
+    if case.paradigm == "dpr":
+        made, arguments = peer.SentenceTransformerTrainer, peer.SentenceTransformerTrainingArguments
+        model = peer.SentenceTransformer(encoder, device="cpu")
+        model.max_seq_length = settings.length
+        loss = MultipleNegativesRankingLoss(model, scale=scale)
+    else:
+        made, arguments = peer.MultiVectorEncoderTrainer, peer.MultiVectorEncoderTrainingArguments
+        tokens = Transformer(encoder, query_length=settings.length, document_length=settings.length)
+        parts = tokens, MultiVectorMask(skiplist_words=[]), Normalize(module_input_name="token_embeddings")
+        model = peer.MultiVectorEncoder(modules=list(parts), device="cpu")
+        loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
+    steps = WARMUP + settings.steps
+    batches = step_batches(len(pairs), case.batch, steps, seed=settings.seed)
+    rows = [{"query": q, "document": d} for batch in batches for q, d in (pairs[n] for n in batch)]
+    checked = [{"query": q, "document": d} for q, d in pairs[:CHECKED]]
+    trainer = made(
+        model=model,
+        args=arguments(
+            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=case.batch,
+            batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
+                SequentialSampler(rows), batch_size, drop_last
+            ),
+            learning_rate=RATE, weight_decay=0.01, max_grad_norm=1.0,  # as in our trainer
+            seed=settings.seed, bf16=case.precision == "bf16", use_cpu=True,
+            save_strategy="no", report_to="none", disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        loss=loss,
+    )  # fmt: skip
+    batch = trainer.data_collator(checked)
+    trainer.model.eval()
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        before = trainer.compute_loss(trainer.model, batch).item()
+    if case.system == PEER_FAST:
+        keep_freed_memory()
+    with fast_cpu(model) if case.system == PEER_FAST else nullcontext():
+        trainer.train()
+    return before
+
+
+def sections(measured: Mapping[Case, Sequence[Answer]]) -> dict[str, Section]:
+    """Make the tables: our steps by precision and batch size, and all layers beside the peer."""
+    steps: Rows = []
+    peers: Rows = []
+    apart: dict[str, float] = {}
+    for case, answers in measured.items():
+        precision = {"no": "float32"}.get(case.precision, case.precision)
+        speed = {"queries a CPU s": statistics.mean(answer.rate for answer in answers)}
+        if case.system == OURS:
+            layers = f"{case.layers}, kept states" if case.layers else "all"
+            row = {"paradigm": case.paradigm, "trained layers": layers, "batch": case.batch}
+            times = {"times float32": ratio(answers, measured[case._replace(precision="no")])}
+            steps.append(row | {"precision": precision} | speed | times)
+        if not case.layers:
+            first = measured[case._replace(system=OURS)]
+            apart[precision] = max(apart.get(precision, 0), abs(answers[0].loss / first[0].loss - 1))
+            row = {"paradigm": case.paradigm, "precision": precision, "system": case.system}
+            peers.append(row | speed | {"ours / system": ratio(first, answers)})
+    equal = " and ".join(f"{value:.0e} in {precision}" for precision, value in apart.items())
+    text = (
+        f"{OF_ROUNDS} Our `train` enters `fast_cpu`, and a peer does not: on AMD with AVX-512, its float32 "
+        "products are torch's, by MKL, and ours are oneDNN's. The peer in `fast_cpu` has ours. The losses of "
+        f"{CHECKED} pairs without dropout differ by at most {equal}, relative to ours."
     )
-    return measured | {
-        "pairs_per_s": statistics.mean(rates),
-        "slowest": min(rates),
-        "fastest": max(rates),
-        "pairs_per_cpu_s": statistics.mean(of_cpu),
-        "memory_gib": max(answer["memory"] for answer in answers) / GiB,
-        "loss": answers[0]["loss"],
+    several = any(case.system != OURS for case in measured)
+    return {
+        "steps": Section("Training steps", OF_ROUNDS, steps),
+        "peers": Section("All layers trained, by system", text, peers if several else ()),
     }
 
 
-def show(console: Terminal, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> None:
-    where = f"{settings.threads} threads" if settings.device == "cpu" else torch.cuda.get_device_name()
-    good, table = [row for row in rows if not row["failed"]], Table(title=f"Training, {where}")
-    for name in ("batch", "system", "pairs/s", "per\nCPU s", "peak\nGiB", "times\nfaster"):
-        table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
-    for row in rows:
-        names = ("pairs_per_s", "pairs_per_cpu_s", "memory_gib", "ratio")
-        cells = [f"{row[name]:.2f}" if row.get(name) else "" for name in names]
-        style = "bold" if row["system"] == "ours" else None
-        table.add_row(str(row["batch"]), row["name"], *(["failed"] if row["failed"] else cells), style=style)
-    console.print(table)
-    for row in rows:
-        if row["failed"]:
-            console.print(f"{row['name']}, batch {row['batch']}: {row['failed']}")
-    console.print(
-        f"Means of {settings.rounds} rounds of {settings.examples} pairs. Per CPU s: pairs per second of CPU "
-        "time, which other load moves less. Times faster: than the fastest peer. PyLate pads texts to the "
-        "full length, the others to the longest of a forward pass."
-    )
-    if good:
-        losses = [row["loss"] for row in good]
-        apart = max(row["fastest"] / row["slowest"] - 1 for row in good)
-        console.print(
-            f"The losses of {CHECKED} pairs without dropout differ by "
-            f"{(max(losses) - min(losses)) / min(losses):.1e} of their value; rounds of a row by up to "
-            f"{apart:.0%}."
-        )
+def ratio(numerator: Sequence[Answer], denominator: Sequence[Answer]) -> str:
+    """Format the ratio of rates, round by round, as "mean [lowest, highest]"; "–" for a case by itself."""
+    if numerator is denominator:
+        return "–"
+    values = [n.rate / d.rate for n, d in zip(numerator, denominator, strict=True)]
+    return f"{statistics.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 if __name__ == "__main__":
-    main(Settings(**arguments))
+    main(Settings(**given))

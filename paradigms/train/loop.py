@@ -58,8 +58,8 @@ class TrainingSettings:
     )
     recompute: bool = False  # recompute activations in the backward pass: less memory, more time
     # Use dropout, attention and products of `train.fast_cpu` on CPUs: ColBERT over all-MiniLM-L6-v2 on a Xeon
-    # with AVX2 needs 40% less memory for activations in the same time; on AMD with AVX-512, products are
-    # twice as fast.
+    # with AVX2 needs 40% less memory for activations in the same time; on AMD's Zen 5, products are twice as
+    # fast.
     fast_cpu: bool = True
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.

@@ -1,29 +1,27 @@
-"""The training benchmark: what its worker answers about our trainer, and what its tables say."""
+"""The training benchmark: all systems train on the same pairs with the same loss, and its two tables."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from paradigms.data import Collection, Corpus, Problems, Split
-from tests.tiny import TERMS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
-from parts import trainers
+from training import OURS, PEER, PEER_FAST, Answer, Case
 
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import step_batches
+from tests import needs
 from tests.experiments.scripts import settings as told
 from tests.near import assert_within_rounding
-from tests.tiny import WORDS, write_collection
+from tests.tiny import TERMS, WORDS, write_collection
 
-STEPS, BATCH, DIM = 3, 8, 8  # one of the steps is a warm-up
-LENGTHS = {"query_length": 6, "document_length": 7}
+BATCH, STEPS, LENGTH = 8, 2, 7
 
 
 @pytest.fixture(scope="module")
@@ -33,50 +31,106 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
     queries = [" ".join(text.split()[:3]) for text in texts]
     folder = write_collection(tmp_path_factory.mktemp("words"), texts, queries, {"train": range(40)})
-    return training.Settings(
-        batches=[BATCH], mini_batch=3, examples=(STEPS - 1) * BATCH, collection=str(folder), dim=DIM,
-        encoder=str(tiny_bert), threads=torch.get_num_threads(), device="cpu", **LENGTHS,
-    )  # fmt: skip
+    threads = torch.get_num_threads()
+    sizes = {"batches": [BATCH], "whole": BATCH, "steps": STEPS, "length": LENGTH, "threads": threads}
+    return training.Settings(collection=str(folder), encoder=str(tiny_bert), **sizes)
 
 
 @pytest.fixture(scope="module")
-def work(settings: training.Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return training.prepare(settings, tmp_path_factory.mktemp("benchmark"))
+def pairs(settings: training.Settings) -> training.Pairs:
+    return training.distinct_pairs(training.load_collection(settings.collection), 32, 0)
 
 
-@pytest.mark.parametrize("mini_batch", [0, 3])
-def test_our_trainer_answers_the_job(
-    settings: training.Settings, work: Path, monkeypatch: pytest.MonkeyPatch, mini_batch: int
+@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_our_trainer_measures_the_case(
+    settings: training.Settings,
+    pairs: training.Pairs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    layers: int,
 ) -> None:
-    """The pairs in their order, and the loss that summed maxima have."""
+    """The batches in their order, and the loss that rel by hand has; the frozen layers' states are kept."""
     made, collate = [], Contrastive.collate
 
     def spied(self: Contrastive, given: list) -> object:
-        made.append((self.chunk, [example.query for example in given]))
+        made.append([example.query for example in given])
         return collate(self, given)
 
     monkeypatch.setattr(Contrastive, "collate", spied)
-    job = training.job_of(settings, training.Row("ours", BATCH, mini_batch), work)
-    answer = trainers.main(trainers.Job(**vars(job) | {"memory": 0}))
-    assert len(answer["seconds"]) == len(answer["cpu_seconds"]) == STEPS - 1
-    assert min(answer["seconds"]) > 0 < answer["memory"]
-    lines = [json.loads(line) for line in (work / "pairs.jsonl").read_text().splitlines()]
-    queries, documents = ([line[side] for line in lines] for side in ("query", "document"))
-    assert len(queries) == trainers.CHECKED > STEPS * BATCH
-    wanted = [queries] + [queries[n * BATCH : (n + 1) * BATCH] for n in range(STEPS)]
-    assert made == [(mini_batch, batch) for batch in wanted]
-    model = PARADIGMS["colbert"](work / "encoder", dim=DIM, skip="", **LENGTHS).eval()
-    projection = load_file(work / "projection.safetensors")["projection"]
-    assert_within_rounding(projection @ projection.T, torch.eye(DIM), torch.float32, 2 * projection.shape[1])
-    with torch.no_grad():
-        model.encoder.projection.weight.copy_(projection)
+    answer = training.measure(settings, Case(name, "no", BATCH, layers), pairs, str(tmp_path))
+    assert answer.rate > 0
+    queries, documents = zip(*pairs[: training.CHECKED], strict=True)
+    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
+    assert made == [list(queries), *([pairs[n][0] for n in batch] for batch in batches)]
+    assert any(tmp_path.iterdir()) == bool(layers)
+    how = {"skip": ""} if name == "colbert" else {"pooling": "mean"}
+    model = PARADIGMS[name](settings.encoder, query_length=LENGTH, document_length=LENGTH, **how).eval()
     D = [model.encode_documents([text]).vectors.flatten(0, 2) for text in documents]
     Q = [model.encode_queries([text]).vectors.flatten(0, 2) for text in queries]
-    assert max(map(len, D)) == LENGTHS["document_length"]  # some are cut
     scores = torch.stack([torch.stack([(d @ q.T).amax(0).sum() for d in D]) for q in Q])
-    loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(lines)))
-    terms = TERMS + DIM + LENGTHS["query_length"] + len(lines)
-    assert_within_rounding(answer["loss"], loss, torch.float32, terms, scale=float(scores.max()))
+    scores = scores / training.TEMPERATURES[name]
+    loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
+    terms = TERMS + D[0].shape[1] + LENGTH + len(queries)
+    assert_within_rounding(answer.loss, loss, torch.float32, terms, scale=float(scores.detach().max()))
+
+
+@needs.module("sentence_transformers", "sentence-transformers")
+@pytest.mark.parametrize("system", [PEER, PEER_FAST])
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_the_peer_does_the_same_work(
+    settings: training.Settings,
+    pairs: training.Pairs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    system: str,
+) -> None:
+    """The same batches in the same order, and the same loss."""
+    from datasets import Dataset
+
+    read, from_list = [], Dataset.from_list
+    monkeypatch.setattr(Dataset, "from_list", lambda rows: read.extend(rows) or from_list(rows))
+    case = Case(name, "no", BATCH)
+    ours, peer = (
+        training.measure(settings, case._replace(system=s), pairs, str(tmp_path)) for s in (OURS, system)
+    )
+    assert peer.rate > 0
+    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
+    drawn = [pairs[n] for batch in batches for n in batch]
+    assert read == [{"query": query, "document": document} for query, document in drawn]
+    scale = LENGTH / training.TEMPERATURES[name]
+    assert_within_rounding(peer.loss, ours.loss, torch.float32, TERMS + 100, scale=scale)
+
+
+def test_without_native_bf16_only_float32_is_measured(settings: training.Settings) -> None:
+    measured = training.cases(settings, bf16=True)
+    assert training.cases(settings, bf16=False) == [case for case in measured if case.precision == "no"]
+    assert {(case.batch, case.layers) for case in measured} == {(BATCH, 1), (BATCH, 0)}
+
+
+def test_tables_pair_the_rounds() -> None:
+    """Ratios are taken round by round, of bf16 to float32 and of our trainer to the peer."""
+    rates = {
+        Case("dpr", "no", 8, 1): [10, 20],
+        Case("dpr", "no", 4): [2, 4],
+        Case("dpr", "no", 4, 0, PEER): [1, 4],
+        Case("dpr", "bf16", 8, 1): [30, 20],
+        Case("dpr", "bf16", 4): [4, 4],
+        Case("dpr", "bf16", 4, 0, PEER): [2, 8],
+    }
+    measured = {case: [Answer(rate, 1.0) for rate in row] for case, row in rates.items()}
+    made = training.sections(measured)
+    steps, peers = made["steps"].rows, made["peers"].rows
+    assert [row["times float32"] for row in steps] == ["–", "–", "2.00 [1.00, 3.00]", "1.50 [1.00, 2.00]"]
+    assert [row["trained layers"] for row in steps] == ["1, kept states", "all"] * 2
+    wanted = ["–", "1.50 [1.00, 2.00]", "–", "1.25 [0.50, 2.00]"]
+    assert [row["ours / system"] for row in peers] == wanted
+    assert [row["queries a CPU s"] for row in peers] == [3, 2.5, 4, 5]
+    alone = training.sections({case: row for case, row in measured.items() if case.system == OURS})
+    assert alone["steps"].rows == steps
+    assert not alone["peers"].rows, "without the peer, there is nothing to compare"
 
 
 def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
@@ -98,10 +152,9 @@ def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"examples": 0}, "examples must be at least 1"),
-        ({"batches": "[1]"}, "batches at least 2 pairs"),
-        ({"precision": "fp16"}, "precision"),
-        ({"peers": "[ragatouille]"}, "sentence-transformers"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"batches": "[1]"}, "batches must be at least 2"),
+        ({"paradigms": "[xtr]"}, "colbert"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(
