@@ -3,24 +3,24 @@
 `matryoshka` adds losses on the first coordinates (Kusupati et al. 2022, arXiv:2205.13147), `coded` trains
 with documents in the 2-bit codes that the index stores (straight-through), `both` combines the two methods,
 and `spans` represents each document by a fixed number of vectors. The control is the same ColBERT, trained
-without these methods. Each model's documents are then stored with fewer coordinates, with fewer bits and with
-pooled tokens. For the control, storing the principal axes of the vectors is compared with storing the first
-coordinates.
+without these methods, and `untrained` is the control before training. Each model's documents are then stored
+with fewer coordinates, with fewer bits and with pooled tokens. For the control, storing the principal axes of
+the vectors is compared with storing the first coordinates.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from studies.settings import EncoderStudy, OneCollection, at_least, different, launch
 
-Model = Literal["control", "matryoshka", "coded", "both", "spans"]
+Model = Literal["untrained", "control", "matryoshka", "coded", "both", "spans"]
 
 
 @dataclass
 class Settings(EncoderStudy, OneCollection):
     """Settings for the collection, the training, and the stored vectors."""
 
-    models: list[Model] = field(default_factory=lambda: ["control", "matryoshka", "coded", "both", "spans"])
+    models: list[Model] = field(default_factory=lambda: list(get_args(Model)))
     dim: int = 128
     """number of coordinates per vector"""
     dims: list[int] = field(default_factory=lambda: [64, 32, 16])
@@ -52,7 +52,7 @@ import numpy as np
 import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
-from studies.model_runs import DEV, bind, encoder_job, open_study, run_jobs, values_of
+from studies.model_runs import bind, encoder_job, open_study, run_jobs, training_section, values_of
 from studies.pages import Measured, Rows, Section, publish, resampled, shown
 from studies.settings import lengths_of
 
@@ -65,22 +65,17 @@ from paradigms.store.kind import Kind
 from paradigms.train import script
 
 MEASURE = "nDCG@10"
-KEPT = "kept step: the last, unless an earlier state was better on dev queries by a standard error."
 FREE = ("models", "seeds")  # settings that may change in a results folder
-FIRST, PRINCIPAL = "first", "principal axes"
+FIRST, PRINCIPAL, UNTRAINED = "first", "principal axes", "untrained"
 
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
     bind(settings, accelerator, FREE)
     data = open_study(settings, console)
-    trained: dict[str, dict[str, Any]] = {
-        "control": {},
-        "matryoshka": {"matryoshka": settings.dims},
-        "coded": {"coded_bits": settings.bits},
-        "both": {"matryoshka": settings.dims, "coded_bits": settings.bits},
-        "spans": {},
-    }
+    shorter, coded = {"matryoshka": settings.dims}, {"coded_bits": settings.bits}
+    methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
+    methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: made("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
     jobs = [
         encoder_job(
@@ -92,7 +87,7 @@ def main(settings: Settings) -> None:
             data,
             settings,
             accelerator,
-            **trained[name],
+            **methods.get(name, {}),
         )
         for name, seed in runs
     ]
@@ -172,19 +167,13 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
             rows.append(row)
     for place, p in zip(pairs, holm(list(pairs.values())), strict=True):
         rows[place]["p (Holm)"] = p
-    dev = [
-        {"model": name, "seed": seed, "kept step": row["kept step"]}
-        | {f"{DEV}, {state}": float(np.mean(scores)) for state, scores in row[DEV].items()}
-        for name, of_seeds in values.items()
-        for seed, row in zip(settings.seeds, of_seeds, strict=True)
-    ]
     text = (
         f"Intervals (95%) resample {resampled(len(settings.seeds))}; differences are paired, and their tests "
         "are one family. A line joins a model's best values up to each size."
     )
     return {
         "bytes": Section(f"{MEASURE} by bytes", text, rows, picture(rows)),
-        "training": Section("What training changed", KEPT, dev),
+        "training": training_section({name: seeds for name, seeds in values.items() if name != UNTRAINED}),
     }
 
 

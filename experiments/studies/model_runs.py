@@ -241,8 +241,8 @@ def encoder_job(
 ) -> Job:
     """Make a job that trains a paradigm, indexes the corpus, and writes FOLDER/values.json.
 
-    checkpoint: a model to measure without training. The file has two keys besides the keys from `measure`.
-    "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a checkpoint. DEV
+    checkpoint: a model that `read` opens, to measure without training. The file has two keys besides the keys
+    from `measure`. "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a checkpoint. DEV
     maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's first documents; it is
     empty if training did not measure dev queries.
     """
@@ -267,6 +267,7 @@ def encoder_job(
 
     def prepare() -> Paradigm:
         if checkpoint is not None:
+            torch.manual_seed(seed)  # `read` may make an untrained model
             return read(checkpoint).to(accelerator.device).eval()
         paradigm = trained_once(folder, seed, make, train, accelerator, read)
         if layers:

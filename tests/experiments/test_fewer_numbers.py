@@ -24,15 +24,15 @@ def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_pa
     )  # fmt: skip
     fewer_numbers.main(settings)
     kept = {file: file.stat().st_mtime_ns for file in out.rglob("values.json")}
-    assert len(kept) == 5
+    assert len(kept) == 6
     rows = json.loads((out / "bytes.json").read_text())
     count = {name: sum(row["model"] == name for row in rows) for name in settings.models}
-    assert count == {"control": 11, "matryoshka": 9, "coded": 9, "both": 9, "spans": 6}
+    assert count == {"untrained": 9, "control": 11, "matryoshka": 9, "coded": 9, "both": 9, "spans": 6}
     by_way = {row["stored"]: row["bytes/document"] for row in rows if row["model"] == "control"}
     assert by_way["4 coordinates"] < by_way["8 coordinates"] < by_way["all"]
     assert by_way["8 coordinates, 2 bits, pool = 2"] <= by_way["8 coordinates, 2 bits"]
     compared = [row for row in rows if row["minus the control"] != "–"]
-    assert len(compared) == 3 * 9 + 6
+    assert len(compared) == 4 * 9 + 6
     assert all(0 <= row["p (Holm)"] <= 1 for row in compared)
     fewer_numbers.main(settings)
     assert kept == {file: file.stat().st_mtime_ns for file in out.rglob("values.json")}
