@@ -242,9 +242,9 @@ def encoder_job(
     """Make a job that trains a paradigm, indexes the corpus, and writes FOLDER/values.json.
 
     checkpoint: a model that `read` opens, to measure without training. The file has two keys besides the keys
-    from `measure`. "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a checkpoint. DEV
-    maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's first documents; it is
-    empty if training did not measure dev queries.
+    from `measure`. "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a
+    checkpoint. DEV maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's first
+    documents; it is empty if training did not measure dev queries.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus
