@@ -318,7 +318,15 @@ def run_system(
     saved.
     """
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
-    system = settings.chosen[trial.system]
+    system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
+    if trial.untrained and (twin := systems.twin(trial, settings)):
+        if accelerator.is_main_process:
+            asked = asked_of(data, pool)
+            found = {stage: systems.read_stage(Path(settings.output), twin, stage) for stage in asked}
+            written = systems.write_runs(Path(settings.output), name, found, asked)
+            write_json(folder / "costs.json", {"rows": written})
+        accelerator.wait_for_everyone()
+        return
     model = systems.trained(trial, data, settings, folder, accelerator)
     progress = accelerator.is_main_process
     cut = None if trial.untrained else model.count_cut(data.pieces.corpus)
@@ -329,7 +337,6 @@ def run_system(
     others = WithoutOwn(retriever, data.own)
     encoded = time.perf_counter()
     found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
-    pool = read_run(runs / "candidates.run")
     found["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
     for split, other in data.others.items():
         found[split] = others.search(other.queries, settings.depth, progress=progress)

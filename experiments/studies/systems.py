@@ -134,6 +134,22 @@ def training_runs(settings: Any) -> dict[str, Training]:
     return runs
 
 
+def twin(trial: Training, settings: Any) -> str:
+    """Return an earlier run of the same untrained encoder, which has the same results; "" if there is none."""
+
+    def encoder(name: str) -> tuple[Any, ...]:
+        system = settings.chosen[name]
+        layers = training_settings(system, settings, trial.seed).trained_layers  # below, states are rounded
+        return system.paradigm, system.options, system.backbone, layers
+
+    for run, other in training_runs(settings).items():
+        if other == trial:
+            break
+        if other.untrained and other.seed == trial.seed and encoder(other.system) == encoder(trial.system):
+            return run
+    return ""
+
+
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
     """Return the training, dev and test queries, and the queries of the splits in `settings.also`.
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import compare
 import pytest
 import torch
+from compare import Settings
+from studies.systems import STAGES, training_runs, twin
 
 from paradigms import load
 from paradigms.data import load_collection, read_run
@@ -129,6 +131,27 @@ def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_pa
         for name in ("taught", "dpr", "easy")
     ]
     assert len(set(losses)) == 3
+    untrained = [
+        read_run(tmp_path / "out" / "runs" / f"{name}.untrained.{stage}.run")
+        for stage in STAGES
+        for name in ("dpr", "easy")
+    ]
+    assert untrained[::2] == untrained[1::2]
+
+
+def test_an_untrained_encoder_is_measured_once():
+    """Other training data and objectives do not change it; options and frozen layers do."""
+    other = {name: {"paradigm": "dpr"} for name in ("easy", "wide", "deep", "second")}
+    other["easy"]["training"] = {"negatives": 2, "learning_rate": 1e-5}
+    other["wide"]["options"] = {"document_length": 12}
+    other["deep"]["training"] = {"trained_layers": 2}
+    other["second"]["backbone"] = "other"
+    settings = Settings(systems={"colbert": {}, "dpr": {}} | other, seeds=[0, 1])
+    twins = {run: twin(trial, settings) for run, trial in training_runs(settings).items() if trial.untrained}
+    assert {run: found for run, found in twins.items() if found} == {
+        "easy.untrained": "dpr.untrained",
+        "easy.untrained.seed-1": "dpr.untrained.seed-1",
+    }
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
