@@ -135,7 +135,7 @@ def training_runs(settings: Any) -> dict[str, Training]:
 
 
 def twin(trial: Training, settings: Any) -> str:
-    """Return an earlier run of the same untrained encoder, which has the same results; "" if there is none."""
+    """Return an earlier run of the same untrained encoder, which has the same results, or ""."""
 
     def encoder(name: str) -> tuple[Any, ...]:
         system = settings.chosen[name]
