@@ -70,6 +70,15 @@ def test_every_a_of_every_checkpoint(
     before = {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
     checkpoints.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
+    torch.manual_seed(1)
+    built("colbert", tiny_bert, **SIZES | {"dim": 8}).save_pretrained(folders["colbert"])
+    checkpoints.main(settings)
+    anew = {file.stem for file, time in before.items() if file.stat().st_mtime_ns != time}
+    assert anew == {"colbert"}
+    settings.documents = len(collection.corpus) - 1
+    settings.checkpoints = [folders["colbert"]]
+    checkpoints.main(settings)
+    assert json.loads((place / "colbert.json").read_text())["documents"] == settings.documents
 
 
 def test_a_sample_and_names(words: Path, tmp_path: Path) -> None:
