@@ -92,17 +92,21 @@ def to_arrow(store: Store) -> pyarrow.Table:
     import pyarrow as pa
 
     batches, names = [], [name for name in ("ids", "salience") if name in store.manifest["fields"]]
-    for rows in store.blocks(BLOCK, np.flatnonzero(store.living)):
+    living = np.flatnonzero(store.living)
+    for rows in store.blocks(BLOCK, living) if len(living) else [living]:
         tokens = store.tokens(rows)
         ends = pa.array(np.concatenate([[0], tokens.mask[0].sum(-1).cumsum(-1).numpy()]), pa.int32())
         flat = tokens.vectors[tokens.mask].half().numpy()
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), store.dim)
-        columns = {"id": pa.array(store.names(rows)), "vectors": pa.ListArray.from_arrays(ends, vectors)}
+        columns = {
+            "id": pa.array(store.names(rows), pa.string()),
+            "vectors": pa.ListArray.from_arrays(ends, vectors),
+        }
         for name in names:
             values = getattr(tokens, name)[tokens.mask].numpy()
             columns[name] = pa.ListArray.from_arrays(ends, pa.array(values))
         batches.append(pa.table(columns))
-    return pa.concat_tables(batches) if batches else pa.table({"id": pa.array([], pa.string())})
+    return pa.concat_tables(batches)
 
 
 def _rows(name: str, values: Any, least: int) -> tuple[np.ndarray, np.ndarray]:

@@ -92,7 +92,9 @@ def test_arrow_out_and_in_again(tmp_path):
         ids = ["d3", "d0"]
         assert getattr(copy.tokens_of(ids), name).equal(getattr(store.tokens_of(ids), name)), name
     assert Dataset(table).features["id"] == Value("string")
-    assert len(to_arrow(Store.build_from(kinds.exact(), [], paradigm="x", dim=2))) == 0
+    empty = to_arrow(store.delete(["d0", "d2", "d3"]))
+    assert len(empty) == len(to_arrow(Store.build_from(kinds.exact(), [], paradigm="x", dim=2))) == 0
+    assert empty.schema == table.schema
     assert list(parts([], [])) == []
 
 
