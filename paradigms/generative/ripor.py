@@ -4,8 +4,8 @@ RIPOR (Zeng et al. 2024, WWW, arXiv:2311.09134, §3.2): every position i has a s
 Their output vectors are initialised with k-means centroids of the document vectors' residuals after the
 earlier positions. Documents are scored by logits. If the decoder state were one vector s(q) at every
 position, rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document
-vectors. RIPOR trains margins between prefixes; this implementation maximises log p, as the other generative
-paradigms do.
+vectors. Training maximises log p, as for the other generative paradigms. With a teacher, it also learns the
+teacher's margins on every prefix, as RIPOR does (`train.likelihood.Likelihood`).
 """
 
 from collections.abc import Sequence
