@@ -162,7 +162,9 @@ def test_pairs_and_searches_are_judged_by_their_margin() -> None:
     best, beams, greedy = (planted(BM25=0.9, DSI=share, **few) for share in (0.9, 0.9, 0.6))
     del best["BM25"]
     searches = {"exhaustive": best, "retrieve": beams, "greedy": greedy}
-    words = {v.claim.quantity: v.word for v in judge(claims_of_the_search(searches))}
+    found = judge(claims_of_the_search(searches))
+    assert all("[about a readout]" in verdict.row["claim"] for verdict in found)
+    words = {v.claim.quantity: v.word for v in found}
     assert words == {
         "R@1, DSI, greedy − all documents": CONTRADICTED,
         "R@1, DSI, beams − all documents": REPRODUCED,

@@ -50,7 +50,8 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"checkpoint": HERE, "index": "flat"}, "flat"),
     ],
     "document_encoding": [
-        ({"systems": '["DSI","NCI"]'}, 'systems: unknown "NCI"; there are "DPR", .*, "T5-ColBERT, pairs", ')
+        ({"systems": '["DSI","NCI"]'}, 'systems: unknown "NCI"; there are "DPR", .*, "T5-ColBERT, pairs", '),
+        ({"systems": "[DSI, GENRE-NP-ASYNC]"}, "GENRE-NP-ASYNC cannot run.* set --frozen false"),
     ],
     "generate_queries": [
         ({"model": "x", "prompt": "no place"}, "prompt must hold one"),
