@@ -54,6 +54,9 @@ class Likelihood(Objective):
         if self.ranks and model.identifiers.end is None:
             raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
         self.renews = model.settings.refresh > 0
+        self.relevant: dict[str, set[int]] = {}  # source -> documents that any pair gives it
+        for pair in pairs if self.ranks else ():
+            self.relevant.setdefault(pair.source, set()).add(pair.document)
 
     def collate(self, examples: list[Pair]) -> Pairs:
         """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
@@ -63,7 +66,10 @@ class Likelihood(Objective):
             return sources, model.targets(targets)
         own = [pair.document for pair in examples]
         around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
-        negatives = [pair.negatives or others for pair, others in zip(examples, around, strict=True)]
+        negatives = [  # a source's other documents are replaced by the pair's own, which `ranking` excludes
+            pair.negatives or [pair.document if d in self.relevant[pair.source] else d for d in others]
+            for pair, others in zip(examples, around, strict=True)
+        ]
         for row, others in zip(targets, negatives, strict=True):
             row += [model.names(document)[0] for document in others]
         documents = torch.tensor([[d, *others] for d, others in zip(own, negatives, strict=True)])

@@ -132,15 +132,16 @@ def prefixes_of(model: Generative, source: str, document: int) -> torch.Tensor:
 def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Path, tiny_bert: Path) -> None:
     model = build("pag", t5, tiny_bert).double().eval()
     queries = {"a": "old sea", "b": "king", "c": "the", "d": "fox"}
-    judged = {"a": {"d0": 1}, "b": {"d1": 1}, "c": {"d2": 1}, "d": {"d1": 1}}  # d1 is not its own negative
+    judged = {"a": {"d0": 1, "d3": 1}, "b": {"d1": 1}, "c": {"d2": 1}, "d": {"d1": 1}}
     pairs = retrieval_pairs(Split(queries, judged), model.identifiers)
+    of = {source: {pair.document for pair in pairs if pair.source == source} for source in queries.values()}
     expected = []
     for pair in pairs:
-        others = [each.document for each in pairs if each.document != pair.document]
+        others = [each.document for each in pairs if each.document not in of[pair.source]]
         rel = torch.stack([prefixes_of(model, pair.source, d)[-1] for d in (pair.document, *others)])
         log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
         expected.append(rel.logsumexp(0) - rel[0] - float(log_p[0][0, 0]))
-    ours = objective(model)
+    ours = Likelihood(model, CORPUS, pairs)
     assert_same(ours.loss(model, ours.collate(pairs)), torch.stack(expected).mean())
 
 
