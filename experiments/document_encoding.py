@@ -75,8 +75,9 @@ class Settings(PairSettings):
         left_out = [name for name in self.systems if any(part in SYSTEMS[name] for part in absent)]
         if left_out and self.systems != list(SYSTEMS):
             raise SystemExit(
-                f"systems: {', '.join(left_out)} cannot run. DPR and ColBERT come from a second backbone: name one with --second, or S-T5, T5-ColBERT. "
-                "ASYNC clusters an encoder's output again during training: set --frozen false"
+                f"systems: {', '.join(left_out)} cannot run. DPR and ColBERT come from a second backbone: "
+                "name one with --second, or S-T5, T5-ColBERT. ASYNC clusters an encoder's output again "
+                "during training: set --frozen false"
             )
         self.systems = [name for name in self.systems if name not in left_out]
 
