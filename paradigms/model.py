@@ -299,6 +299,10 @@ class Paradigm(Trainable):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder, merged=merged)
         write_json(folder / "paradigm.json", self.recipe.described())
+        self.write_needed(folder)
+
+    def write_needed(self, folder: Path) -> None:
+        """Write the corpus statistics that the alignment reads, and the names of plug-ins."""
         if "statistics" in self.align.reads:
             statistics_of(getattr(self.align, "statistics", "")).save(folder)
         if plugins := self._plugins():
@@ -310,19 +314,11 @@ class Paradigm(Trainable):
 
         folder = Path(folder)
         settle(folder)
-        for needed, file in json_or_empty(folder / "plugins.json").items():
-            part, _, name = needed.partition(" ")
-            registered = REGISTERED[part].get(name) if part in REGISTERED else None
-            if registered is None or not plugin_of(registered):
-                raise ValueError(
-                    f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
-                    f"in Python load(..., plugin={file!r})"
-                )
+        check_plugins(folder)
         recipe = read_settings(Recipe, folder / "paradigm.json", recipe_fields)
         kind = TwoTowers if (folder / "query").is_dir() else TextEncoder
         encoder = kind.load(folder)
-        if "statistics" in recipe.align.reads:
-            Statistics.load(folder, getattr(recipe.align, "statistics", ""), len(encoder.tokenizer))
+        read_statistics(recipe, folder, encoder)
         return cls(recipe, encoder)
 
     def _plugins(self) -> dict[str, str]:
@@ -335,7 +331,26 @@ class Paradigm(Trainable):
             ("imputation", r.imputation),
         ]
         parts += [("encoder", name) for name in sorted(encoders)]
-        return {f"{part} {name}": file for part, name in parts if (file := plugin_of(REGISTERED[part][name]))}
+        known = ((part, name) for part, name in parts if name in REGISTERED[part])  # not a wrapped encoder
+        return {f"{part} {name}": file for part, name in known if (file := plugin_of(REGISTERED[part][name]))}
+
+
+def check_plugins(folder: Path) -> None:
+    """Raise ValueError if a plug-in that a saved model needs has not been imported."""
+    for needed, file in json_or_empty(folder / "plugins.json").items():
+        part, _, name = needed.partition(" ")
+        registered = REGISTERED[part].get(name) if part in REGISTERED else None
+        if registered is None or not plugin_of(registered):
+            raise ValueError(
+                f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
+                f"in Python load(..., plugin={file!r})"
+            )
+
+
+def read_statistics(recipe: Recipe, folder: Path, encoder: Any) -> None:
+    """Load a saved model's corpus statistics, if its alignment reads them."""
+    if "statistics" in recipe.align.reads:
+        Statistics.load(folder, getattr(recipe.align, "statistics", ""), len(encoder.tokenizer))
 
 
 P = ParamSpec("P")

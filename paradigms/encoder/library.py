@@ -53,8 +53,9 @@ class LibraryEncoder(nn.Module):
     def tokenize(self, inputs: Sequence[Any], side: Side) -> Any:
         """Raise ValueError, because sentence-transformers tokenises and encodes in one step."""
         raise ValueError(
-            "a wrapped model is not trained here: train it with sentence-transformers, whose losses take "
-            "every alignment as paradigms.scoring.scorer.Scorer"
+            "a wrapped model is neither trained nor counted here: train it with sentence-transformers, whose "
+            "losses take every alignment as paradigms.scoring.scorer.Scorer, and count the ids of its "
+            "documents with paradigms.statistics.Statistics.of"
         )
 
     def encode(self, inputs: Sequence[Any], side: Side) -> Tokens:

@@ -29,7 +29,7 @@ from paradigms.encoder.settings import Side
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_several, json_or_empty, read_settings
 from paradigms.io.files import settle, write_json
-from paradigms.model import Input, Paradigm
+from paradigms.model import Input, Paradigm, check_plugins, read_statistics
 from paradigms.recipe import Recipe, recipe_fields
 
 LIBRARY, RECIPE = "library", "library.json"  # of a saved model: the library's own folder, and A, Z, τ
@@ -81,13 +81,17 @@ class Library(Paradigm):
     def write(self, folder: Path, *, merged: bool = False) -> None:
         self.encoder.save(folder / LIBRARY, merged=merged)
         write_json(folder / RECIPE, self.recipe.described())
+        self.write_needed(folder)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Library":
         folder = Path(folder)
         settle(folder)
+        check_plugins(folder)
         recipe = read_settings(Recipe, folder / RECIPE, recipe_fields)
-        return cls(recipe, read_library(folder / LIBRARY).encoder)
+        encoder = read_library(folder / LIBRARY).encoder
+        read_statistics(recipe, folder, encoder)
+        return cls(recipe, encoder)
 
 
 def wrap(model: Any) -> Library:

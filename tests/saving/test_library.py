@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import paradigms
-from paradigms.align import DocumentToQuery, TopK
+from paradigms.align import DocumentToQuery, Idf, TopK
 from paradigms.cli.arguments import main
 from paradigms.data import Corpus
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.retrieve import Fused, Indexed, Reranking
 from paradigms.serve.systems import View, systems_of
+from paradigms.statistics import STATISTICS, Statistics
 from paradigms.store.arrays import to_numpy
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
@@ -106,6 +107,28 @@ def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
     if make is not dense:
         assert "fox" in explained.query_tokens or make is sparse
         assert len(explained.document_tokens) == max(i for i, *_ in explained.links) + 1 or make is multi
+
+
+def test_its_statistics_and_plugins_are_saved(tmp_path, monkeypatch):
+    ours = wrap(multi(tmp_path))
+    with pytest.raises(ValueError, match=r"count the ids of its documents with .*Statistics\.of"):
+        ours.count_corpus(DOCUMENTS)
+    D = ours.encode_documents(DOCUMENTS)
+    counted = Statistics.of(
+        (row[real] for row, real in zip(D.ids[0], D.mask[0], strict=True)), len(ours.encoder.tokenizer)
+    )
+    weighed = ours.with_alignment(Idf(statistics=counted.name), "total")
+    scores = weighed.score(D, ours.encode_queries(QUERIES))
+    weighed.save_pretrained(tmp_path / "saved")
+    del STATISTICS[counted.name]  # as in another process
+    again = paradigms.load(tmp_path / "saved")
+    assert again.score(D, again.encode_queries(QUERIES)).equal(scores)
+    monkeypatch.setattr("paradigms.model.plugin_of", lambda registered: "mine.py" * (registered is Idf))
+    weighed.save_pretrained(tmp_path / "mine")
+    assert json.loads((tmp_path / "mine/plugins.json").read_text()) == {"alignment Idf": "mine.py"}
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"needs the alignment Idf, .* add --plugin mine\.py"):
+        paradigms.load(tmp_path / "mine")
 
 
 def test_another_alignment_and_the_live_page(tmp_path):
