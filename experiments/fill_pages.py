@@ -6,7 +6,7 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- table: token-retrieval-pydocs table5 -->
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
-`claims` writes a row for each claim and collection, with the verdict; `table` and `figure` write sections of
+`claims` writes a row for each claim and study, with the verdict; `table` and `figure` write sections of
 one study. The studies' commands and running times follow. The names refer to files in the folder `results`
 beside the page (for README.md: experiments/results). --take copies a study's results there, with the figures
 that the page requests:
@@ -109,20 +109,23 @@ def filled(page: Path) -> str:
 
 
 def claims(page: Path, *names: str) -> str:
-    """Make a table of claims: a row for each claim and collection, with verdict, interval and sample.
+    """Make a table of claims: a row for each claim and study, with verdict, interval and sample.
 
-    The collection column is left out if all studies use the same collection. Claims that no study could
-    measure are listed last, once each. A description of how the studies were run follows.
+    Of several studies, a column names each one's collection or, if two use the same, the study. Claims that
+    no study could measure are listed last, once each. A description of how the studies were run follows.
     """
     studies = [_study(page, name) for name in names]
-    several = len({study["collection"] for study in studies}) > 1
+    several, collections = len(studies) > 1, [study["collection"] for study in studies]
+    label, labels = (
+        ("collection", collections) if len(set(collections)) == len(names) else ("study", [*names])
+    )
     claimed: dict[tuple[str, str], Rows] = {}
-    for study in studies:
+    for study, named in zip(studies, labels, strict=True):
         for row in (row for section in study["sections"].values() for row in section["rows"]):
             if "verdict" in row:
                 place = row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
                 cells = {"claim": row["claim"], "place": place, "measured": row["quantity"]}
-                cells |= {"collection": study["collection"]} if several else {}
+                cells |= {label: named} if several else {}
                 verdict = (
                     row["verdict"].replace("not decided here", "not decided").partition(f": {ONE_SEED}")[0]
                 )
@@ -134,7 +137,7 @@ def claims(page: Path, *names: str) -> str:
     for rows in claimed.values():
         decided = [row for row in rows if row["ours"] != "–"]
         measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
-        blank = {"collection": "–"} if several else {}
+        blank = {label: "–"} if several else {}
         open_ones += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
     return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
 

@@ -80,6 +80,7 @@ def test_a_page_takes_results(tmp_path: Path):
     assert not (page.parent / "results/x-b.curve.svg").exists()
     assert fill_pages.filled(page) == text
     assert "collection" not in fill_pages.claims(page, "x-a"), "of one collection, the column says nothing"
+    assert "| x-a | reproduced" in fill_pages.claims(page, "x-a", "x-a"), "two of one collection have names"
     (page.parent / "results/x-a.curve.svg").unlink()
     with pytest.raises(SystemExit, match=r"README.md: figure x-a curve: FileNotFoundError"):
         run("fill_pages", page=page)
