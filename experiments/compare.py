@@ -320,12 +320,7 @@ def run_system(
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
     system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
     if trial.untrained and (twin := systems.twin(trial, settings)):
-        if accelerator.is_main_process:
-            asked = asked_of(data, pool)
-            found = {stage: systems.read_stage(Path(settings.output), twin, stage) for stage in asked}
-            written = systems.write_runs(Path(settings.output), name, found, asked)
-            write_json(folder / "costs.json", {"rows": written})
-        accelerator.wait_for_everyone()
+        by_main(partial(systems.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return
     model = systems.trained(trial, data, settings, folder, accelerator)
     progress = accelerator.is_main_process

@@ -50,7 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(self, batches=2, whole=2, length=3, steps=1, rounds=1, threads=1)
-        different(self, "paradigms")
+        different(self, "paradigms", "batches")
 
 
 if __name__ == "__main__":  # before the slow imports
@@ -127,7 +127,7 @@ def main(settings: Settings) -> None:
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
         f"Rounds: {settings.rounds}; timed steps in each: {settings.steps}; texts of at most "
-        f"{settings.length} tokens; {settings.threads} thread of {processor()}, which other work may have "
+        f"{settings.length} tokens; {settings.threads} thread(s) of {processor()}, which other work may have "
         "shared."
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."

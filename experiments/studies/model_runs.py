@@ -135,6 +135,7 @@ def bind(
     """
     kept = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    kept |= {"order of queries": "by hash"}  # values without ids, from other versions, are of other queries
     free = {*free, "output", "tracker"}
     by_main(lambda: keep_settings(kept, Path(settings.output), free), accelerator)
 
@@ -242,9 +243,9 @@ def encoder_job(
     """Make a job that trains a paradigm, indexes the corpus, and writes FOLDER/values.json.
 
     checkpoint: a model that `read` opens, to measure without training. The file has two keys besides the keys
-    from `measure`. "kept step" is the training step of the kept model: 0 if it is untrained, None if it is a
-    checkpoint. DEV maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's first
-    documents; it is empty if training did not measure dev queries.
+    from `measure`. "kept step" is the training step of the kept model: 0 if training improved nothing, None
+    for a `checkpoint`. DEV maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's
+    first documents; it is empty if training did not measure dev queries.
     """
 
     layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus

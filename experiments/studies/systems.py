@@ -441,6 +441,12 @@ def read_stage(folder: Path, name: str, stage: str) -> Run:
     return run
 
 
+def copy_runs(source: str, name: str, asked: Mapping[str, Names[str]], folder: Path) -> None:
+    """Write the runs of `source` as those of the untrained system `name`, which is then finished."""
+    runs = {stage: read_stage(folder, source, stage) for stage in asked}
+    write_json(folder / name / "costs.json", {"rows": write_runs(folder, name, runs, asked)})
+
+
 def rows(run: Run) -> int:
     return sum(map(len, run.values()))
 

@@ -21,7 +21,7 @@ from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, get_loader, set_parsing_settings
 
 from paradigms.io.device import HELP, choose_device
 from paradigms.io.plugins import load_plugins
@@ -92,8 +92,9 @@ def command_line(
         load_plugins(values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
-    for file in values.pop("config", None) or []:
-        for name, entries in (yaml.safe_load(Path(str(file)).read_text(encoding="utf-8")) or {}).items():
+    for file in reversed([file for file in values.pop("config", None) or [] if file is not None]):
+        given = get_loader("yaml")(Path(str(file)).read_text(encoding="utf-8")) or {}
+        for name, entries in given.items():
             if isinstance(entries, dict) and isinstance(chosen := values.get(name), list):
                 values[name] = {key: entries.get(key, {}) for key in chosen}
     return values

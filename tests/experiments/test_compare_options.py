@@ -8,6 +8,7 @@ import compare
 import pytest
 import torch
 from compare import Settings
+from studies import systems
 from studies.systems import STAGES, training_runs, twin
 
 from paradigms import load
@@ -96,7 +97,11 @@ def test_systems_that_cannot_be_are_refused(system: dict, message: str):
         compare.Settings(systems={"colbert": {}, "mixed": system})
 
 
-def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_path: Path):
+def test_a_system_learns_from_another_one(
+    arguana: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    built, trained = [], systems.trained
+    monkeypatch.setattr(systems, "trained", lambda of, *rest: built.append(of) or trained(of, *rest))
     copy = shutil.copytree(arguana, tmp_path / "arguana")
     (copy / "qrels" / "dev.tsv").rename(copy / "qrels" / "train.tsv")
     flags = {
@@ -137,6 +142,7 @@ def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_pa
         for name in ("dpr", "easy")
     ]
     assert untrained[::2] == untrained[1::2]
+    assert [trial.system for trial in built if trial.untrained] == ["colbert", "dpr"]
 
 
 def test_an_untrained_encoder_is_measured_once():
