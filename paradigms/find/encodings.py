@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.nearest import Factory, Nearest
+from paradigms.find.nearest import FLAT, Factory, Nearest
 from paradigms.find.ranking import Ranked, best, scores
 from paradigms.muvera import FixedEncoding
 from paradigms.recipe import Recipe
@@ -41,11 +41,11 @@ class Opened(NamedTuple):
 class Encodings(FixedEncoding):
     """A FAISS file with one vector per document.
 
-    factory, seed: see `nearest.Factory`. centre: whether to subtract the mean of all tokens. This preserves
+    factory, seed: see `nearest.Factory`; inverted lists lose most of the documents, as `FLAT` says. centre: whether to subtract the mean of all tokens. This preserves
     the order by MaxSim and separates vectors that share a large common part.
     """
 
-    factory: str = ""
+    factory: str = FLAT
     centre: bool = True
 
     def check(self, dim: int) -> None:

@@ -12,6 +12,7 @@ from paradigms.find.index import Index
 from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
+from paradigms.find.nearest import FLAT
 from paradigms.find.predictors import Predictors
 from paradigms.find.scan import Exact
 from paradigms.find.terms import BlockMax
@@ -63,7 +64,7 @@ def fixed(
     final: int = 0,
     fill: bool = True,
     seed: int = 0,
-    factory: str = "",
+    factory: str = FLAT,
     centre: bool = True,
     probes: int = 16,
     candidates: int = 0,
@@ -71,7 +72,7 @@ def fixed(
     """Store float16 vectors and a long vector per document (MUVERA), which selects the documents to score.
 
     planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory: FAISS index of the
-    long vectors. probes: number of lists to read per query. centre: whether to subtract the mean of all
+    long vectors, by default a flat one (`nearest.FLAT`). probes: number of lists to read per query. centre: whether to subtract the mean of all
     tokens. candidates: number of documents to score in full, raised to k if smaller; 0 means the larger of 64
     and 4k.
     """
@@ -83,14 +84,14 @@ def lemur(
     width: int = 1024,
     epochs: int = 4,
     seed: int = 0,
-    factory: str = "",
+    factory: str = FLAT,
     probes: int = 16,
     candidates: int = 0,
 ) -> Kind:
     """Store float16 vectors and a vector per document that predicts MaxSim and selects documents to score.
 
-    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of the fitted vectors.
-    probes: number of lists to read per query. candidates: as in `fixed`.
+    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory, probes, candidates: as in
+    `fixed`.
     """
     derived = Predictors(width, epochs, seed, factory)
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)

@@ -19,6 +19,9 @@ from paradigms.store.residuals import centroids_for
 
 FILE = "tokens.faiss"
 NUMBERS = 1 << 24  # numbers (vectors × dimensions) in memory at once
+# The default for one long vector a document. Lengths differ and queries resemble each other, so 16 inverted lists
+# hold few of the largest inner products: of 10⁵ documents, 256 candidates held .06 of LEMUR's first ten.
+FLAT = "SQfp16"
 SMALL = 1 << 16  # maximum number of tokens for a flat index
 MOST_LISTS = 1 << 12  # maximum number of default lists: as many as a SAMPLE of tokens can train
 SAMPLE = 1 << 18  # maximum number of vectors to train an index
@@ -141,7 +144,7 @@ def default_factory(tokens: int, sample: int = SAMPLE) -> str:
     """Return the default factory string: a flat float16 index for few tokens, else about 4√tokens inverted
     lists. The number of lists is a power of 2 that leaves 39 sample vectors per list, FAISS's minimum."""
     if tokens <= SMALL:
-        return "SQfp16"
+        return FLAT
     trained = 1 << max(0, (sample // 39).bit_length() - 1)
     return f"IVF{min(MOST_LISTS, trained, centroids_for(tokens))},SQfp16"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from paradigms.find.encodings import READ, WIDE, Opened
-from paradigms.find.nearest import Factory, Nearest
+from paradigms.find.nearest import FLAT, Factory, Nearest
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, best, fit_features
 from paradigms.store.columns import Files, Writer
 from paradigms.store.store import Store
@@ -30,7 +30,7 @@ class Predictors:
     width: int = 1024
     epochs: int = 4
     seed: int = 0
-    factory: str = ""
+    factory: str = FLAT
 
     def check(self, dim: int) -> None:
         if not 2 <= self.width <= WIDE or self.epochs < 0:

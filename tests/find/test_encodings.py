@@ -13,7 +13,7 @@ import torch
 
 from paradigms.align import PoolTopK, QueryToDocument
 from paradigms.core import Tokens
-from paradigms.find import Index, Store, kinds, open_index
+from paradigms.find import Index, Store, kinds, nearest, open_index
 from paradigms.muvera import FixedEncoding
 from paradigms.recipe import Recipe
 from paradigms.store.kind import Kind
@@ -51,6 +51,17 @@ def test_candidates_are_the_largest_inner_products(exact: Index) -> None:
         values, wanted = scores.topk(12)
         best, rows = index.finder.nearest(index.store, queries(), 12)
         same_scores(by_row(rows, best), by_row(wanted, values))
+
+
+@pytest.mark.parametrize("kind", [kinds.fixed(3, 6, 0), kinds.lemur(40)], ids=KINDS)
+def test_no_number_of_documents_hides_candidates(
+    exact: Index, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, all documents' vectors are compared, however many there are."""
+    before = Index(exact.store.copy(kind)).with_finder(probes=1)
+    monkeypatch.setattr(nearest, "SMALL", 2)
+    many = Index(exact.store.copy(kind)).with_finder(probes=1)
+    assert many.search_tokens(RECIPE, queries(), 5) == before.search_tokens(RECIPE, queries(), 5)
 
 
 @each_kind
