@@ -41,8 +41,8 @@ class Opened(NamedTuple):
 class Encodings(FixedEncoding):
     """A FAISS file with one vector per document.
 
-    factory, seed: see `nearest.Factory`; inverted lists lose most of the documents, as `FLAT` says. centre: whether to subtract the mean of all tokens. This preserves
-    the order by MaxSim and separates vectors that share a large common part.
+    factory, seed: see `nearest.Factory` and `nearest.FLAT`. centre: whether to subtract the mean of all
+    tokens. This preserves the order by MaxSim and separates vectors that share a large common part.
     """
 
     factory: str = FLAT

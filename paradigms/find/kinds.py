@@ -72,9 +72,9 @@ def fixed(
     """Store float16 vectors and a long vector per document (MUVERA), which selects the documents to score.
 
     planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory: FAISS index of the
-    long vectors, by default a flat one (`nearest.FLAT`). probes: number of lists to read per query. centre: whether to subtract the mean of all
-    tokens. candidates: number of documents to score in full, raised to k if smaller; 0 means the larger of 64
-    and 4k.
+    long vectors, by default a flat one (`nearest.FLAT`). probes: number of lists to read per query, if it has
+    lists. centre: whether to subtract the mean of all tokens. candidates: number of documents to score in
+    full, raised to k if smaller; 0 means the larger of 64 and 4k.
     """
     derived = Encodings(planes, repetitions, inner, final, fill, seed, factory, centre)
     return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)

@@ -19,8 +19,9 @@ from paradigms.store.residuals import centroids_for
 
 FILE = "tokens.faiss"
 NUMBERS = 1 << 24  # numbers (vectors × dimensions) in memory at once
-# The default for one long vector a document. Lengths differ and queries resemble each other, so 16 inverted lists
-# hold few of the largest inner products: of 10⁵ documents, 256 candidates held .06 of LEMUR's first ten.
+# The default for one long vector a document. Their lengths differ and queries resemble each other, so few
+# inverted lists hold few of the largest inner products: with 16 of them and 10⁵ documents, LEMUR's 256
+# candidates held .06 of the exact first ten.
 FLAT = "SQfp16"
 SMALL = 1 << 16  # maximum number of tokens for a flat index
 MOST_LISTS = 1 << 12  # maximum number of default lists: as many as a SAMPLE of tokens can train
