@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -19,7 +20,8 @@ from paradigms.io.plugins import LOADED
 from tests import needs
 from tests.encoder.test_published import published
 from tests.experiments.scripts import settings
-from tests.tiny import write_checkpoint
+from tests.test_bge_m3 import write_m3
+from tests.tiny import LONG, write_checkpoint
 from tests.tiny_pages import picture, write_colpali
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +106,17 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
             sys.modules.pop(LOADED.pop().stem, None)
 
 
-RUN = ["README.md", "paradigms/store/README.md", "paradigms/find/README.md", "theory/README.md"]
+RUN = [
+    "README.md",
+    "paradigms/README.md",
+    "paradigms/store/README.md",
+    "paradigms/find/README.md",
+    "theory/README.md",
+    "paradigms/generative/README.md",
+    "paradigms/train/README.md",
+    "experiments/papers/luan2021/README.md",
+    "paradigms/data/README.md",
+]
 RUN += [str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("experiments/how_to/*.md"))]
 
 
@@ -118,6 +130,9 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
     write_checkpoint("qwen3", tmp_path / "qwen3")
     published(tmp_path / "qwen3", tmp_path / "path/to/decoder", {"pooling_mode": "lasttoken"})
     write_colpali(tmp_path / "path/to/colpali")
+    write_m3(tmp_path / "BAAI/bge-m3")  # a folder of this name is read in place of the hub
+    modern = write_checkpoint("modernbert", tmp_path / "answerdotai/ModernBERT-base") / "config.json"
+    modern.write_text(json.dumps(json.loads(modern.read_text()) | LONG))
     (tmp_path / "path/to/pages").mkdir()
     picture(0).save(tmp_path / "path/to/pages/page-3.png")
     what, how = ("certificate", "key", "token", "account"), ("renew", "revoke", "copy", "print", "send")
@@ -125,9 +140,10 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
         (notes / f"{n}.md").write_text(
             f"To {verb} the {noun} of host {n}, call {verb} with its file. Restart."
         )
+    page: dict[str, object] = {}  # a block may continue the one before it
     with patch.dict(ALIGNMENTS):
         for block in itertools.filterfalse(lacks_an_extra, blocks(ROOT / name)):
-            exec(block, {})
+            exec(block, page)
     if name.startswith("experiments/how_to"):  # what their page on training makes
         PARADIGMS["colbert"]("offline").save_pretrained("results/own/checkpoint")
     for command in commands(ROOT / name):
