@@ -244,7 +244,8 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
         pairs = training.steps * training.batch_size if training else 0
         names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
         runs = {run: t for run, t in systems.training_runs(settings).items() if t.system == name}
-        for trial in () if system.fuse else (runs[run] for run in runs.keys() - finished):
+        trials = [runs[run] for run in runs.keys() - finished if not systems.twin(runs[run], settings)]
+        for trial in () if system.fuse else trials:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             work = document * documents * (not system.index) + query * queries
             work += 0 if trial.untrained else pair * pairs
@@ -319,7 +320,7 @@ def run_system(
     """
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
     system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
-    if trial.untrained and (twin := systems.twin(trial, settings)):
+    if twin := systems.twin(trial, settings):
         by_main(partial(systems.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return
     model = systems.trained(trial, data, settings, folder, accelerator)

@@ -135,7 +135,7 @@ def training_runs(settings: Any) -> dict[str, Training]:
 
 
 def twin(trial: Training, settings: Any) -> str:
-    """Return an earlier run of the same untrained encoder, which has the same results, or ""."""
+    """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
 
     def encoder(name: str) -> tuple[Any, ...]:
         system = settings.chosen[name]
@@ -143,7 +143,7 @@ def twin(trial: Training, settings: Any) -> str:
         return system.paradigm, system.options, system.backbone, layers
 
     for run, other in training_runs(settings).items():
-        if other == trial:
+        if other == trial or not trial.untrained:
             break
         if other.untrained and other.seed == trial.seed and encoder(other.system) == encoder(trial.system):
             return run
