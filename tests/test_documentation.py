@@ -141,7 +141,7 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
             f"To {verb} the {noun} of host {n}, call {verb} with its file. Restart."
         )
     page: dict[str, object] = {}  # a block may continue the one before it
-    with patch.dict(ALIGNMENTS):
+    with patch.dict(ALIGNMENTS), patch.dict(PARADIGMS):
         for block in itertools.filterfalse(lacks_an_extra, blocks(ROOT / name)):
             exec(block, page)
     if name.startswith("experiments/how_to"):  # what their page on training makes
