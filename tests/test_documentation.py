@@ -17,16 +17,23 @@ from paradigms import PARADIGMS
 from paradigms.align import ALIGNMENTS
 from paradigms.cli.arguments import main, parser
 from paradigms.io.plugins import LOADED
+from paradigms.retrieve import Indexed
 from tests import needs
 from tests.encoder.test_published import published
 from tests.experiments.scripts import settings
 from tests.test_bge_m3 import write_m3
-from tests.tiny import LONG, write_checkpoint
+from tests.tiny import LONG, write_checkpoint, write_collection
+from tests.tiny_hub import offline_hub
 from tests.tiny_pages import picture, write_colpali
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [f"{room}/**/*.md" for room in ("paradigms", "theory", "experiments")]
 PAGES = [ROOT / "README.md", *(page for room in ROOMS for page in sorted(ROOT.glob(room)))]
+EXTRAS = {
+    "from sentence_transformers": "sentence_transformers",
+    "paradigms.engines.pyterrier": "pyterrier",
+    "LanceEngine": "lancedb",
+}
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -49,8 +56,8 @@ def blocks(page: Path) -> list[str]:
 
 
 def lacks_an_extra(block: str) -> bool:
-    """Whether a block imports sentence-transformers, which `make extras` installs, and it is absent."""
-    return "from sentence_transformers" in block and not find_spec("sentence_transformers")
+    """Whether a block uses a library that `make extras` installs, and it is absent."""
+    return any(used in block and not find_spec(library) for used, library in EXTRAS.items())
 
 
 def anchors(page: Path) -> set[str]:
@@ -106,32 +113,19 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
             sys.modules.pop(LOADED.pop().stem, None)
 
 
-RUN = [
-    "README.md",
-    "paradigms/README.md",
-    "paradigms/store/README.md",
-    "paradigms/find/README.md",
-    "theory/README.md",
-    "paradigms/generative/README.md",
-    "paradigms/train/README.md",
-    "experiments/papers/luan2021/README.md",
-    "paradigms/data/README.md",
-]
-RUN += [str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("experiments/how_to/*.md"))]
-
-
 @needs.offline_encoder
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [str(page.relative_to(ROOT)) for page in PAGES if blocks(page)])
 def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
     """The Python of a page, then its commands on a folder of notes, in one folder and in order."""
     monkeypatch.chdir(tmp_path)
+    hub = offline_hub(monkeypatch, tmp_path / "hub")
     notes = tmp_path / "path/to/notes"
     notes.mkdir(parents=True)
     write_checkpoint("qwen3", tmp_path / "qwen3")
     published(tmp_path / "qwen3", tmp_path / "path/to/decoder", {"pooling_mode": "lasttoken"})
     write_colpali(tmp_path / "path/to/colpali")
-    write_m3(tmp_path / "BAAI/bge-m3")  # a folder of this name is read in place of the hub
-    modern = write_checkpoint("modernbert", tmp_path / "answerdotai/ModernBERT-base") / "config.json"
+    write_m3(hub("BAAI/bge-m3"))
+    modern = write_checkpoint("modernbert", hub("answerdotai/ModernBERT-base")) / "config.json"
     modern.write_text(json.dumps(json.loads(modern.read_text()) | LONG))
     (tmp_path / "path/to/pages").mkdir()
     picture(0).save(tmp_path / "path/to/pages/page-3.png")
@@ -140,6 +134,16 @@ def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
         (notes / f"{n}.md").write_text(
             f"To {verb} the {noun} of host {n}, call {verb} with its file. Restart."
         )
+    if name == "paradigms/saving/README.md":  # what `make compare` and the first page make
+        colbert = PARADIGMS["colbert"]("offline")
+        colbert.save_pretrained("results/compare-pydocs/colbert/checkpoint")
+        Path("results/compare-pydocs/config.json").write_text('{"collection": "pydocs"}')
+        Indexed.build(colbert, {"cat": "A cat is an animal."}, "results/index")
+    if name == "experiments/trainings.md":
+        debian, texts = tmp_path / "path/to/debian", [f"Manual of program {n}." for n in range(2000)]
+        debian.mkdir()
+        splits = {"train": range(1540), "dev": range(1540, 1600), "test": range(1600, 2000)}
+        write_collection(debian, texts, [f"What does program {n} do?" for n in range(2000)], splits)
     page: dict[str, object] = {}  # a block may continue the one before it
     with patch.dict(ALIGNMENTS), patch.dict(PARADIGMS):
         for block in itertools.filterfalse(lacks_an_extra, blocks(ROOT / name)):
