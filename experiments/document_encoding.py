@@ -87,7 +87,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, half_of, sample, study, trainings_of
 from studies.curves import Curves, at_path
-from studies.model_runs import LEARNED, StudyData, unlearned, unmoved, values_of
+from studies.model_runs import DEV, LEARNED, StudyData, unlearned, unmoved, values_of
 from studies.pages import Measured, Section, printed, row_without_test, verdicts
 
 from paradigms import GENERATIVE, Generative
@@ -132,12 +132,20 @@ Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, querie
 
 
 def main(settings: Settings) -> None:
-    tasks = {BM25: ()} | {system: (SYSTEMS[system],) for system in SYSTEMS if system in settings.systems}
+    tasks: dict[str, tuple[str, ...]] = {BM25: ()}
+    for system in (system for system in SYSTEMS if system in settings.systems):
+        name = SYSTEMS[system]
+        by_keys = name.startswith("seal") and not name.endswith("untrained")
+        tasks[system] = (name, f"{name}-untrained") if by_keys else (name,)
     study(settings, "Document encodings", tasks, measure, report, half=True)
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
-    """Return each search's value for every measure and test query; without a model, BM25 is measured."""
+    """Return each search's value for every measure and test query; without a model, BM25 is measured.
+
+    A trained SEAL comes with its untrained model. Its dev values are of a search with both, because SEAL does
+    not rank by the score that training maximises.
+    """
     queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
         runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
@@ -155,7 +163,15 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
         stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
         for stage, run in runs.items()
     }
-    return recalls | {"queries": data.measured, "bytes": size}
+    measured = recalls | {"queries": data.measured, "bytes": size}
+    if len(models) < 2 or not data.dev.queries:
+        return measured
+    dev = {}
+    for side, model in zip(("trained", "untrained"), models, strict=True):
+        model.settings = replace(model.settings, beams=SEAL_BEAMS)
+        run = GenerativeRetriever(model).search(data.dev.queries, 10)
+        dev[side] = values_of(run, data.dev, ["nDCG@10"])["nDCG@10"]
+    return measured | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
 
 
 def generative_runs(model: Generative, data: StudyData, settings: Settings) -> dict[str, Run]:

@@ -87,7 +87,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
         return np.zeros(1)  # a constant chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
-    training = trained_pairs.training_settings(every * settings.states, seed, settings, **times)
+    training = trained_pairs.generative_training(seed, settings, steps=every * settings.states, **times)
     kept = Path(settings.models) / "states"
     fit_pairs(model, data.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=kept)
     steps = [n * every for n in range(len(seen))]

@@ -332,6 +332,9 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
         "after training. A claim about what training does counts for models that it moved: the mean rose, "
         "and the paired test is significant."
     )
+    searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
+    if searched:
+        text += f" For {', '.join(searched)}, whose search ranks by another score, all documents are searched."
     return Section("What training changed", text, training_rows(models))
 
 

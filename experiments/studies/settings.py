@@ -201,6 +201,8 @@ class PairSettings(Results, OneCollection):
     """training steps of DSI, GENRE and SEAL"""
     batch_size: int = 64
     learning_rate: float = 1e-4
+    generative_learning_rate: float | None = None
+    """learning rate of DSI, GENRE and SEAL; null: learning_rate"""
     head_learning_rate: float | None = 2e-3
     """learning rate of weights outside the backbone, such as a decoder over an encoder; null:
     learning_rate"""

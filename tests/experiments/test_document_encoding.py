@@ -13,7 +13,7 @@ from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings, 
 from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import build, trained
 from rich.console import Console
-from studies.model_runs import DEV, StudyData, open_study
+from studies.model_runs import DEV, StudyData, open_study, training_of
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query
@@ -88,6 +88,17 @@ def test_a_run_measures_every_system_and_goes_on(
     assert [row["documents"] for row in rows] == ["learned", "added"] * (len(chosen) + 1)
     asked = [next(iter(data.test.judgements[query])) in learned for query in found.queries]
     assert [row["queries"] for row in rows[:2]] == [sum(asked), len(asked) - sum(asked)]
+    # SEAL's dev values are those of its search, before and after training.
+    seal = load(tmp_path / "models/seed-1/seal/checkpoint")
+    assert isinstance(seal, Generative)
+    seal.settings = replace(seal.settings, beams=5)
+    of_dev = per_query(GenerativeRetriever(seal).search(data.dev.queries, 10), data.dev.judgements, ["nDCG@10"])
+    training = json.loads((folder / "seed-1/T5-SEAL.json").read_text())["training"]["seal"]
+    assert training["kept step"] == 3
+    np.testing.assert_array_equal(training[DEV]["trained"], of_dev.values["nDCG@10"])
+    reranked = training_of(tmp_path / "models/seed-1/seal")[DEV]
+    assert training[DEV]["trained"] != reranked["trained"]
+    assert "For seal, whose" in json.loads((folder / "study.json").read_text())["sections"]["training"]["text"]
     control = json.loads((folder / f"seed-1/{CONTROL}.json").read_text())
     assert np.mean(control["retrieve"]["R@10"]) > 0.5, "a query is four words of its document"
     monkeypatch.setattr(trained_pairs, "trained", None)  # nothing is trained or measured again
@@ -171,3 +182,12 @@ def test_pairs_and_searches_are_judged_by_their_margin() -> None:
         "R@10, DSI, beams − all documents": REPRODUCED,
         "R@10, DSI, all documents − beams": UNDECIDED,
     }
+
+
+@pytest.mark.parametrize(("flags", "rate"), [({}, 3e-4), ({"generative_learning_rate": 1e-3}, 1e-3)])
+def test_generative_models_have_their_own_learning_rate(
+    given: tuple[Path, Path], tmp_path: Path, flags: dict[str, float], rate: float
+) -> None:
+    found = settings(*given, tmp_path, learning_rate=3e-4, generative_steps=7, **flags)
+    training = trained_pairs.generative_training(0, found)
+    assert (training.steps, training.learning_rate) == (7, rate)

@@ -40,7 +40,8 @@ from paradigms.train.tracking import take
 
 TRAINING = (  # settings of the models; a folder with models of other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
-    *("trained_layers", "steps", "generative_steps", "batch_size", "learning_rate", "head_learning_rate"),
+    *("trained_layers", "steps", "generative_steps", "batch_size"),
+    *("learning_rate", "generative_learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
 SAVE_EVERY = 500  # steps between checkpoints
@@ -83,7 +84,7 @@ def trained(
             corpus, dev = data.collection.corpus, None
             if data.dev.queries:
                 dev = DevMeasure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision)
-            how = training_settings(settings.generative_steps, seed, settings)
+            how = generative_training(seed, settings)
             kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
             return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
@@ -124,6 +125,11 @@ def half_of(data: StudyData) -> StudyData:
 
     collection = replace(data.collection, corpus=corpus)
     return StudyData(collection, answered(data.train), answered(data.dev), data.test, BM25(corpus))
+
+
+def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
+    more = {"learning_rate": settings.generative_learning_rate or settings.learning_rate} | more
+    return training_settings(settings.generative_steps, seed, settings, **more)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -182,7 +188,7 @@ def study(
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
     The result of measure(settings, task, seed, data, models) is saved as seed-N/TASK.json, with the values
-    from `training_of`; all tasks and seeds must return the same "queries". report(settings, data, results)
+    from `training_of`, which its "training" may replace; all tasks and seeds must return the same "queries". report(settings, data, results)
     returns (summary, sections). keep_recall: also save R@10 of every model, for `unlearned_models`. half:
     measure generative models in the training precision instead of float32.
     """
@@ -206,7 +212,11 @@ def study(
                 else {}
             )
             of_task = measure(settings, task, seed, data, models)
-        trainings = {name: training_of(Path(settings.models, f"seed-{seed}", name)) for name in tasks[task]}
+        own = of_task.get("training", {})
+        trainings = {
+            name: training_of(Path(settings.models, f"seed-{seed}", name)) | own.get(name, {})
+            for name in tasks[task]
+        }
         return of_task | more | {"training": trainings}
 
     def job(task: str, seed: int) -> Job:
