@@ -334,7 +334,9 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
     )
     searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
     if searched:
-        text += f" For {', '.join(searched)}, whose search ranks by another score, all documents are searched."
+        text += (
+            f" For {', '.join(searched)}, whose search ranks by another score, all documents are searched."
+        )
     return Section("What training changed", text, training_rows(models))
 
 
