@@ -59,7 +59,8 @@ class Curves:
         """Make a row for each measure and system, with a column for each x."""
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
-            {"measure": measure, "system": system} | dict(zip(columns, map(shown, intervals), strict=True))
+            {"measure": measure, "system": system}
+            | {c: "–" if np.isnan(at.mean) else shown(at) for c, at in zip(columns, intervals, strict=True)}
             for measure, series in self.intervals.items()
             for system, intervals in series.items()
         ]

@@ -4,7 +4,7 @@ With 10 rows and one thread of an AMD EPYC (Zen 4, AVX-512), the product of 32,1
 than half the time of `torch.nn.functional.linear`, and a decoder's other products take two thirds of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -21,23 +21,27 @@ def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Ten
     Without gradients, float32 weights on a CPU are reordered when they are first used, and again after they
     change in place. The copies take as much memory as the weights, and are freed with them.
     """
-    return _product(x, [weight], None) if _packs(weight) else nn.functional.linear(x, weight)
+    return _multiplied(x, _packed([weight]), None) if _packs(weight) else nn.functional.linear(x, weight)
 
 
-def linear(layer: nn.Module, x: Float[Tensor, "*x w"]) -> Float[Tensor, "*x v"]:
-    """Apply a linear layer by `product`; subclasses, such as adapters, and layers with hooks are called."""
-    if _plain(layer) and _packs(layer.weight):
-        return _product(x, [layer.weight], layer.bias)
-    return layer(x)
+def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Float[Tensor, "*x v"]]]:
+    """Return the function x ↦ outputs of all layers, by `product` with the weights as they are now.
 
-
-def linears(layers: Sequence[nn.Module], x: Float[Tensor, "*x w"]) -> list[Float[Tensor, "*x v"]]:
-    """Apply several layers to the same x. Layers without biases are one `product`."""
+    Layers without biases are joined to one product. Subclasses, such as adapters, and layers with hooks are
+    called. A function made without gradients computes none.
+    """
+    alone: Any = layers[0]
+    if len(layers) == 1:
+        if not _plain(alone) or not _packs(alone.weight):
+            return lambda x: (alone(x),)
+        packed, bias = _packed([alone.weight]), alone.bias
+        return lambda x: (_multiplied(x, packed, bias),)
     plain: list[Any] = [layer for layer in layers if _plain(layer) and layer.bias is None]
-    weights: list[Tensor] = [layer.weight for layer in plain]
-    if len(plain) < len(layers) or not _packs(weights[0]):
-        return [linear(layer, x) for layer in layers]
-    return list(_product(x, weights, None).split([len(weight) for weight in weights], -1))
+    if len(plain) < len(layers) or not _packs(alone.weight):
+        parts = [linears(layer) for layer in layers]
+        return lambda x: [part(x)[0] for part in parts]
+    joined, sizes = _packed([layer.weight for layer in plain]), [len(layer.weight) for layer in plain]
+    return lambda x: _multiplied(x, joined, None).split_with_sizes(sizes, -1)
 
 
 def _plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
@@ -53,11 +57,15 @@ def _packs(weight: Tensor) -> bool:
     return usual and own and torch.backends.mkldnn.is_available()
 
 
-def _product(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+def _packed(weights: Sequence[Tensor]) -> Tensor:
     state = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
     known = _kept.get(weights[0])
     if known is None or known[0] != state:
         whole = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
         packed = torch.ops.mkldnn._reorder_linear_weight(whole.detach(), None)
         known = _kept[weights[0]] = state, packed
-    return torch.ops.mkldnn._linear_pointwise(x, known[1], bias, "none", [], "")
+    return known[1]
+
+
+def _multiplied(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -182,10 +182,11 @@ def _next(
     begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
     inputs = np.full((count, slots.max() + 1, step + 1), model.start)
     inputs[prefixes.queries, slots] = begun
-    hidden = model.decode(memories, torch.from_numpy(inputs).to(model.device))
-    where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
+    device = memories[0].mask.device
+    hidden = model.decode(memories, torch.from_numpy(inputs).to(device))
+    where = tuple(torch.from_numpy(axis).to(device) for axis in (prefixes.queries, slots))
     readings = [states[where][None] for states in model.readings(hidden, memories, scorer)]
-    return slots, model.next_scores(readings, torch.from_numpy(begun).to(model.device)[None], scorer)[0]
+    return slots, model.next_scores(readings, torch.from_numpy(begun).to(device)[None], scorer)[0]
 
 
 def _keep_parents(

@@ -8,7 +8,7 @@ sequences, positions, features), and attention, norms and gates can be held fixe
 linear (`Trace`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,11 +18,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from paradigms.encoder.packed import linear, linears
+from paradigms.encoder.packed import linears
 
 FAMILIES = ("t5", "mt5", "bart")  # supported model types
 WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
+Products = Callable[[Tensor], Sequence[Tensor]]  # from `linears`
+Norm = Callable[[Tensor, "Trace | None"], Tensor]  # from `_normed`
 
 
 def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
@@ -46,14 +48,23 @@ class Attention(NamedTuple):
     o: nn.Linear
     heads: int
     scale: float  # factor of the scores; 1 in T5
-    norm: nn.Module
+    norm: Norm
+    read: Products  # of x: q, k and v, or in cross-attention q
+    write: Products  # o
+
+
+class Feed(NamedTuple):
+    act: nn.Module
+    gated: bool  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
+    norm: Norm
+    read: Products  # W₀ and W₁, or one matrix
+    write: Products
 
 
 class Layer(NamedTuple):
     self_attention: Attention
     cross_attention: Attention
-    feed: Any
-    feed_norm: nn.Module
+    feed: Feed
 
 
 def layers_of(decoder: Any) -> list[Layer]:
@@ -61,27 +72,39 @@ def layers_of(decoder: Any) -> list[Layer]:
         return [
             Layer(
                 _attention(each.self_attn, each.self_attn_layer_norm),
-                _attention(each.encoder_attn, each.encoder_attn_layer_norm),
-                each,
-                each.final_layer_norm,
+                _attention(each.encoder_attn, each.encoder_attn_layer_norm, crossing=True),
+                Feed(
+                    each.activation_fn,
+                    False,
+                    _normed(each.final_layer_norm),
+                    linears(each.fc1),
+                    linears(each.fc2),
+                ),
             )
             for each in decoder.layers
         ]
     return [
         Layer(
             _attention(first.SelfAttention, first.layer_norm),
-            _attention(second.EncDecAttention, second.layer_norm),
-            feed.DenseReluDense,
-            feed.layer_norm,
+            _attention(second.EncDecAttention, second.layer_norm, crossing=True),
+            _feed(feed.DenseReluDense, feed.layer_norm),
         )
         for first, second, feed in (block.layer for block in decoder.block)
     ]
 
 
-def _attention(a: Any, norm: nn.Module) -> Attention:
-    if hasattr(a, "q_proj"):
-        return Attention(a.q_proj, a.k_proj, a.v_proj, a.out_proj, a.num_heads, a.scaling, norm)
-    return Attention(a.q, a.k, a.v, a.o, a.n_heads, 1.0, norm)
+def _attention(a: Any, norm: nn.Module, *, crossing: bool = False) -> Attention:
+    bart = hasattr(a, "q_proj")
+    q, k, v, o = (a.q_proj, a.k_proj, a.v_proj, a.out_proj) if bart else (a.q, a.k, a.v, a.o)
+    heads, scale = (a.num_heads, a.scaling) if bart else (a.n_heads, 1.0)
+    read = linears(q) if crossing else linears(q, k, v)
+    return Attention(q, k, v, o, heads, scale, _normed(norm), read, linears(o))
+
+
+def _feed(dense: Any, norm: nn.Module) -> Feed:
+    gated = hasattr(dense, "wi_0")
+    read = linears(dense.wi_0, dense.wi_1) if gated else linears(dense.wi)
+    return Feed(dense.act, gated, _normed(norm), read, linears(dense.wo))
 
 
 def _after(decoder: Any) -> bool:
@@ -111,13 +134,14 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
     layers: list[Layer] | None = None  # the decoder's, looked up once
+    gradients: bool = False  # whether `layers` were looked up with gradients enabled
     bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
         row = slice(query, query + 1)
         crossed = [(keys[row], values[row]) for keys, values in self.crossed]
-        return Memory(self.mask[row], crossed, [], layers=self.layers)
+        return Memory(self.mask[row], crossed, [], layers=self.layers, gradients=self.gradients)
 
     def keep(self, rows: Int[np.ndarray, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
@@ -134,7 +158,7 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
     layers = layers_of(decoder)
     crossing = [layer.cross_attention for layer in layers]
     crossed = [(_heads(a.k(states), a), _heads(a.v(states), a)) for a in crossing]
-    return Memory(mask, crossed, [], states=states, layers=layers)
+    return Memory(mask, crossed, [], states=states, layers=layers, gradients=torch.is_grad_enabled())
 
 
 def decode(
@@ -158,22 +182,24 @@ def decode(
     bias, mask = _bias(decoder, before, inputs, memory), memory.mask[:, None, None]
     memory.past = []
 
-    def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    def add(x: Tensor, norm: Norm, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if after:
-            return _norm(norm, x + drop(part(x, *arguments)), trace)
-        return x + drop(part(_norm(norm, x, trace), *arguments))
+            return norm(x + drop(part(x, *arguments)), trace)
+        return x + drop(part(norm(x, trace), *arguments))
 
-    for number, layer in enumerate(memory.layers or layers_of(decoder)):
+    if memory.layers is None or memory.gradients != torch.is_grad_enabled():
+        memory.layers, memory.gradients = layers_of(decoder), torch.is_grad_enabled()
+    for number, layer in enumerate(memory.layers):
         to_self, to_query = layer.self_attention, layer.cross_attention
         seen, crossed = past[number] if past else None, memory.crossed[number]
         x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
         x = add(x, to_query.norm, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
-        x = add(x, layer.feed_norm, _feed_forward, layer.feed, drop, trace)
+        x = add(x, layer.feed.norm, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
     if trace is not None:
         trace.scale = _inverse_rms(decoder.final_layer_norm, x)
-    return drop(_norm(decoder.final_layer_norm, x, trace))
+    return drop(_normed(decoder.final_layer_norm)(x, trace))
 
 
 def _self_attention(
@@ -185,13 +211,13 @@ def _self_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q, k, v = (_heads(part, attention) for part in linears(attention[:3], x))
+    q, k, v = (_heads(part, attention) for part in attention.read(x))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     memory.past.append((k, v))
     rows = [part.flatten(0, 1).transpose(1, 2) for part in (q, k, v)]  # [b·n, heads, i or t, k]
     context = _attended(rows, bias, attention.scale, dropout, trace)[0]
-    return linear(attention.o, context.transpose(1, 2).flatten(-2).unflatten(0, x.shape[:2]))
+    return attention.write(context.transpose(1, 2).flatten(-2).unflatten(0, x.shape[:2]))[0]
 
 
 def _cross_attention(
@@ -203,7 +229,7 @@ def _cross_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q = _heads(linear(attention.q, x), attention).flatten(1, 2)  # the sequences of a query share its keys
+    q = _heads(attention.read(x)[0], attention).flatten(1, 2)  # the sequences of a query share its keys
     rows = [part.transpose(1, 2) for part in (q, *crossed)]  # [b, heads, n·i or j, k]
     context, weights = _attended(rows, mask, attention.scale, dropout, trace)
     context = context.transpose(1, 2).unflatten(1, x.shape[1:3])  # [b, n, i, heads, k]
@@ -211,7 +237,7 @@ def _cross_attention(
         context = context.detach().requires_grad_()
         trace.attention.append(weights.transpose(1, 2).unflatten(1, x.shape[1:3]))
         trace.contexts.append(context)
-    added, bias = linear(attention.o, context.flatten(-2)), getattr(attention.v, "bias", None)
+    added, bias = attention.write(context.flatten(-2))[0], getattr(attention.v, "bias", None)
     # BART's biases pass the softmax unchanged, as weights sum to 1.
     memory.crossing = added if bias is None else added - attention.o(bias)
     return added
@@ -231,19 +257,14 @@ def _attended(
     return weights @ v, weights
 
 
-def _feed_forward(x: Tensor, feed: Any, drop: Drop, trace: Trace | None) -> Tensor:
-    if hasattr(feed, "wi_0"):  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
-        wide, inner = linears((feed.wi_0, feed.wi_1), x)
-        gate = _activated(feed.act, wide)
-        return linear(feed.wo, drop((gate if trace is None else gate.detach()) * inner))
-    first, act, second = (
-        (feed.fc1, feed.activation_fn, feed.fc2) if hasattr(feed, "fc1") else (feed.wi, feed.act, feed.wo)
-    )
-    wide = linear(first, x)
-    inner = act(wide)
+def _feed_forward(x: Tensor, feed: Feed, drop: Drop, trace: Trace | None) -> Tensor:
+    wide, *inner = feed.read(x)
+    gate = _activated(feed.act, wide)
+    if feed.gated:
+        return feed.write(drop((gate if trace is None else gate.detach()) * inner[0]))[0]
     if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄; the ratio is ReLU's 0/1 gate
-        inner = (inner / wide).where(wide != 0, 0).detach() * wide
-    return linear(second, drop(inner))
+        gate = (gate / wide).where(wide != 0, 0).detach() * wide
+    return feed.write(drop(gate))[0]
 
 
 def _activated(act: nn.Module, x: Tensor) -> Tensor:
@@ -256,19 +277,31 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+def _normed(norm: Any) -> Norm:
+    """Return the norm as a function; without gradients, T5's norm on a CPU is one compiled loop."""
+    rms = not isinstance(norm, nn.LayerNorm) and norm.weight.device.type == "cpu"
+    if not rms or norm.weight.dtype not in WIDE or torch.is_grad_enabled():
+        return partial(_norm, norm)
+    from paradigms.generative.compiled import rms_norm
+
+    dtype, weight, eps = norm.weight.dtype, norm.weight.detach().numpy(), norm.variance_epsilon
+
+    def compiled(x: Tensor, trace: Trace | None) -> Tensor:
+        x = (x if x.dtype == dtype else x.to(dtype)).contiguous()
+        out = torch.empty_like(x)
+        rms_norm(x.numpy(), weight, eps, out.numpy())
+        return out
+
+    return compiled
+
+
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
     if trace is None:
         if isinstance(norm, nn.LayerNorm):
             return norm(x)
-        x, eps = x.to(norm.weight.dtype), norm.variance_epsilon
-        if x.device.type == "cpu" and x.dtype in WIDE and not torch.is_grad_enabled():
-            from paradigms.generative.compiled import rms_norm
-
-            x = x.detach().contiguous()
-            normed = torch.empty_like(x)
-            rms_norm(x.numpy(), norm.weight.detach().numpy(), eps, normed.numpy())
-            return normed
-        return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, eps)
+        return nn.functional.rms_norm(
+            x.to(norm.weight.dtype), x.shape[-1:], norm.weight, norm.variance_epsilon
+        )
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     scale = _inverse_rms(norm, x)

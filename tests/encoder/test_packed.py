@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paradigms.encoder.packed import linear, linears, product
+from paradigms.encoder.packed import linears, product
 from tests.near import assert_within_rounding
 
 WIDTH = 24
@@ -28,10 +28,10 @@ def test_products_are_those_of_torch_with_weights_as_they_are_now(shape, bias):
     some = layers(bias)
     x = torch.randn(*shape, WIDTH)
     for _ in range(2):
-        for layer, found in zip(some, linears(some, x), strict=True):
+        for layer, found in zip(some, linears(*some)(x), strict=True):
             assert found.shape == (*shape, layer.out_features)
             check(found, layer, x)
-            check(linear(layer, x), layer, x)
+            check(linears(layer)(x)[0], layer, x)
             weight, layer.bias = layer.weight, None
             check(product(x, weight), layer, x)
             layer.bias = nn.Parameter(torch.randn(layer.out_features)) if bias else None
@@ -42,23 +42,23 @@ def test_products_are_those_of_torch_with_weights_as_they_are_now(shape, bias):
 def test_gradients_other_types_and_subclasses_are_torchs_own():
     some = layers(bias=False)
     x = torch.randn(3, WIDTH)
-    sum(part.sum() for part in linears(some, x)).backward()
+    sum(part.sum() for part in linears(*some)(x)).backward()
     assert all(layer.weight.grad is not None for layer in some)
     with torch.no_grad():
-        double = [part.dtype for part in linears([layer.double() for layer in some], x.double())]
+        double = [part.dtype for part in linears(*(layer.double() for layer in some))(x.double())]
         assert double == [torch.float64] * 3
         some = [layer.float() for layer in some]
         with torch.autocast("cpu", torch.bfloat16):
-            assert [part.dtype for part in linears(some, x)] == [torch.bfloat16] * 3
+            assert [part.dtype for part in linears(*some)(x)] == [torch.bfloat16] * 3
 
         class Adapted(nn.Linear):
             def forward(self, x):
                 return super().forward(x) + 1
 
         adapted = Adapted(WIDTH, 4)
-        assert torch.equal(linear(adapted, x), adapted(x))
-        assert torch.equal(linears([some[0], adapted], x)[1], adapted(x))
+        assert torch.equal(linears(adapted)(x)[0], adapted(x))
+        assert torch.equal(linears(some[0], adapted)(x)[1], adapted(x))
         inputs: list[torch.Tensor] = []
         some[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-        linears(some, x)
+        linears(*some)(x)
         assert inputs[0] is x
