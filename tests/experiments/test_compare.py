@@ -333,7 +333,7 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     chosen = {name: config["systems"][name] for name in ("colbert", "dsi", "colbert-t5")}
     chosen["colbert-t5"] |= {"backbone": str(seq2seq["t5"])}
     chosen["colbert-t5"]["training"]["trained_layers"] = 1
-    chosen["dsi"]["training"] = DSI | {"evaluate_at": [1]}
+    chosen["dsi"]["training"] = DSI | {"evaluate_at": [1], "batch_size": 3}
     changed = {"systems": json.dumps(chosen), "evaluate_at": "[1]", "batch_size": 4, "seeds": "[0]"}
     shorter = {"steps": 2, "minutes": 0, "options": json.dumps(LENGTHS)}
     folders = {"collection": words, "backbone": tiny_bert, "output": tmp_path}
