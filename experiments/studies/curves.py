@@ -106,6 +106,10 @@ class Curves:
                 labelled.setdefault(f"{system}, printed", line)
             axes.set_yscale("log" if measure in self.log_y else "linear")
             labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
+            drawn = axes.xaxis.get_transform().transform(places)
+            for n in range(1, 0 if words else len(drawn)):  # labels too close to the one before would overlap
+                if abs(drawn[n] - drawn[n - 1]) < np.ptp(drawn) / 40:
+                    labels[n] = ""
             axes.set_xticks(places, labels, rotation=30 if len("".join(labels)) > 24 else 0)
             axes.set(xlabel=self.name, ylabel=measure)
             axes.grid(color="0.9", linewidth=0.6)
