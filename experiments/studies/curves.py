@@ -110,7 +110,8 @@ class Curves:
             for n in range(1, 0 if words else len(drawn)):  # labels too close to the one before would overlap
                 if abs(drawn[n] - drawn[n - 1]) < np.ptp(drawn) / 40:
                     labels[n] = ""
-            axes.set_xticks(places, labels, rotation=30 if len("".join(labels)) > 24 else 0)
+            slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+            axes.set_xticks(places, labels, **slanted if len("".join(labels)) > 24 else {})
             axes.set(xlabel=self.name, ylabel=measure)
             axes.grid(color="0.9", linewidth=0.6)
         for system, points in (self.dotted or {}).items():
