@@ -287,7 +287,7 @@ def _normed(norm: Any) -> Norm:
     dtype, weight, eps = norm.weight.dtype, norm.weight.detach().numpy(), norm.variance_epsilon
 
     def compiled(x: Tensor, trace: Trace | None) -> Tensor:
-        x = (x if x.dtype == dtype else x.to(dtype)).contiguous()
+        x = (x if x.dtype == dtype else x.to(dtype)).detach().contiguous()
         out = torch.empty_like(x)
         rms_norm(x.numpy(), weight, eps, out.numpy())
         return out
