@@ -98,7 +98,7 @@ def main(settings: Settings) -> None:
     sections = {"sets": next_token_sets(settings), "beams": beam_searches(settings)}
     if settings.many:
         sections["trie"] = large_trie(settings)
-    where = f"{settings.collection}, {settings.threads} thread(s) of {processor()}"
+    where = f"{settings.collection}, {settings.threads} thread{'s' * (settings.threads > 1)} of {processor()}"
     publish(settings, "Constrained decoding", f"{where}; medians of {settings.repeats} rounds.", sections)
 
 
