@@ -3,7 +3,7 @@
 All models start from the same backbone and learn from the same queries and documents. Generative models have
 the same training passages and spans for every seed. A model whose checkpoint is in the folder `models` is not
 trained again, and a measurement in the results folder is not repeated. The last state of every model is kept,
-unless an earlier one, or the untrained model, is better on dev queries by more than a standard error.
+unless the untrained model is better on dev queries, reranked, by more than a standard error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
