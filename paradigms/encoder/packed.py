@@ -25,10 +25,11 @@ def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Ten
 
 
 def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Float[Tensor, "*x v"]]]:
-    """Return the function x ↦ outputs of all layers, by `product` with the weights as they are now.
+    """Return the function x ↦ outputs of all layers, each x Wᵀ + b.
 
-    Layers without biases are joined to one product. Subclasses, such as adapters, and layers with hooks are
-    called. A function made without gradients computes none.
+    Where `product` reorders weights, the function keeps the copies of the moment when it was made, and does
+    not compute gradients; layers without biases are joined into one product. Other layers, such as adapters
+    and those with hooks, are called.
     """
     alone: Any = layers[0]
     if len(layers) == 1:

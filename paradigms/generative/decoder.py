@@ -10,7 +10,7 @@ linear (`Trace`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +39,12 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
     return stack
 
 
-class Attention(NamedTuple):
-    """Weights of an attention module, with the same names for T5 and BART."""
+@dataclass(frozen=True)
+class Attention:
+    """Weights of an attention module, with the same names for T5 and BART.
+
+    `read`, `write` and `normed` keep the weights, and whether there are gradients, from their first use.
+    """
 
     q: nn.Linear
     k: nn.Linear
@@ -48,17 +52,43 @@ class Attention(NamedTuple):
     o: nn.Linear
     heads: int
     scale: float  # factor of the scores; 1 in T5
-    norm: Norm
-    read: Products  # of x: q, k and v, or in cross-attention q
-    write: Products  # o
+    norm: nn.Module
+    crossing: bool
+
+    @cached_property
+    def read(self) -> Products:
+        """x ↦ its queries, keys and values; in cross-attention, its queries."""
+        return linears(self.q) if self.crossing else linears(self.q, self.k, self.v)
+
+    @cached_property
+    def write(self) -> Products:
+        return linears(self.o)
+
+    @cached_property
+    def normed(self) -> Norm:
+        return _normed(self.norm)
 
 
-class Feed(NamedTuple):
+@dataclass(frozen=True)
+class Feed:
+    """A feed-forward module; functions as in `Attention`. Two matrices in `wide`: act(W₀ x̄) ⊙ W₁ x̄."""
+
     act: nn.Module
-    gated: bool  # T5 v1.1: act(W₀ x̄) ⊙ W₁ x̄
-    norm: Norm
-    read: Products  # W₀ and W₁, or one matrix
-    write: Products
+    norm: nn.Module
+    wide: Sequence[nn.Module]
+    narrow: nn.Module
+
+    @cached_property
+    def read(self) -> Products:
+        return linears(*self.wide)
+
+    @cached_property
+    def write(self) -> Products:
+        return linears(self.narrow)
+
+    @cached_property
+    def normed(self) -> Norm:
+        return _normed(self.norm)
 
 
 class Layer(NamedTuple):
@@ -73,13 +103,7 @@ def layers_of(decoder: Any) -> list[Layer]:
             Layer(
                 _attention(each.self_attn, each.self_attn_layer_norm),
                 _attention(each.encoder_attn, each.encoder_attn_layer_norm, crossing=True),
-                Feed(
-                    each.activation_fn,
-                    False,
-                    _normed(each.final_layer_norm),
-                    linears(each.fc1),
-                    linears(each.fc2),
-                ),
+                Feed(each.activation_fn, each.final_layer_norm, (each.fc1,), each.fc2),
             )
             for each in decoder.layers
         ]
@@ -97,14 +121,12 @@ def _attention(a: Any, norm: nn.Module, *, crossing: bool = False) -> Attention:
     bart = hasattr(a, "q_proj")
     q, k, v, o = (a.q_proj, a.k_proj, a.v_proj, a.out_proj) if bart else (a.q, a.k, a.v, a.o)
     heads, scale = (a.num_heads, a.scaling) if bart else (a.n_heads, 1.0)
-    read = linears(q) if crossing else linears(q, k, v)
-    return Attention(q, k, v, o, heads, scale, _normed(norm), read, linears(o))
+    return Attention(q, k, v, o, heads, scale, norm, crossing)
 
 
 def _feed(dense: Any, norm: nn.Module) -> Feed:
-    gated = hasattr(dense, "wi_0")
-    read = linears(dense.wi_0, dense.wi_1) if gated else linears(dense.wi)
-    return Feed(dense.act, gated, _normed(norm), read, linears(dense.wo))
+    wide = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)  # two in T5 v1.1
+    return Feed(dense.act, norm, wide, dense.wo)
 
 
 def _after(decoder: Any) -> bool:
@@ -126,7 +148,10 @@ class Trace:
 
 @dataclass
 class Memory:
-    """Cache for decoding b queries: each layer's cross-attention and self-attention keys and values."""
+    """Cache for decoding b queries: each layer's cross-attention and self-attention keys and values.
+
+    The decoder's weights and hooks must not change while a memory is in use.
+    """
 
     mask: Bool[Tensor, "b j"]
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
@@ -134,14 +159,14 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
     layers: list[Layer] | None = None  # the decoder's, looked up once
-    gradients: bool = False  # whether `layers` were looked up with gradients enabled
+    mode: tuple[bool, bool] | None = None  # whether gradients and autocast were on when they were
     bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
         row = slice(query, query + 1)
         crossed = [(keys[row], values[row]) for keys, values in self.crossed]
-        return Memory(self.mask[row], crossed, [], layers=self.layers, gradients=self.gradients)
+        return Memory(self.mask[row], crossed, [], layers=self.layers, mode=self.mode)
 
     def keep(self, rows: Int[np.ndarray, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
@@ -153,12 +178,16 @@ class Memory:
                 self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
 
 
+def _mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")  # a GPU's weights are never reordered
+
+
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
     """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
     layers = layers_of(decoder)
     crossing = [layer.cross_attention for layer in layers]
     crossed = [(_heads(a.k(states), a), _heads(a.v(states), a)) for a in crossing]
-    return Memory(mask, crossed, [], states=states, layers=layers, gradients=torch.is_grad_enabled())
+    return Memory(mask, crossed, [], states=states, layers=layers, mode=_mode())
 
 
 def decode(
@@ -187,14 +216,14 @@ def decode(
             return norm(x + drop(part(x, *arguments)), trace)
         return x + drop(part(norm(x, trace), *arguments))
 
-    if memory.layers is None or memory.gradients != torch.is_grad_enabled():
-        memory.layers, memory.gradients = layers_of(decoder), torch.is_grad_enabled()
+    if memory.layers is None or memory.mode != _mode():
+        memory.layers, memory.mode = layers_of(decoder), _mode()
     for number, layer in enumerate(memory.layers):
         to_self, to_query = layer.self_attention, layer.cross_attention
         seen, crossed = past[number] if past else None, memory.crossed[number]
-        x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
-        x = add(x, to_query.norm, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
-        x = add(x, layer.feed.norm, _feed_forward, layer.feed, drop, trace)
+        x = add(x, to_self.normed, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
+        x = add(x, to_query.normed, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
+        x = add(x, layer.feed.normed, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
     if trace is not None:
@@ -260,7 +289,7 @@ def _attended(
 def _feed_forward(x: Tensor, feed: Feed, drop: Drop, trace: Trace | None) -> Tensor:
     wide, *inner = feed.read(x)
     gate = _activated(feed.act, wide)
-    if feed.gated:
+    if inner:
         return feed.write(drop((gate if trace is None else gate.detach()) * inner[0]))[0]
     if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄; the ratio is ReLU's 0/1 gate
         gate = (gate / wide).where(wide != 0, 0).detach() * wide

@@ -457,3 +457,15 @@ def test_damaged_files_are_named(seq2seq: dict[str, Path], tmp_path: Path) -> No
         Generative.from_pretrained(saved)
     with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
         Generative.from_pretrained(tmp_path / "nothing")
+
+
+@torch.no_grad()
+def test_a_memory_is_decoded_in_another_mode_than_it_was_made_in(seq2seq: dict[str, Path]) -> None:
+    model = make_model("backbone", seq2seq["t5-v1.1"]).float().eval()
+    sources, inputs = model.tokenize(QUERIES), torch.full((len(QUERIES), 1, 1), model.start)
+    memories = model.memories(sources)
+    model.decode(memories, inputs)  # looks up reordered weights
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.decode(memories, inputs.repeat(1, 1, 2))[0].isfinite().all()
+    with torch.enable_grad():
+        assert model.decode(memories, inputs.repeat(1, 1, 3))[0].requires_grad
