@@ -18,6 +18,7 @@ arXiv:2212.09744).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from studies.settings import PairSettings, known, launch
@@ -85,6 +86,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
+from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import TaskResults, half_of, sample, study, trainings_of
 from studies.curves import Curves, at_path
 from studies.model_runs import DEV, LEARNED, StudyData, unlearned, unmoved, values_of
@@ -97,7 +99,9 @@ from paradigms.evaluate.claims import CONTRADICTED, READOUT, REPRODUCED, TRAININ
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
+from paradigms.io.checks import read_json
 from paradigms.retrieve import retriever_of
+from paradigms.train.fit import DevMeasure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,14 +141,19 @@ def main(settings: Settings) -> None:
         name = SYSTEMS[system]
         by_keys = name.startswith("seal") and not name.endswith("untrained")
         tasks[system] = (name, f"{name}-untrained") if by_keys else (name,)
+        for file in (Path(settings.output, f"seed-{seed}", f"{system}.json") for seed in settings.seeds):
+            if by_keys and file.is_file() and not read_json(file)["training"][name].get("searched"):
+                raise SystemExit(
+                    f"{file} has dev values of an earlier version: delete it, to measure it again"
+                )
     study(settings, "Document encodings", tasks, measure, report, half=True)
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
     """Return each search's value for every measure and test query; without a model, BM25 is measured.
 
-    A trained SEAL comes with its untrained model. Its dev values are of a search with both, because SEAL does
-    not rank by the score that training maximises.
+    With a trained SEAL, `models` also contains its untrained model. Each searches the dev queries, because
+    SEAL does not rank by the score that training maximises (by which `fit_pairs` chooses the kept state).
     """
     queries, corpus, size = data.test.queries, data.collection.corpus, 0
     if not models:
@@ -164,13 +173,14 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
         for stage, run in runs.items()
     }
     measured = recalls | {"queries": data.measured, "bytes": size}
-    if len(models) < 2 or not data.dev.queries:
+    if len(models) < 2:
         return measured
-    dev = {}
-    for side, model in zip(("trained", "untrained"), models, strict=True):
+    dev, drawn = {}, DevMeasure(corpus, data.dev, data.dev_run, trained_pairs.DEV_QUERIES, "no").queries
+    sides = zip(("trained", "untrained"), models, strict=True)
+    for side, model in sides if drawn else ():
         model.settings = replace(model.settings, beams=SEAL_BEAMS)
-        run = GenerativeRetriever(model).search(data.dev.queries, 10)
-        dev[side] = values_of(run, data.dev, ["nDCG@10"])["nDCG@10"]
+        run = GenerativeRetriever(model).search(drawn, 10)
+        dev[side] = values_of(run, data.dev.only(drawn), ["nDCG@10"])["nDCG@10"]
     return measured | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
 
 

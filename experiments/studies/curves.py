@@ -106,12 +106,18 @@ class Curves:
                 labelled.setdefault(f"{system}, printed", line)
             axes.set_yscale("log" if measure in self.log_y else "linear")
             labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
+            slanted = len("".join(labels)) > 24
             drawn = axes.xaxis.get_transform().transform(places)
-            for n in range(1, 0 if words else len(drawn)):  # labels too close to the one before would overlap
-                if abs(drawn[n] - drawn[n - 1]) < np.ptp(drawn) / 40:
-                    labels[n] = ""
-            slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-            axes.set_xticks(places, labels, **slanted if len("".join(labels)) > 24 else {})
+            least, last = np.ptp(drawn) / (20 if slanted else 12), 0
+            for n in range(
+                1, 0 if words else len(drawn)
+            ):  # a label too close to the last one would overlap it
+                near = abs(drawn[n] - drawn[last]) < least
+                labels[n], last = ("", last) if near else (labels[n], n)
+            how: dict[str, Any] = (
+                {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+            )
+            axes.set_xticks(places, labels, **how)
             axes.set(xlabel=self.name, ylabel=measure)
             axes.grid(color="0.9", linewidth=0.6)
         for system, points in (self.dotted or {}).items():

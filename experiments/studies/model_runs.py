@@ -335,7 +335,8 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
     searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
     if searched:
         text += (
-            f" For {', '.join(searched)}, whose search ranks by another score, all documents are searched."
+            f" For {', '.join(searched)}, whose search does not rank by the training score, the values are "
+            "of searching all documents."
         )
     return Section("What training changed", text, training_rows(models))
 

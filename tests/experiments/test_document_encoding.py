@@ -107,6 +107,10 @@ def test_a_run_measures_every_system_and_goes_on(
     assert np.mean(control["retrieve"]["R@10"]) > 0.5, "a query is four words of its document"
     monkeypatch.setattr(trained_pairs, "trained", None)  # nothing is trained or measured again
     document_encoding.main(every)
+    older = folder / "seed-1/T5-SEAL.json"
+    older.write_text(older.read_text().replace('"searched": true', '"searched": false'))
+    with pytest.raises(SystemExit, match=r"T5-SEAL.json has dev values of an earlier version"):
+        document_encoding.main(every)
 
 
 def test_names_say_what_is_encoded(given: tuple[Path, Path], data: StudyData, own: Settings) -> None:

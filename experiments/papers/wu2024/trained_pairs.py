@@ -128,7 +128,8 @@ def half_of(data: StudyData) -> StudyData:
 
 
 def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
-    more = {"learning_rate": settings.generative_learning_rate or settings.learning_rate} | more
+    rate = settings.generative_learning_rate
+    more = {"learning_rate": settings.learning_rate if rate is None else rate} | more
     return training_settings(more.pop("steps", settings.generative_steps), seed, settings, **more)
 
 
@@ -188,10 +189,10 @@ def study(
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
     The result of measure(settings, task, seed, data, models) is saved as seed-N/TASK.json, with the values
-    from `training_of`, which its key "training" may replace. All tasks and seeds must return the same
-    "queries". report(settings, data, results) returns (summary, sections). keep_recall: also save
-    R@10 of every model, for `unlearned_models`. half: measure generative models in the training precision
-    instead of float32.
+    from `training_of`; the result's own key "training" overrides them. All tasks and seeds must return the
+    same "queries". report(settings, data, results) returns (summary, sections). keep_recall: also save R@10
+    of every model, for `unlearned_models`. half: measure generative models in the training precision instead
+    of float32.
     """
     accelerator, console = begin(settings)
     data, models = model_runs.open_study(settings, console), Path(settings.models)
