@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from itertools import islice
 from pathlib import Path
@@ -137,17 +138,35 @@ def training_runs(settings: Any) -> dict[str, Training]:
 def twin(trial: Training, settings: Any) -> str:
     """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
 
-    def encoder(name: str) -> tuple[Any, ...]:
+    def encoder(name: str) -> str:
         system = settings.chosen[name]
         layers = training_settings(system, settings, trial.seed).trained_layers  # below, states are rounded
-        return system.paradigm, system.options, system.backbone, layers
+        backbone, options = system.backbone or settings.backbone, settings.options | system.options
+        return json.dumps([system.paradigm, backbone, options, layers], sort_keys=True)
 
+    same = encoder(trial.system) if trial.untrained else ""
     for run, other in training_runs(settings).items():
         if other == trial or not trial.untrained:
             break
-        if other.untrained and other.seed == trial.seed and encoder(other.system) == encoder(trial.system):
+        alike = other.untrained and encoder(other.system) == same
+        if alike and (other.seed == trial.seed or starts_equal(same, (other.seed, trial.seed))):
             return run
     return ""
+
+
+@cache
+def starts_equal(encoder: str, seeds: tuple[int, int]) -> bool:
+    """Return whether two seeds make the same untrained encoder: it has no weights that are drawn at random.
+
+    encoder: paradigm, backbone, options and number of trained layers as JSON.
+    """
+    paradigm, backbone, options, _ = json.loads(encoder)
+    weights = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        weights.append(PARADIGMS[paradigm](backbone, **options).state_dict())
+    first, second = weights
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:

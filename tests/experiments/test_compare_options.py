@@ -145,18 +145,20 @@ def test_a_system_learns_from_another_one(
     assert [trial.system for trial in built if trial.untrained] == ["colbert", "dpr"]
 
 
-def test_an_untrained_encoder_is_measured_once():
-    """Other training data and objectives do not change it; options and frozen layers do."""
-    other = {name: {"paradigm": "dpr"} for name in ("easy", "wide", "deep", "second")}
+def test_an_untrained_encoder_is_measured_once(tiny_bert: Path):
+    """Other data, objectives and seeds do not change it; options, layers and weights drawn at random do."""
+    other = {name: {"paradigm": "dpr"} for name in ("easy", "wide", "deep", "second", "drawn")}
     other["easy"]["training"] = {"negatives": 2, "learning_rate": 1e-5}
     other["wide"]["options"] = {"document_length": 12}
     other["deep"]["training"] = {"trained_layers": 2}
-    other["second"]["backbone"] = "other"
-    settings = Settings(systems={"colbert": {}, "dpr": {}} | other, seeds=[0, 1])
+    other["second"]["backbone"] = "offline"
+    other["drawn"]["options"] = {"dim": 4}
+    settings = Settings(systems={"dpr": {}} | other, seeds=[0, 1], backbone=str(tiny_bert))
     twins = {run: twin(trial, settings) for run, trial in training_runs(settings).items()}
-    assert {run: found for run, found in twins.items() if found} == {
+    seeds = {f"{name}.untrained.seed-1": f"{name}.untrained" for name in ("dpr", "wide", "deep", "second")}
+    assert {run: found for run, found in twins.items() if found} == seeds | {
         "easy.untrained": "dpr.untrained",
-        "easy.untrained.seed-1": "dpr.untrained.seed-1",
+        "easy.untrained.seed-1": "dpr.untrained",
     }
 
 
