@@ -7,13 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.curves import Curves
+from studies.learning import choices, learning, learning_picture
 from studies.model_runs import training_cost
-from studies.pages import STUDY, Section, shown, study, write_sections
+from studies.pages import STUDY, Section, study, write_sections
 from studies.systems import (
     CUT,
     STAGES,
@@ -30,7 +29,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture, seeds_interval
+from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
@@ -38,8 +37,6 @@ from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
-from paradigms.train.fit import DEV_DEPTH
-from paradigms.train.loop import dev_values
 
 ALIGNED = 6  # test queries in the report's alignment view
 
@@ -137,7 +134,7 @@ def make_report(
         alignments=alignments,
         pictures=[
             costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
-            *learning_picture(trainings, settings, folder, where["processes"]),
+            *learning_picture(learning(settings, where["processes"])),
         ],
     )
 
@@ -172,46 +169,6 @@ def costs_picture(
 
 def interval(cell: Cell) -> Interval:
     return Interval(cell.mean, cell.low, cell.high)
-
-
-def learning_picture(
-    trainings: dict[str, Training], settings: Any, folder: Path, processes: int
-) -> Iterator[Picture]:
-    """Plot dev quality by number of training pairs, for every system whose training measured dev queries."""
-    points: dict[str, dict[int, list[Any]]] = {}
-    took: dict[str, list[float]] = {}
-    for run, trial in trainings.items():
-        values = dev_values(folder / run / "training")
-        training = training_settings(settings.chosen[trial.system], settings, trial.seed) if values else None
-        if values:
-            took.setdefault(trial.system, []).append(training_cost(folder / run)["seconds"])
-        for step, dev in values.items():
-            assert training is not None
-            pairs = step * training.batch_size * training.accumulation * processes
-            points.setdefault(trial.system, {}).setdefault(pairs, []).append(dev)
-    if not points:
-        return
-    x = sorted({pairs for curve in points.values() for pairs in curve})
-    series = {
-        name: [np.stack(curve[pairs]) if pairs in curve else None for pairs in x]
-        for name, curve in points.items()
-    }
-    curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
-    dev = {len(curve[0][0]) for curve in points.values()}
-    text = (
-        f"nDCG@10 of {' or '.join(map(str, sorted(dev)))} dev queries, reranking BM25's first {DEV_DEPTH} "
-        "documents and the relevant ones, with 95% intervals; 0 pairs: untrained. A point before the last is "
-        "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
-        "The last column gives the last state measured within the seconds of the shortest training."
-    )
-    budget = min(map(np.mean, took.values()))
-    rows = []
-    for row in curves.rows:
-        curve = points[name := row["system"]]
-        by_then = max(pairs for pairs in curve if pairs * np.mean(took[name]) <= max(curve) * budget)
-        reached = {f"after {budget:.0f} s of training": shown(seeds_interval(np.stack(curve[by_then])))}
-        rows.append({key: cell for key, cell in row.items() if key != "measure"} | reached)
-    yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 
 def costs_of(folder: Path) -> dict[str, Any]:
@@ -336,6 +293,9 @@ def show(
     pictures = evaluate.write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
+    names = [cost["system"] for cost in report.costs]
+    found = dict(zip(names, tables["retrieve"].rows.values(), strict=True))
+    sections |= choices(learning(settings, report.environment["processes"]), found, settings)
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))
     if accelerator.trackers:

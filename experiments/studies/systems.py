@@ -135,32 +135,37 @@ def training_runs(settings: Any) -> dict[str, Training]:
     return runs
 
 
+def start_of(name: str, settings: Any) -> str:
+    """Describe the encoder from which a system is trained, as JSON; "" for a system that is not trained."""
+    system, training = settings.chosen[name], training_settings(settings.chosen[name], settings, 0)
+    if training is None:
+        return ""
+    backbone, options = system.backbone or settings.backbone, settings.options | system.options
+    layers = training.trained_layers  # the states below them are rounded
+    return json.dumps([system.paradigm, backbone, options, layers], sort_keys=True)
+
+
 def twin(trial: Training, settings: Any) -> str:
     """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
-
-    def encoder(name: str) -> str:
-        system = settings.chosen[name]
-        layers = training_settings(system, settings, trial.seed).trained_layers  # below, states are rounded
-        backbone, options = system.backbone or settings.backbone, settings.options | system.options
-        return json.dumps([system.paradigm, backbone, options, layers], sort_keys=True)
-
-    same = encoder(trial.system) if trial.untrained else ""
+    if not trial.untrained:
+        return ""
+    start = start_of(trial.system, settings)
     for run, other in training_runs(settings).items():
-        if other == trial or not trial.untrained:
+        if other == trial:
             break
-        alike = other.untrained and encoder(other.system) == same
-        if alike and (other.seed == trial.seed or starts_equal(same, (other.seed, trial.seed))):
+        alike = other.untrained and start_of(other.system, settings) == start
+        if alike and (other.seed == trial.seed or starts_equal(start, (other.seed, trial.seed))):
             return run
     return ""
 
 
 @cache
-def starts_equal(encoder: str, seeds: tuple[int, int]) -> bool:
+def starts_equal(start: str, seeds: tuple[int, int]) -> bool:
     """Return whether two seeds make the same untrained encoder: it has no weights that are drawn at random.
 
-    encoder: paradigm, backbone, options and number of trained layers as JSON.
+    start: an encoder as in `start_of`.
     """
-    paradigm, backbone, options, _ = json.loads(encoder)
+    paradigm, backbone, options, _ = json.loads(start)
     weights = []
     for seed in seeds:
         torch.manual_seed(seed)

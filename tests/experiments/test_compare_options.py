@@ -5,16 +5,19 @@ import shutil
 from pathlib import Path
 
 import compare
+import numpy as np
 import pytest
 import torch
 from compare import Settings
 from studies import systems
+from studies.learning import Learning, choices
 from studies.systems import STAGES, training_runs, twin
 
 from paradigms import load
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
+from paradigms.evaluate.table import Cell
 from paradigms.retrieve import fuse, retriever_of
 from tests.experiments.scripts import run
 from tests.near import assert_within_rounding
@@ -160,6 +163,20 @@ def test_an_untrained_encoder_is_measured_once(tiny_bert: Path):
         "easy.untrained": "dpr.untrained",
         "easy.untrained.seed-1": "dpr.untrained",
     }
+
+
+def test_dev_queries_choose_among_trainings_within_equal_seconds():
+    named = {name: {"paradigm": "dpr"} for name in ("dpr", "hard", "slow")} | {"colbert": {}}
+    named["hard"]["training"] = named["slow"]["training"] = {"negatives": 2}
+    settings = Settings(systems=named)
+    dev = {"dpr": {0: 0.5, 960: 0.6}, "hard": {0: 0.5, 960: 0.7}, "slow": {0: 0.5, 100: 0.55, 960: 0.9}}
+    dev["colbert"] = {0: 0.7, 960: 0.8}
+    points = {name: {at: [np.array([y, y])] for at, y in curve.items()} for name, curve in dev.items()}
+    learned = Learning(points, {"dpr": 10, "hard": 12, "slow": 100, "colbert": 1})
+    cells = {name: {"nDCG@10": Cell(0.5, 0.4, 0.6)} for name in named}
+    (section,) = choices(learned, cells, settings).values()
+    chosen = {row["system"]: (float(row["nDCG@10, dev"].split()[0]), row["chosen"]) for row in section.rows}
+    assert chosen == {"dpr": (0.6, "no"), "hard": (0.7, "yes"), "slow": (0.55, "no")}
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):

@@ -1,0 +1,110 @@
+"""Learning curves of a comparison, and the choice by dev queries among several trainings of one encoder."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from studies.curves import Curves
+from studies.model_runs import training_cost
+from studies.pages import Section, shown
+from studies.systems import start_of, training_runs, training_settings
+
+from paradigms.evaluate import Interval, Picture, seeds_interval
+from paradigms.evaluate.table import Cell
+from paradigms.train.fit import DEV_DEPTH
+from paradigms.train.loop import dev_values
+
+EQUAL = 1.5  # trainings are compared within the seconds of the shortest one times this
+
+
+class Learning(NamedTuple):
+    """Dev values of the systems whose trainings measured them, and mean seconds of a training."""
+
+    points: dict[str, dict[int, list[np.ndarray]]]  # system -> training pairs -> an array for each seed
+    seconds: dict[str, float]
+
+    def within(self, name: str, seconds: float) -> int:
+        """Return the pairs seen at the last measurement of a system's training within `seconds`."""
+        curve = self.points[name]
+        return max(pairs for pairs in curve if pairs * self.seconds[name] <= max(curve) * seconds)
+
+    def dev(self, name: str, pairs: int) -> Interval:
+        return seeds_interval(np.stack(self.points[name][pairs]))
+
+
+def learning(settings: Any, processes: int) -> Learning:
+    """Read what a comparison's trainings measured. settings: settings of compare.py, here and below."""
+    folder = Path(settings.output)
+    points: dict[str, dict[int, list[np.ndarray]]] = {}
+    took: dict[str, list[float]] = {}
+    for run, trial in training_runs(settings).items():
+        values = dev_values(folder / run / "training")
+        training = training_settings(settings.chosen[trial.system], settings, trial.seed) if values else None
+        if values:
+            took.setdefault(trial.system, []).append(training_cost(folder / run)["seconds"])
+        for step, dev in values.items():
+            assert training is not None
+            pairs = step * training.batch_size * training.accumulation * processes
+            points.setdefault(trial.system, {}).setdefault(pairs, []).append(dev)
+    return Learning(points, {name: float(np.mean(seconds)) for name, seconds in took.items()})
+
+
+def learning_picture(learned: Learning) -> Iterator[Picture]:
+    """Plot dev quality by number of training pairs, for every system whose training measured dev queries."""
+    if not learned.points:
+        return
+    x = sorted({pairs for curve in learned.points.values() for pairs in curve})
+    series = {
+        name: [np.stack(curve[pairs]) if pairs in curve else None for pairs in x]
+        for name, curve in learned.points.items()
+    }
+    curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
+    text = (
+        f"{dev_queries(learned)}, with 95% intervals; 0 pairs: untrained. A point before the last is "
+        "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
+        "The last column gives the last state measured within the seconds of the shortest training."
+    )
+    budget = min(learned.seconds.values())
+    rows = []
+    for row in curves.rows:
+        reached = learned.dev(row["system"], learned.within(row["system"], budget))
+        rows.append({key: cell for key, cell in row.items() if key != "measure"})
+        rows[-1][f"after {budget:.0f} s of training"] = shown(reached)
+    yield Picture("learning", "Learning curves", text, curves.draw(), rows)
+
+
+def dev_queries(learned: Learning) -> str:
+    """Describe how dev queries are measured."""
+    numbers = {len(dev[0]) for curve in learned.points.values() for dev in curve.values()}
+    return (
+        f"nDCG@10 of {' or '.join(map(str, sorted(numbers)))} dev queries, reranking BM25's first "
+        f"{DEV_DEPTH} documents and the relevant ones"
+    )
+
+
+def choices(learned: Learning, found: Mapping[str, Mapping[str, Cell]], settings: Any) -> dict[str, Section]:
+    """Make a table of the encoders that are trained in several ways, among which dev queries choose.
+
+    found: system -> measure -> result of searching for the test queries, which do not choose.
+    """
+    starts = {name: start_of(name, settings) for name in learned.points}
+    several = [name for name, start in starts.items() if list(starts.values()).count(start) > 1]
+    if not several:
+        return {}
+    budget, rows = EQUAL * min(learned.seconds[name] for name in several), []
+    dev = {name: learned.dev(name, learned.within(name, budget)) for name in several}
+    for start in dict.fromkeys(starts[name] for name in several):
+        group = [name for name in several if starts[name] == start]
+        best = max(group, key=lambda name: dev[name].mean)
+        for name in group:
+            row = {"system": name, "training s": learned.seconds[name], "nDCG@10, dev": shown(dev[name])}
+            measure, cell = next(iter(found[name].items()))
+            row |= {"chosen": "yes" if name == best else "no"}
+            rows.append(row | {f"{measure}, test, whole corpus": str(cell)})
+    text = (
+        f"Dev: {dev_queries(learned)}, at the last measurement within {budget:.0f} s of training, "
+        f"{EQUAL} times those of the shortest training here. Of the trainings of one encoder, dev queries "
+        "choose the one with the highest mean. Test: of the state that a training kept."
+    )
+    return {"choices": Section("Trainings, chosen by dev queries", text, rows)}
