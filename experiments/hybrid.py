@@ -38,6 +38,8 @@ class Settings(OneCollection, Results):
     negatives: int = 3
     """hard negatives per query, from the first 100 documents"""
     learning_rate: float = 5e-5
+    trained_layers: int = 0
+    """number of upper encoder layers to train; 0: all. Cross-attention trains all layers"""
     rerank_steps: int = 400
     """training steps of cross-attention"""
     rerank_negatives: int = 7
@@ -57,7 +59,7 @@ class Settings(OneCollection, Results):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds", "rerank_depths")
-        at_least(self, rerank_depths=1, vectors=1, steps=1, negatives=1, depth=1)
+        at_least(self, trained_layers=0, rerank_depths=1, vectors=1, steps=1, negatives=1, depth=1)
         at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(

@@ -27,7 +27,7 @@ TEXT = {"query_length": 12, "document_length": 24}
 def settings(folder: Path, backbone: Path, output: Path, **changes: object) -> Settings:
     flags = {"collection": folder, "backbone": backbone, "output": output, "seeds": "[3]", "negatives": 1}
     flags |= {"learning_rate": 1e-3, "rerank_steps": 2, "rerank_negatives": 2, "depth": 10}
-    flags |= {"rerank_depths": "[2,5]"}
+    flags |= {"rerank_depths": "[2,5]", "trained_layers": 1}
     return scripts.settings("hybrid", **SMALL | flags | TEXT | changes)
 
 
@@ -110,6 +110,19 @@ def test_rounds_go_on_from_the_first(finished: Settings) -> None:
         assert training[DEV]["untrained"] == before
         same = all(torch.equal(after[name], first[name]) for name in first)
         assert same == (training["kept step"] == 0)
+
+
+@pytest.mark.parametrize(("layer", "same"), [(0, True), (1, False)])
+def test_the_upper_layer_is_trained(finished: Settings, layer: int, same: bool) -> None:
+    folder, untrained = Path(finished.output) / "seed-3", hybrid.start("dpr", hybrid.FIRST, Path(), finished)
+    assert training_of(folder / "dpr-first")["kept step"] > 0
+    after, before = (
+        load(folder / "dpr-first" / "checkpoint").encoder.state_dict(),
+        untrained.encoder.state_dict(),
+    )
+    names = [name for name in before if f"layer.{layer}." in name]
+    assert names
+    assert all(torch.equal(after[name], before[name]) for name in names) == same
 
 
 def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
