@@ -58,7 +58,7 @@ class Settings(Results, EncoderTraining):
     index, which experiments/encode.py made with the checkpoint; fuse, as in '{"colbert": {}, "hybrid":
     {"fuse": ["bm25", "colbert"]}}', with fusion rrf (reciprocal ranks) or sum (scores from 0 to 1) and
     weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":
-    "colbert", "distil": {"loss": "margin_mse"}}}', a system whose scores of the relevant document and the
+    "colbert", "distil": {"temperature": 0.02}}}', a system whose scores of the relevant document and the
     hard negatives are learned in addition to the labels"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""

@@ -125,6 +125,8 @@ class Curves:
             (line,) = panels[-1].plot(places, means, ":", color=colours.get(system, "black"))
             labelled.setdefault(system, line)
         columns = 2 if len(self.panels) > 1 or max(map(len, labelled)) < 36 else 1
+        lines = -(-len(labelled) // columns)
+        figure.set_figheight(4.2 + 0.2 * max(0, lines - 8))
         where = {"loc": "outside upper center", "ncols": columns}
         figure.legend(labelled.values(), labelled.keys(), frameon=False, fontsize=9, **where)
         return figure

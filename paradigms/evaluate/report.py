@@ -131,7 +131,7 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     drawn = {system: curve for system, curve in curves.items() if curve}
     if not drawn:
         raise ValueError("no recall curve to draw")
-    figure = Figure(figsize=(7.5, 4.0), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7.5, max(4.0, 0.5 + 0.24 * len(drawn))), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     lines = []
     for index, (system, curve) in enumerate(drawn.items()):
@@ -172,7 +172,8 @@ def cost_picture(
         name: (PALETTE[n % len(PALETTE)], MARKERS[n // len(PALETTE) % len(MARKERS)])
         for n, name in enumerate(names)
     }
-    figure = Figure(figsize=(4.4 * len(costs) + 1.6, 3.2 * len(quality)), dpi=110, layout="constrained")
+    height = max(3.2 * len(quality), 0.5 + 0.21 * len(names))
+    figure = Figure(figsize=(4.4 * len(costs) + 1.6, height), dpi=110, layout="constrained")
     panels = figure.subplots(len(quality), len(costs), squeeze=False, sharex="col", sharey="row")
     drawn = {}
     for axes, cost in zip(panels[-1], costs, strict=True):

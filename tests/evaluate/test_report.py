@@ -285,3 +285,18 @@ def test_pictures_of_hostile_text_and_of_nothing(tmp_path):
     recall_picture({text: {1: 0.2, 10: 0.4} for text in HOSTILE}).savefig(tmp_path / "r.png")
     with pytest.raises(ValueError, match="no recall curve"):
         recall_picture({})
+
+
+@pytest.mark.parametrize("kind", ["recall", "cost"])
+def test_a_long_legend_is_inside_the_figure(kind: str):
+    names = [f"system-{number}" for number in range(40)]
+    if kind == "recall":
+        figure = recall_picture({name: {1: 0.2, 10: 0.4} for name in names})
+        (legend,) = (axes.get_legend() for axes in figure.axes)
+    else:
+        quality = {"test": dict.fromkeys(names, Interval(0.5, 0.4, 0.6))}
+        figure = cost_picture(quality, {"bytes": dict.fromkeys(names, 10.0)}, "nDCG@10")
+        (legend,) = figure.legends
+    figure.draw_without_rendering()
+    drawn = legend.get_window_extent()
+    assert 0 <= drawn.y0 < drawn.y1 <= figure.bbox.height
