@@ -201,6 +201,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
 
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
+        options |= {"trained_layers": 0} if name == CROSS else {}
         how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, task))
         return fit(
             model,

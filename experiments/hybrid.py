@@ -177,7 +177,7 @@ def train(
         mined = mine(model, corpus, data.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
     options = training_fields(settings) | {"save_every": 100}
     if name == RERANKER:
-        options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH}
+        options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH, "trained_layers": 0}
         count = settings.rerank_negatives
     # Queries come in a different order than in the previous round.
     how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)

@@ -112,12 +112,14 @@ def test_rounds_go_on_from_the_first(finished: Settings) -> None:
         assert same == (training["kept step"] == 0)
 
 
-@pytest.mark.parametrize(("layer", "same"), [(0, True), (1, False)])
-def test_the_upper_layer_is_trained(finished: Settings, layer: int, same: bool) -> None:
-    folder, untrained = Path(finished.output) / "seed-3", hybrid.start("dpr", hybrid.FIRST, Path(), finished)
-    assert training_of(folder / "dpr-first")["kept step"] > 0
+@pytest.mark.parametrize(
+    ("name", "layer", "same"), [("dpr", 0, True), ("dpr", 1, False), ("cross_attention", 0, False)]
+)
+def test_the_upper_layer_is_trained(finished: Settings, name: str, layer: int, same: bool) -> None:
+    folder, untrained = Path(finished.output) / "seed-3", hybrid.start(name, hybrid.FIRST, Path(), finished)
+    assert training_of(folder / f"{name}-first")["kept step"] > 0
     after, before = (
-        load(folder / "dpr-first" / "checkpoint").encoder.state_dict(),
+        load(folder / f"{name}-first" / "checkpoint").encoder.state_dict(),
         untrained.encoder.state_dict(),
     )
     names = [name for name in before if f"layer.{layer}." in name]
