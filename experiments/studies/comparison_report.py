@@ -293,9 +293,12 @@ def show(
     pictures = evaluate.write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
-    names = [cost["system"] for cost in report.costs]
-    found = dict(zip(names, tables["retrieve"].rows.values(), strict=True))
-    sections |= choices(learning(settings, report.environment["processes"]), found, settings)
+    measure, searched = tables["retrieve"].measures[0], tables["retrieve"].rows.items()
+    found = {
+        cost["system"]: (label, row[measure])
+        for cost, (label, row) in zip(report.costs, searched, strict=True)
+    }
+    sections |= choices(learning(settings, report.environment["processes"]), found, measure, settings)
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))
     if accelerator.trackers:

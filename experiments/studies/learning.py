@@ -83,28 +83,43 @@ def dev_queries(learned: Learning) -> str:
     )
 
 
-def choices(learned: Learning, found: Mapping[str, Mapping[str, Cell]], settings: Any) -> dict[str, Section]:
+def choices(
+    learned: Learning, found: Mapping[str, tuple[str, Cell]], measure: str, settings: Any
+) -> dict[str, Section]:
     """Make a table of the encoders that are trained in several ways, among which dev queries choose.
 
-    found: system -> measure -> result of searching for the test queries, which do not choose.
+    found: system -> its name in tables, and `measure` of searching for the test queries, which do not choose.
     """
-    starts = {name: start_of(name, settings) for name in learned.points}
-    several = [name for name, start in starts.items() if list(starts.values()).count(start) > 1]
-    if not several:
-        return {}
-    budget, rows = EQUAL * min(learned.seconds[name] for name in several), []
-    dev = {name: learned.dev(name, learned.within(name, budget)) for name in several}
-    for start in dict.fromkeys(starts[name] for name in several):
-        group = [name for name in several if starts[name] == start]
-        best = max(group, key=lambda name: dev[name].mean)
-        for name in group:
-            row = {"system": name, "training s": learned.seconds[name], "nDCG@10, dev": shown(dev[name])}
-            measure, cell = next(iter(found[name].items()))
-            row |= {"chosen": "yes" if name == best else "no"}
+    ways: dict[str, list[str]] = {}
+    for name in learned.points:
+        ways.setdefault(start_of(name, settings), []).append(name)
+    rows = []
+    for group in ways.values():
+        limit = EQUAL * min(learned.seconds[name] for name in group)
+        pairs = {name: learned.within(name, limit) for name in group}
+        dev = {name: np.stack(learned.points[name][seen]) for name, seen in pairs.items() if seen}
+        best = max(dev, key=lambda name: dev[name].mean(), default="")
+        for name in group if len(group) > 1 else ():
+            label, cell = found[name]
+            took = learned.seconds[name]
+            row = {
+                "system": label,
+                "training s": took,
+                "s until dev": "–",
+                "nDCG@10, dev": "–",
+                "dev − chosen": "–",
+            }
+            if name in dev:
+                row["s until dev"] = round(took * pairs[name] / max(learned.points[name]), 1)
+                row["nDCG@10, dev"] = shown(seeds_interval(dev[name]))
+                less = dev[name] - dev[best]
+                row["dev − chosen"] = "chosen" if name == best else shown(seeds_interval(less), "+")
             rows.append(row | {f"{measure}, test, whole corpus": str(cell)})
     text = (
-        f"Dev: {dev_queries(learned)}, at the last measurement within {budget:.0f} s of training, "
-        f"{EQUAL} times those of the shortest training here. Of the trainings of one encoder, dev queries "
-        "choose the one with the highest mean. Test: of the state that a training kept."
+        f"Dev: {dev_queries(learned)}, at the last measurement within {EQUAL} times the seconds of the "
+        "encoder's shortest training; before the end of a training, its learning rate was still high. Dev "
+        "queries choose the highest mean; the difference from it has an interval over the same queries. "
+        "Seconds are those of training steps, without mining and a teacher's scores. Test: of the state "
+        "that the whole training kept."
     )
-    return {"choices": Section("Trainings, chosen by dev queries", text, rows)}
+    return {"choices": Section("Trainings, chosen by dev queries", text, rows)} if rows else {}

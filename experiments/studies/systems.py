@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -136,42 +137,44 @@ def training_runs(settings: Any) -> dict[str, Training]:
 
 
 def start_of(name: str, settings: Any) -> str:
-    """Describe the encoder from which a system is trained, as JSON; "" for a system that is not trained."""
-    system, training = settings.chosen[name], training_settings(settings.chosen[name], settings, 0)
-    if training is None:
-        return ""
+    """Describe the encoder from which a system is trained, as JSON: paradigm, backbone and options."""
+    system = settings.chosen[name]
     backbone, options = system.backbone or settings.backbone, settings.options | system.options
-    layers = training.trained_layers  # the states below them are rounded
-    return json.dumps([system.paradigm, backbone, options, layers], sort_keys=True)
+    return json.dumps([system.paradigm, backbone, options], sort_keys=True)
 
 
 def twin(trial: Training, settings: Any) -> str:
     """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
+
+    def layers(name: str, seed: int) -> int:  # below the trained layers, states are rounded
+        return training_settings(settings.chosen[name], settings, seed).trained_layers
+
     if not trial.untrained:
         return ""
-    start = start_of(trial.system, settings)
+    start, wanted = start_of(trial.system, settings), layers(*trial[:2])
     for run, other in training_runs(settings).items():
         if other == trial:
             break
-        alike = other.untrained and start_of(other.system, settings) == start
-        if alike and (other.seed == trial.seed or starts_equal(start, (other.seed, trial.seed))):
+        if not other.untrained or start_of(other.system, settings) != start or layers(*other[:2]) != wanted:
+            continue
+        seeds = {other.seed, trial.seed}
+        if len(seeds) == 1 or len({initial_weights(start, seed) for seed in seeds}) == 1:
             return run
     return ""
 
 
 @cache
-def starts_equal(start: str, seeds: tuple[int, int]) -> bool:
-    """Return whether two seeds make the same untrained encoder: it has no weights that are drawn at random.
-
-    start: an encoder as in `start_of`.
-    """
-    paradigm, backbone, options, _ = json.loads(start)
-    weights = []
-    for seed in seeds:
+def initial_weights(start: str, seed: int) -> bytes:
+    """Hash the untrained weights of an encoder, described as by `start_of`; some may be drawn at random."""
+    paradigm, backbone, options = json.loads(start)
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
-        weights.append(PARADIGMS[paradigm](backbone, **options).state_dict())
-    first, second = weights
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+        weights = PARADIGMS[paradigm](backbone, **options).state_dict()
+    hashed = hashlib.sha256()
+    for name, tensor in weights.items():
+        hashed.update(name.encode())
+        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return hashed.digest()
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:

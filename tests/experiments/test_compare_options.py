@@ -166,17 +166,25 @@ def test_an_untrained_encoder_is_measured_once(tiny_bert: Path):
 
 
 def test_dev_queries_choose_among_trainings_within_equal_seconds():
-    named = {name: {"paradigm": "dpr"} for name in ("dpr", "hard", "slow")} | {"colbert": {}}
-    named["hard"]["training"] = named["slow"]["training"] = {"negatives": 2}
-    settings = Settings(systems=named)
+    """The limit is the encoder's own, and the untrained state is no training."""
+    named = {name: {"paradigm": "dpr"} for name in ("dpr", "hard", "slow", "late")}
+    named |= {"colbert": {}, "layers": {"paradigm": "colbert", "training": {"trained_layers": 2}}, "coil": {}}
     dev = {"dpr": {0: 0.5, 960: 0.6}, "hard": {0: 0.5, 960: 0.7}, "slow": {0: 0.5, 100: 0.55, 960: 0.9}}
-    dev["colbert"] = {0: 0.7, 960: 0.8}
+    dev |= {"late": {0: 0.99, 960: 0.9}, "colbert": {0: 0.7, 960: 0.8}, "layers": {0: 0.7, 960: 0.9}}
+    dev["coil"] = {0: 0.1, 960: 0.2}
     points = {name: {at: [np.array([y, y])] for at, y in curve.items()} for name, curve in dev.items()}
-    learned = Learning(points, {"dpr": 10, "hard": 12, "slow": 100, "colbert": 1})
-    cells = {name: {"nDCG@10": Cell(0.5, 0.4, 0.6)} for name in named}
-    (section,) = choices(learned, cells, settings).values()
-    chosen = {row["system"]: (float(row["nDCG@10, dev"].split()[0]), row["chosen"]) for row in section.rows}
-    assert chosen == {"dpr": (0.6, "no"), "hard": (0.7, "yes"), "slow": (0.55, "no")}
+    seconds = {"dpr": 10, "hard": 12, "slow": 100, "late": 16, "colbert": 40, "layers": 50, "coil": 1}
+    found = {name: (f"{name} here", Cell(0.5, 0.4, 0.6)) for name in named}
+    (section,) = choices(Learning(points, seconds), found, "RR@10", Settings(systems=named)).values()
+    columns = ("system", "nDCG@10, dev", "dev − chosen")
+    assert [[row[column].split(" [")[0] for column in columns] for row in section.rows] == [
+        ["dpr here", "0.600", "-0.100"],
+        ["hard here", "0.700", "chosen"],
+        ["slow here", "0.550", "-0.150"],
+        ["late here", "–", "–"],
+        ["colbert here", "0.800", "-0.100"],
+        ["layers here", "0.900", "chosen"],
+    ]
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
