@@ -108,6 +108,7 @@ def make_report(
         )
         alignments = [example for of_query in views for example in of_query]
     evaluate.write_per_query(folder / "per_query.csv", measured)
+    learned = learning(settings, where["processes"])
     splits = {settings.split: test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     loaded = "".join(
@@ -134,7 +135,8 @@ def make_report(
         alignments=alignments,
         pictures=[
             costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
-            *learning_picture(learning(settings, where["processes"])),
+            *learning_picture(learned),
+            *choices(learned, tables[0], labels, settings),
         ],
     )
 
@@ -293,12 +295,6 @@ def show(
     pictures = evaluate.write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
-    measure, searched = tables["retrieve"].measures[0], tables["retrieve"].rows.items()
-    found = {
-        cost["system"]: (label, row[measure])
-        for cost, (label, row) in zip(report.costs, searched, strict=True)
-    }
-    sections |= choices(learning(settings, report.environment["processes"]), found, measure, settings)
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))
     if accelerator.trackers:

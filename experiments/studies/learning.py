@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from studies.curves import Curves
 from studies.model_runs import training_cost
-from studies.pages import Section, shown
+from studies.pages import shown
 from studies.systems import start_of, training_runs, training_settings
 
 from paradigms.evaluate import Interval, Picture, seeds_interval
-from paradigms.evaluate.table import Cell
+from paradigms.evaluate.table import ResultTable
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.loop import dev_values
 
@@ -84,24 +84,23 @@ def dev_queries(learned: Learning) -> str:
 
 
 def choices(
-    learned: Learning, found: Mapping[str, tuple[str, Cell]], measure: str, settings: Any
-) -> dict[str, Section]:
+    learned: Learning, table: ResultTable, labels: Mapping[str, str], settings: Any
+) -> Iterator[Picture]:
     """Make a table of the encoders that are trained in several ways, among which dev queries choose.
 
-    found: system -> its name in tables, and `measure` of searching for the test queries, which do not choose.
+    table: results of searching for the test queries, which do not choose. labels: system -> name in tables.
     """
     ways: dict[str, list[str]] = {}
     for name in learned.points:
         ways.setdefault(start_of(name, settings), []).append(name)
-    rows = []
+    measure, rows = table.measures[0], []
     for group in ways.values():
         limit = EQUAL * min(learned.seconds[name] for name in group)
         pairs = {name: learned.within(name, limit) for name in group}
         dev = {name: np.stack(learned.points[name][seen]) for name, seen in pairs.items() if seen}
         best = max(dev, key=lambda name: dev[name].mean(), default="")
         for name in group if len(group) > 1 else ():
-            label, cell = found[name]
-            took = learned.seconds[name]
+            label, took = labels[name], learned.seconds[name]
             row = {
                 "system": label,
                 "training s": took,
@@ -114,7 +113,7 @@ def choices(
                 row["nDCG@10, dev"] = shown(seeds_interval(dev[name]))
                 less = dev[name] - dev[best]
                 row["dev − chosen"] = "chosen" if name == best else shown(seeds_interval(less), "+")
-            rows.append(row | {f"{measure}, test, whole corpus": str(cell)})
+            rows.append(row | {f"{measure}, test, whole corpus": str(table.rows[label][measure])})
     text = (
         f"Dev: {dev_queries(learned)}, at the last measurement within {EQUAL} times the seconds of the "
         "encoder's shortest training; before the end of a training, its learning rate was still high. Dev "
@@ -122,4 +121,5 @@ def choices(
         "Seconds are those of training steps, without mining and a teacher's scores. Test: of the state "
         "that the whole training kept."
     )
-    return {"choices": Section("Trainings, chosen by dev queries", text, rows)} if rows else {}
+    if rows:
+        yield Picture("choices", "Trainings, chosen by dev queries", text, None, rows)

@@ -20,11 +20,12 @@ PICTURED = 1  # number of a report's relevant pairs whose alignments are drawn
 def write_pictures(report: Report, folder: Path) -> list[Path]:
     """Write the report's figures as PNG files, replacing `folder`.
 
-    The files are recall.png, NAME.png for each of `report.pictures`, and alignment_NUMBER_SYSTEM.png for the
-    first relevant pairs. For a soft alignment, alignment_NUMBER_SYSTEM_weights.png also shows A alone.
+    The files are recall.png, NAME.png for each figure of `report.pictures`, and alignment_NUMBER_SYSTEM.png
+    for the first relevant pairs. For a soft alignment, alignment_NUMBER_SYSTEM_weights.png also shows A
+    alone.
     """
     figures = {"recall": recall_picture(report.curves, report.curve)}
-    figures |= {picture.name: picture.figure for picture in report.pictures}
+    figures |= {picture.name: picture.figure for picture in report.pictures if picture.figure}
     for number, example in enumerate([e for e in report.alignments if e.relevant][:PICTURED]):
         for system in example.systems:
             name = f"alignment_{number}_{system.system}"

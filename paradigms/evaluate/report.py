@@ -46,7 +46,7 @@ class AlignmentExample:
 
 @dataclass
 class Picture:
-    """A figure with a heading, and its numbers as rows (dicts with identical keys).
+    """A figure, or a table alone, with a heading, and the numbers as rows (dicts with identical keys).
 
     The value of a row's first key names the row.
 
@@ -56,14 +56,15 @@ class Picture:
     name: str
     heading: str
     text: str
-    figure: "Figure"
+    figure: "Figure | None"
     rows: list[dict] = field(default_factory=list)
 
     @property
     def image(self) -> str:
-        """Return the figure as a base64-encoded PNG."""
+        """Return the figure as a base64-encoded PNG, or "" if there is none."""
         stream = io.BytesIO()
-        self.figure.savefig(stream, format="png", dpi=130)
+        if self.figure is not None:
+            self.figure.savefig(stream, format="png", dpi=130)
         return base64.b64encode(stream.getvalue()).decode()
 
 

@@ -220,17 +220,18 @@ def test_quality_stands_against_each_cost():
     assert best == [[10, 0.6], [100, 0.7]]
 
 
-def test_a_picture_stands_on_the_page_and_in_a_file(sample, tmp_path):
-    figure = cost_picture(QUALITY, COSTS, "nDCG@10")
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_picture_or_a_table_alone_stands_on_the_page(sample, tmp_path, drawn: bool):
+    figure = cost_picture(QUALITY, COSTS, "nDCG@10") if drawn else None
     rows = [{"system": "<a>", "bytes": 1234567.0}, {"system": "b", "bytes": None}]
     picture = Picture("cost", "What quality costs", "in bytes & ms", figure, rows)
     report = replace(sample, pictures=[picture], alignments=[])
     write_report(tmp_path / "report.html", report)
     page = Page(tmp_path / "report.html")
     assert all(text in page.text for text in ("What quality costs", "in bytes & ms", "<a>", "1.23 M", "–"))
-    assert [tag for tag, _ in page.elements].count("img") == 2
+    assert [tag for tag, _ in page.elements].count("img") == 1 + drawn
     written = write_pictures(report, tmp_path / "pictures")
-    assert [path.name for path in written] == ["recall.png", "cost.png"]
+    assert [path.name for path in written] == ["recall.png", "cost.png"][: 1 + drawn]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 

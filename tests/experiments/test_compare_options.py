@@ -17,7 +17,7 @@ from paradigms import load
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import pictures
-from paradigms.evaluate.table import Cell
+from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.retrieve import fuse, retriever_of
 from tests.experiments.scripts import run
 from tests.near import assert_within_rounding
@@ -174,8 +174,10 @@ def test_dev_queries_choose_among_trainings_within_equal_seconds():
     dev["coil"] = {0: 0.1, 960: 0.2}
     points = {name: {at: [np.array([y, y])] for at, y in curve.items()} for name, curve in dev.items()}
     seconds = {"dpr": 10, "hard": 12, "slow": 100, "late": 16, "colbert": 40, "layers": 50, "coil": 1}
-    found = {name: (f"{name} here", Cell(0.5, 0.4, 0.6)) for name in named}
-    (section,) = choices(Learning(points, seconds), found, "RR@10", Settings(systems=named)).values()
+    labels = {name: f"{name} here" for name in named}
+    rows = {label: {"RR@10": Cell(0.5, 0.4, 0.6)} for label in labels.values()}
+    table = ResultTable("", ["RR@10"], rows, [], "")
+    (section,) = choices(Learning(points, seconds), table, labels, Settings(systems=named))
     columns = ("system", "nDCG@10, dev", "dev − chosen")
     assert [[row[column].split(" [")[0] for column in columns] for row in section.rows] == [
         ["dpr here", "0.600", "-0.100"],
