@@ -114,7 +114,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console
-from studies import systems
+from studies import system_runs, systems
 from studies.comparison_report import make_report, show
 from studies.model_runs import training_cost
 from studies.systems import CUT, ComparisonData, Training
@@ -196,7 +196,7 @@ def main(settings: Settings) -> int:
     with refusing():
         for run in sorted(finished):
             for stage in (*systems.STAGES, *data.others):
-                systems.read_stage(folder, run, stage)
+                system_runs.read_stage(folder, run, stage)
     if accelerator.is_main_process:
         run_bm25(data, settings)
     accelerator.wait_for_everyone()
@@ -231,7 +231,7 @@ def run_all(
         console.print(f"{run}, {number} of {len(runs)}")
         with refusing(f"{run}: "):
             if (system := settings.chosen[trial.system]).fuse:
-                by_main(partial(systems.run_fused, trial.system, system, data, settings), accelerator)
+                by_main(partial(system_runs.run_fused, trial.system, system, data, settings), accelerator)
             else:
                 run_system(run, trial, data, settings, accelerator, console)
 
@@ -290,9 +290,9 @@ def run_bm25(data: ComparisonData, settings: Settings) -> None:
         runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
         for split, other in data.others.items():
             runs[split] = retriever.search(other.queries, settings.depth, progress=True)
-        written = systems.write_runs(folder, name, runs, asked_of(data, pool))
+        written = system_runs.write_runs(folder, name, runs, asked_of(data, pool))
         cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds if name == "bm25" else None}
-        cost |= systems.search_costs(retriever, None, test.queries, settings.depth)
+        cost |= system_runs.search_costs(retriever, None, test.queries, settings.depth)
         cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
         cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
         write_json(folder / name / "costs.json", cost | {"rows": written})
@@ -321,7 +321,7 @@ def run_system(
     folder, runs = Path(settings.output, name), Path(settings.output, "runs")
     system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
     if twin := systems.twin(trial, settings):
-        by_main(partial(systems.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
+        by_main(partial(system_runs.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return
     model = systems.trained(trial, data, settings, folder, accelerator)
     progress = accelerator.is_main_process
@@ -337,7 +337,7 @@ def run_system(
     for split, other in data.others.items():
         found[split] = others.search(other.queries, settings.depth, progress=progress)
     if accelerator.is_main_process:
-        written = systems.write_runs(Path(settings.output), name, found, asked_of(data, pool))
+        written = system_runs.write_runs(Path(settings.output), name, found, asked_of(data, pool))
         if trial.untrained:
             remove_folder(folder / "index", BUILT)
             write_json(folder / "costs.json", {"rows": written})
@@ -347,7 +347,7 @@ def run_system(
         cost = {
             "train s": training_cost(folder).get("seconds"),
             "encode s": None if system.index else encoded - began,
-            **systems.search_costs(others, model, data.test.queries, settings.depth),
+            **system_runs.search_costs(others, model, data.test.queries, settings.depth),
             "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
             "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,

@@ -7,7 +7,8 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
 `claims` writes a row for each claim and study, with the verdict; `table` and `figure` write sections of
-one study. The studies' commands and running times follow. The names refer to files in the folder `results`
+one study. A table of `a+b` has the rows of study a, and those systems of study b that a does not have. The
+studies' commands and running times follow. The names refer to files in the folder `results`
 beside the page (for README.md: experiments/results). --take copies a study's results there, with the figures
 that the page requests:
 
@@ -145,16 +146,22 @@ def claims(page: Path, *names: str) -> str:
 def tables(page: Path, name: str, *sections: str) -> str:
     """Make tables from sections of a study, each with its text, and describe how the study was run.
 
-    The text is left out if it is the caption of a figure on the page.
+    The text is left out if it is the caption of a figure on the page. name: names of studies, joined by "+";
+    a row of a later study is left out if an earlier study has a row with the same first cell.
     """
-    study, parts = _study(page, name), []
-    drawn = re.findall(rf"<!-- figure: {re.escape(name)} (.*?) -->", page.read_text(encoding="utf-8"))
+    studies, parts = {part: _study(page, part) for part in name.split("+")}, []
+    written = page.read_text(encoding="utf-8")
     for section in sections:
-        rows, text = (study["sections"][section].get(key) for key in ("rows", "text"))
-        parts.append(markdown_rows(rows))
-        if text and section not in " ".join(drawn).split():
-            parts.append(f"{text}\n")
-    return "\n".join(parts) + _source(study)
+        rows: Rows = []
+        texts = dict[str, None]()
+        for part, study in studies.items():
+            earlier = {next(iter(row.values())) for row in rows}
+            rows += [r for r in study["sections"][section]["rows"] if next(iter(r.values())) not in earlier]
+            drawn = re.findall(rf"<!-- figure: {re.escape(part)} (.*?) -->", written)
+            if section not in " ".join(drawn).split():
+                texts[study["sections"][section].get("text") or ""] = None
+        parts += [markdown_rows(rows), *(f"{text}\n" for text in texts if text)]
+    return "\n".join(parts) + "".join(map(_source, studies.values()))
 
 
 def figures(page: Path, name: str, *sections: str) -> str:

@@ -13,13 +13,13 @@ from studies.alignment_view import align_query, chosen_queries
 from studies.learning import choices, learning, learning_picture
 from studies.model_runs import training_cost
 from studies.pages import STUDY, Section, study, write_sections
+from studies.system_runs import read_stage
 from studies.systems import (
     CUT,
     STAGES,
     ComparisonData,
     Training,
     finished,
-    read_stage,
     reranks,
     training_runs,
     training_settings,

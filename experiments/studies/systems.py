@@ -1,20 +1,16 @@
-"""Prepare a comparison's data, and build, train, search and measure its systems."""
+"""Prepare a comparison's data, and build and train its systems."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from inspect import signature
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from encode import open_encoded
@@ -24,31 +20,18 @@ from studies.settings import SystemSettings, training_fields
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import HEAD, is_classifier
-from paradigms.data import Collection, Corpus, Run, Split, check_answered, read_run, write_run
+from paradigms.data import Collection, Corpus, Split
 from paradigms.data.identical import own_documents
 from paradigms.data.pieces import Pieces
 from paradigms.encoder.text import Side
-from paradigms.evaluate import with_judgements
-from paradigms.evaluate.tuning import tune_weights
 from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.settings import TRAINING, GenerativeSettings
-from paradigms.io.checks import Range, check_known, check_type, read_json
-from paradigms.io.files import write_json
+from paradigms.io.checks import Range, check_known, check_type
 from paradigms.model import autocast
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.registry import as_paradigm
-from paradigms.retrieve import (
-    AllProcesses,
-    Indexed,
-    Model,
-    Passages,
-    Retriever,
-    WithoutOwn,
-    fuse,
-    retriever_of,
-)
-from paradigms.retrieve.wrappers import Wrapper
+from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
 from paradigms.train.fit import STATES, fit, keep_states, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
@@ -60,7 +43,6 @@ CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on truncated texts; suffix of 
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five tokens.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
-TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # timed single queries, runs per query, and maximum seconds
 
 
 @dataclass(frozen=True)
@@ -289,46 +271,6 @@ def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = 
     return Passages(Indexed.open(index, model, pieces.corpus), pieces, settings.best_passages)
 
 
-def search_costs(
-    retriever: Retriever, model: Model | None, queries: Mapping[str, str], k: int
-) -> dict[str, float | None]:
-    """Return median milliseconds to encode one query, and to search with it, in this process.
-
-    Queries are timed one at a time. The search time is the time of a whole query minus the encoding time.
-    """
-    texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
-    local = _alone(retriever)
-    searching = milliseconds(lambda query: local.search({query: texts[query]}, k), list(texts))
-    if encode is None or searching is None:
-        return {"encode ms/query": None, "search ms/query": searching}
-    encoding = milliseconds(lambda query: encode([texts[query]]), list(texts)) or 0.0
-    return {"encode ms/query": encoding, "search ms/query": max(0.0, searching - encoding)}
-
-
-def _alone(retriever: Retriever) -> Retriever:
-    """Unwrap the retriever from `AllProcesses`."""
-    if isinstance(retriever, AllProcesses):
-        return retriever.retriever
-    if isinstance(retriever, Wrapper):
-        return replace(retriever, retriever=_alone(retriever.retriever))
-    return retriever
-
-
-def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
-    """Return the median milliseconds of `work` for one query, after a warm-up; None if there are no queries.
-
-    The queries run in up to ROUNDS rounds, until the total time exceeds SECONDS.
-    """
-    elapsed: list[float] = []
-    for query in [*queries[:1], *queries * ROUNDS]:
-        began = time.perf_counter()
-        work(query)
-        elapsed.append(1000 * (time.perf_counter() - began))
-        if len(elapsed) > 1 and sum(elapsed[1:]) > 1000 * SECONDS:
-            break
-    return float(np.median(elapsed[1:])) if elapsed else None
-
-
 def check(system: SystemSettings, collection: Collection, settings: Any) -> None:
     """Raise the errors that `trained` and `retriever` would raise, before training begins.
 
@@ -440,65 +382,3 @@ def trained(
     if layers:
         keep_frozen(as_paradigm(model, folder))
     return model
-
-
-def write_runs(
-    folder: Path, name: str, runs: Mapping[str, Run], asked: Mapping[str, Names[str]]
-) -> dict[str, int]:
-    """Write a system's run of each stage, and return the number of rows in each file, for costs.json.
-
-    asked: stage -> queries. Raises ValueError if a run lacks one of these queries.
-    """
-    for stage, run in runs.items():
-        check_answered(run, asked[stage], f"{name}, {stage}")
-    for stage, run in runs.items():
-        write_run(folder / "runs" / f"{name}.{stage}.run", run, tag=name)
-    return {stage: rows(run) for stage, run in runs.items()}
-
-
-def read_stage(folder: Path, name: str, stage: str) -> Run:
-    """Read a run written by `write_runs`. Raises ValueError if the file has fewer rows than were written."""
-    file, costs = folder / "runs" / f"{name}.{stage}.run", folder / name / "costs.json"
-    run, written = read_run(file), read_json(costs).get("rows", {}).get(stage, 1)
-    if rows(run) < written:
-        raise ValueError(
-            f"{file} is damaged: it has {rows(run):,} rows, and {written:,} were written. "
-            f"Delete {costs} to measure the system again"
-        )
-    return run
-
-
-def copy_runs(source: str, name: str, asked: Mapping[str, Names[str]], folder: Path) -> None:
-    """Write the runs of `source` as those of the untrained system `name`, which is then finished."""
-    runs = {stage: read_stage(folder, source, stage) for stage in asked}
-    write_json(folder / name / "costs.json", {"rows": write_runs(folder, name, runs, asked)})
-
-
-def rows(run: Run) -> int:
-    return sum(map(len, run.values()))
-
-
-def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
-    """Fuse runs of the first seed; the weights are given in the settings, equal, or chosen on dev queries."""
-    folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
-    if system.fusion == "sum" and not weights:
-        own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-        parts = [WithoutOwn(finished(part, data, settings), own) for part in system.fuse]
-        runs = [part.search(data.dev.queries, settings.depth) for part in parts]
-        dev = with_judgements(data.dev, data.collection.corpus, runs)
-        weights, chosen = tune_weights(runs, dev), f", chosen on {len(data.dev.queries):,} dev queries"
-    weights = weights or (1.0,) * len(system.fuse)
-    fused, asked = dict[str, Run](), dict[str, list[str]]()
-    for stage in (*STAGES, *data.others):
-        runs = [read_stage(folder, part, stage) for part in system.fuse]
-        depth = None if stage == "rerank" else settings.depth
-        fused[stage] = fuse(runs, weights, system.fusion, depth)
-        asked[stage] = [query for run in runs for query in run]
-    written = write_runs(folder, name, fused, asked)
-    by_part = dict(zip(system.fuse, weights, strict=True))
-    fusion = {"fusion": system.fusion, "weights": by_part, "chosen": chosen}
-    write_json(folder / name / "fusion.json", fusion)
-    costs = [read_json(folder / part / "costs.json") for part in system.fuse]
-    added = ("encode ms/query", "search ms/query", "bytes/document")
-    total = {cost: sum(part[cost] or 0 for part in costs) for cost in added}
-    write_json(folder / name / "costs.json", total | {"rows": written})

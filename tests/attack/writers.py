@@ -48,7 +48,7 @@ from tests.tiny import write_checkpoint, write_collection
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments"))
 
-from studies.systems import read_stage, write_runs
+from studies.system_runs import read_stage, write_runs
 
 # --- two writers and two readers ----------------------------------------------------------------------
 

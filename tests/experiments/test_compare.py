@@ -11,8 +11,9 @@ import compare
 import pytest
 import yaml
 from studies import model_runs
-from studies import systems as measured
-from studies.systems import divided, write_runs
+from studies import system_runs as measured
+from studies.system_runs import write_runs
+from studies.systems import divided
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm

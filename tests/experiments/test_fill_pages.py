@@ -80,6 +80,11 @@ def test_a_page_takes_results(tmp_path: Path):
     assert not (page.parent / "results/x-b.curve.svg").exists()
     assert fill_pages.filled(page) == text
     assert "collection" not in fill_pages.claims(page, "x-a"), "of one collection, the column says nothing"
+    joined = json.loads((page.parent / "results/x-b.json").read_text())
+    joined["sections"]["sizes"] = {"rows": [{"k": 1, "share": 0.5}, {"k": 2, "share": 0.75}], "text": "Of k."}
+    (page.parent / "results/x-b.json").write_text(json.dumps(joined))
+    table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\nOf k.\n"
+    assert fill_pages.tables(page, "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
     assert "| x-a | reproduced" in fill_pages.claims(page, "x-a", "x-a"), "two of one collection have names"
     (page.parent / "results/x-a.curve.svg").unlink()
     with pytest.raises(SystemExit, match=r"README.md: figure x-a curve: FileNotFoundError"):
