@@ -53,6 +53,7 @@ def settings(collection: Path | str, backbone: Path | str, output: Path, **chang
     flags |= {"systems": SYSTEMS, "hybrids": '["ME-BERT-4"]', "vectors": 2, "seeds": "[0]"}
     flags |= {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "tokens": 60, "depth": 12}
     flags |= {"theory_queries": 4, "samples": 8, "keep_models": "true"}
+    flags |= {"trained_layers": 1, "learning_rate": 1e-3}
     return scripts.settings("capacity", **SMALL | flags | changes)
 
 
@@ -116,6 +117,17 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
         own = task.bm25["BM25-bi"].search({query: test.queries[query]}, 6)[query]
         assert own.keys() | gold.keys() <= task.pool[query].keys()
         assert 12 <= len(task.pool[query]) <= 13
+
+
+@pytest.mark.parametrize(("name", "same"), [("DE-BERT-8", True), ("CROSS-ATTENTION", False)])
+def test_cross_attention_trains_all_layers(
+    finished: Path, texts: Path, tiny_bert: Path, tmp_path: Path, name: str, same: bool
+) -> None:
+    untrained = capacity.build(name, 60, settings(texts, tiny_bert, tmp_path)).encoder.state_dict()
+    trained = load(finished / f"length-60/seed-0/{name}/checkpoint").encoder.state_dict()
+    lower = [weights for weights in untrained if "layer.0." in weights]
+    assert lower
+    assert all(torch.equal(trained[weights], untrained[weights]) for weights in lower) == same
 
 
 def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
