@@ -7,10 +7,10 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
 
 `claims` writes a row for each claim and study, with the verdict; `table` and `figure` write sections of
-one study. A table of `a+b` has the rows of study a, and those systems of study b that a does not have. The
-studies' commands and running times follow. The names refer to files in the folder `results`
-beside the page (for README.md: experiments/results). --take copies a study's results there, with the figures
-that the page requests:
+one study. A table of `a+b` has the rows of study a, and the rows of study b with other systems. The
+studies' commands and running times follow, once for a figure and tables of one study. The names refer to
+files in the folder `results` beside the page (for README.md: experiments/results). --take copies a study's
+results there, with the figures that the page requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -147,25 +147,31 @@ def tables(page: Path, name: str, *sections: str) -> str:
     """Make tables from sections of a study, each with its text, and describe how the study was run.
 
     The text is left out if it is the caption of a figure on the page. name: names of studies, joined by "+";
-    a row of a later study is left out if an earlier study has a row with the same first cell.
+    a row of a later study is left out if an earlier study has a row with the same first cell, and different
+    texts name the rows that they describe.
     """
     studies, parts = {part: _study(page, part) for part in name.split("+")}, []
-    written = page.read_text(encoding="utf-8")
     for section in sections:
         rows: Rows = []
-        texts = dict[str, None]()
+        texts: dict[str, list[str]] = {}  # text -> first cells of the rows that it describes
         for part, study in studies.items():
-            earlier = {next(iter(row.values())) for row in rows}
-            rows += [r for r in study["sections"][section]["rows"] if next(iter(r.values())) not in earlier]
-            drawn = re.findall(rf"<!-- figure: {re.escape(part)} (.*?) -->", written)
-            if section not in " ".join(drawn).split():
-                texts[study["sections"][section].get("text") or ""] = None
-        parts += [markdown_rows(rows), *(f"{text}\n" for text in texts if text)]
+            earlier = {_first(row) for row in rows}
+            added = [row for row in study["sections"][section]["rows"] if _first(row) not in earlier]
+            rows += added
+            if section not in _blocks(page, "figure", part):
+                texts.setdefault(study["sections"][section].get("text", ""), []).extend(map(_first, added))
+        texts.pop("", None)
+        parts.append(markdown_rows(rows))
+        for text, described in texts.items():
+            parts.append(f"{', '.join(described)}: {text}\n" if len(texts) > 1 else f"{text}\n")
     return "\n".join(parts) + "".join(map(_source, studies.values()))
 
 
 def figures(page: Path, name: str, *sections: str) -> str:
-    """Embed the figures of a study's sections, with captions, and describe how the study was run."""
+    """Embed the figures of a study's sections, with captions.
+
+    A description of how the study was run follows, unless tables of the study on the page have it.
+    """
     study, parts = _study(page, name), []
     for section in sections:
         picture = results_of(page.resolve()) / f"{name}.{section}.svg"
@@ -173,7 +179,18 @@ def figures(page: Path, name: str, *sections: str) -> str:
         heading, text = (study["sections"][section][key] for key in ("heading", "text"))
         caption = f"*{heading}.* {text}".rstrip()
         parts.append(f"![{heading}]({picture.relative_to(page.resolve().parent)})\n\n{caption}\n")
-    return "\n".join(parts) + _source(study, summary=False)
+    tabled = _blocks(page, "table", name) + _blocks(page, "claims", name)
+    return "\n".join(parts) + ("" if tabled else _source(study, summary=False))
+
+
+def _blocks(page: Path, kind: str, study: str) -> list[str]:
+    """Return the words of the page's blocks of this kind that name the study, such as its sections."""
+    found = (names for _, of, names, _ in BLOCK.findall(page.read_text(encoding="utf-8")) if of == kind)
+    return [word for names in found if study in re.split(r"[ +]", names) for word in names.split()]
+
+
+def _first(row: dict[str, Any]) -> str:
+    return str(next(iter(row.values())))
 
 
 def _study(page: Path, name: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_a_page_takes_results(tmp_path: Path):
     rows = [row.format("x is y", "§1, Table 2", *first), *(row.format("", "", *cells) for cells in more)]
     unmeasured = "| z | – | – | – | not tested | – | – | – |\n"
     assert "".join([*rows, unmeasured]) in text, "claims without a measurement come last"
-    assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n2 minutes of CPU time (P):" in text
+    assert "![Curve](results/x-a.curve.svg)\n\n*Curve.* As k grows.\n\n<!-- end -->" in text
     assert "old" not in text
     source = "S. 2 minutes of CPU time (P):\n\n    .venv/bin/python experiments/x.py\n\n"
     curve, sizes = "| k |\n| --- |\n| 2 |\n", "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n\nOf k.\n"
@@ -81,11 +81,19 @@ def test_a_page_takes_results(tmp_path: Path):
     assert fill_pages.filled(page) == text
     assert "collection" not in fill_pages.claims(page, "x-a"), "of one collection, the column says nothing"
     joined = json.loads((page.parent / "results/x-b.json").read_text())
-    joined["sections"]["sizes"] = {"rows": [{"k": 1, "share": 0.5}, {"k": 2, "share": 0.75}], "text": "Of k."}
+    joined["sections"]["sizes"] = {
+        "rows": [{"k": 1, "share": 0.5}, {"k": 2, "share": 0.75}],
+        "text": "All k.",
+    }
     (page.parent / "results/x-b.json").write_text(json.dumps(joined))
-    table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\nOf k.\n"
+    table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\n1: Of k.\n\n2: All k.\n"
     assert fill_pages.tables(page, "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
     assert "| x-a | reproduced" in fill_pages.claims(page, "x-a", "x-a"), "two of one collection have names"
+    page.write_text("<!-- figure: x-a curve -->\n<!-- end -->\n")
+    assert "As k grows.\n\n2 minutes of CPU time (P):" in fill_pages.filled(page), (
+        "no table names the command"
+    )
+    page.write_text(text)
     (page.parent / "results/x-a.curve.svg").unlink()
     with pytest.raises(SystemExit, match=r"README.md: figure x-a curve: FileNotFoundError"):
         run("fill_pages", page=page)
