@@ -117,7 +117,7 @@ def main(settings: Settings) -> None:
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
         f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). For one "
-        f"query, in the median: {'; '.join(asked)}. {len(counts.lengths):,} documents, "
+        f"query, in the median of up to {BOUND_QUERIES}: {'; '.join(asked)}. {len(counts.lengths):,} documents, "
         f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
     )
     title = f"Random projections of {collection.name}"
