@@ -41,6 +41,7 @@ from paradigms.train.state import by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
+Drawn = TypeVar("Drawn")
 
 DEV_DEPTH = 10  # documents per dev query that the dev measure reranks
 NEGATIVES_DEPTH = 100  # documents per training query from which hard negatives are drawn
@@ -264,13 +265,18 @@ def _texts(
     accelerator: Accelerator,
 ) -> dict[Side, list[str]]:
     """Return the texts that a training run encodes: the dev texts and the texts of the drawn examples."""
-    together = training.batch_size * accelerator.num_processes
-    count = training.steps * training.accumulation
-    batches = step_batches(len(examples), together, count, seed=training.seed)
-    drawn = [examples[n] for n in sorted({n for batch in batches for n in batch})]
-    documents = {position for example in drawn for position in (example.positive, *example.negatives)}
-    queries = {example.query: None for example in drawn}
+    used = drawn(examples, training, accelerator)
+    documents = {position for example in used for position in (example.positive, *example.negatives)}
+    queries = {example.query: None for example in used}
     if dev is not None:
         documents |= {corpus.position(d) for row in dev.pool.values() for d in row}
         queries |= dict.fromkeys(dev.queries.values())
     return {"query": list(queries), "document": [corpus[position] for position in sorted(documents)]}
+
+
+def drawn(examples: Sequence[Drawn], training: TrainingSettings, accelerator: Accelerator) -> list[Drawn]:
+    """Return the examples that the batches of a training run hold, in the given order."""
+    together = training.batch_size * accelerator.num_processes
+    count = training.steps * training.accumulation
+    batches = step_batches(len(examples), together, count, seed=training.seed)
+    return [examples[n] for n in sorted({n for batch in batches for n in batch})]

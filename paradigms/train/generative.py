@@ -30,6 +30,7 @@ from paradigms.train.fit import (
     DevMeasure,
     add_states,
     deleted_after,
+    drawn,
     training_splits,
 )
 from paradigms.train.likelihood import Likelihood
@@ -105,7 +106,7 @@ def fit_pairs(
         if stored and place:
             with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
                 store = model.keep_states(place)
-                sources = list(dict.fromkeys(pair.source for pair in pairs))
+                sources = list(dict.fromkeys(pair.source for pair in drawn(pairs, training, accelerator)))
                 add_states(store, sources, model.tokenize, model.encode, accelerator)
         trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)

@@ -19,6 +19,7 @@ from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import first_step
 from paradigms.train import generative as generative_training
+from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import WIDTH
@@ -156,6 +157,23 @@ def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], 
     again = Generative.from_pretrained(tmp_path / "saved").eval()
     trained.states = None  # a frozen encoder's in float16
     assert torch.equal(again(sources, targets), trained(sources, targets))
+
+
+def test_only_sources_of_examples_in_batches_are_encoded_before_training(folders, tmp_path, monkeypatch):
+    model, encoded, read = genre("bert frozen", folders), [], []
+    pairs = [Pair(f"tree {n}", n % 4, model.identifiers.target(n % 4)) for n in range(9)]
+    collate = Likelihood.collate
+
+    def reading(self: Likelihood, examples: list[Pair]) -> Any:
+        read.extend(pair.source for pair in examples)
+        return collate(self, examples)
+
+    monkeypatch.setattr(Likelihood, "collate", reading)
+    monkeypatch.setattr(generative_training, "add_states", lambda store, texts, *_: encoded.extend(texts))
+    settings = TrainingSettings(steps=2, batch_size=2)
+    generative_training.fit_pairs(model, CORPUS, pairs, settings, tmp_path, Accelerator(cpu=True))
+    assert len(encoded) == 4
+    assert sorted(encoded) == sorted(read)
 
 
 def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(folders, tmp_path):
