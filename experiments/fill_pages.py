@@ -8,9 +8,9 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
 
 `claims` writes a row for each claim and study, with the verdict; `table` and `figure` write sections of
 one study. A table of `a+b` has the rows of study a, and the rows of study b with other systems. The
-studies' commands and running times follow, once for a figure and tables of one study. The names refer to
-files in the folder `results` beside the page (for README.md: experiments/results). --take copies a study's
-results there, with the figures that the page requests:
+studies' commands and running times follow; below a figure only if the page has neither a table nor claims
+of its study. The names refer to files in the folder `results` beside the page (for README.md:
+experiments/results). --take copies a study's results there, with the figures that the page requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -147,23 +147,24 @@ def tables(page: Path, name: str, *sections: str) -> str:
     """Make tables from sections of a study, each with its text, and describe how the study was run.
 
     The text is left out if it is the caption of a figure on the page. name: names of studies, joined by "+";
-    a row of a later study is left out if an earlier study has a row with the same first cell, and different
-    texts name the rows that they describe.
+    a row of a later study is left out if an earlier study has a row with the same first cell, and a text that
+    does not describe all rows names its own. Raises TypeError if the studies' columns differ.
     """
     studies, parts = {part: _study(page, part) for part in name.split("+")}, []
     for section in sections:
         rows: Rows = []
         texts: dict[str, list[str]] = {}  # text -> first cells of the rows that it describes
         for part, study in studies.items():
-            earlier = {_first(row) for row in rows}
+            earlier, text = {_first(row) for row in rows}, study["sections"][section].get("text")
             added = [row for row in study["sections"][section]["rows"] if _first(row) not in earlier]
+            if any(row.keys() != rows[0].keys() for row in added if rows):
+                raise TypeError(f"the columns of {part} are not those of {name.partition('+')[0]}")
             rows += added
-            if section not in _blocks(page, "figure", part):
-                texts.setdefault(study["sections"][section].get("text", ""), []).extend(map(_first, added))
-        texts.pop("", None)
+            if added and text and section not in _sections(page, "figure", part):
+                texts.setdefault(text, []).extend(map(_first, added))
         parts.append(markdown_rows(rows))
         for text, described in texts.items():
-            parts.append(f"{', '.join(described)}: {text}\n" if len(texts) > 1 else f"{text}\n")
+            parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
     return "\n".join(parts) + "".join(map(_source, studies.values()))
 
 
@@ -179,14 +180,20 @@ def figures(page: Path, name: str, *sections: str) -> str:
         heading, text = (study["sections"][section][key] for key in ("heading", "text"))
         caption = f"*{heading}.* {text}".rstrip()
         parts.append(f"![{heading}]({picture.relative_to(page.resolve().parent)})\n\n{caption}\n")
-    tabled = _blocks(page, "table", name) + _blocks(page, "claims", name)
+    tabled = _sections(page, "table", name) or _sections(page, "claims", name)
     return "\n".join(parts) + ("" if tabled else _source(study, summary=False))
 
 
-def _blocks(page: Path, kind: str, study: str) -> list[str]:
-    """Return the words of the page's blocks of this kind that name the study, such as its sections."""
-    found = (names for _, of, names, _ in BLOCK.findall(page.read_text(encoding="utf-8")) if of == kind)
-    return [word for names in found if study in re.split(r"[ +]", names) for word in names.split()]
+def _sections(page: Path, kind: str, study: str) -> list[str]:
+    """Return the sections of a study that the page's blocks of this kind write; of claims, its name."""
+    found: list[str] = []
+    for _, of, names, _ in BLOCK.findall(page.read_text(encoding="utf-8")):
+        name, *sections = names.split()
+        if of == kind == "claims":
+            found += [other for other in (name, *sections) if other == study]
+        elif of == kind and study in name.split("+"):
+            found += sections
+    return found
 
 
 def _first(row: dict[str, Any]) -> str:

@@ -116,9 +116,10 @@ def main(settings: Settings) -> None:
     asked = (f"{name} asks for {ratio:.1f} times the exact k" for name, ratio in bounds.items())
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
-        f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). For one "
-        f"query, in the median of up to {BOUND_QUERIES}: {'; '.join(asked)}. {len(counts.lengths):,} documents, "
-        f"{counts.documents.shape[1]:,} terms, {len(counts.query_ids)} queries of split {settings.split}."
+        f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
+        f"median over {BOUND_QUERIES} queries (or all, if fewer): {'; '.join(asked)}. "
+        f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, "
+        f"{len(counts.query_ids)} queries of split {settings.split}."
     )
     title = f"Random projections of {collection.name}"
     publish(settings, title, summary, sections, accelerator)

@@ -85,10 +85,16 @@ def test_a_page_takes_results(tmp_path: Path):
         "rows": [{"k": 1, "share": 0.5}, {"k": 2, "share": 0.75}],
         "text": "All k.",
     }
+    joined["sections"]["curve"] = {"rows": [{"n": 3}]}
     (page.parent / "results/x-b.json").write_text(json.dumps(joined))
     table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\n1: Of k.\n\n2: All k.\n"
     assert fill_pages.tables(page, "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
+    assert ": All k." not in fill_pages.tables(page, "x-b+x-a", "sizes"), "of all rows"
+    with pytest.raises(TypeError, match="columns of x-b are not those of x-a"):
+        fill_pages.tables(page, "x-a+x-b", "curve")
     assert "| x-a | reproduced" in fill_pages.claims(page, "x-a", "x-a"), "two of one collection have names"
+    page.write_text("<!-- figure: x-a curve -->\n<!-- end -->\n<!-- table: x-b x-a -->\n<!-- end -->\n")
+    assert not fill_pages._sections(page, "table", "x-a"), "a section of x-b has the name of the other study"
     page.write_text("<!-- figure: x-a curve -->\n<!-- end -->\n")
     assert "As k grows.\n\n2 minutes of CPU time (P):" in fill_pages.filled(page), (
         "no table names the command"
