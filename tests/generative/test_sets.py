@@ -74,7 +74,8 @@ def test_a_single_beam_follows_the_document_that_the_plan_puts_far_ahead(seq2seq
     for text in QUERIES.values():
         planned = set_rel(model, text)
         (found,) = GenerativeRetriever(model).search({"q": text}).values()
-        assert planned[int(next(iter(found))[1:])] == planned.max()
+        # Documents with equal sets have equal parts but for the last bits, which depend on the processor.
+        assert float(planned[int(next(iter(found))[1:])]) == pytest.approx(float(planned.max()), rel=1e-12)
 
 
 def test_the_set_part_of_training_is_that_of_search_and_has_its_gradient(seq2seq):
