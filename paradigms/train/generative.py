@@ -90,8 +90,8 @@ def fit_pairs(
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:
-    """Train a model on pairs. On a CPU, a frozen encoder's states for the sources in its batches are
-    stored on disk.
+    """Train a model on pairs. On a CPU, a frozen encoder's states for the sources in the training's batches
+    are stored on disk.
 
     states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
     reading. problems: problems found in the pairs, printed after the identifiers' problems.
