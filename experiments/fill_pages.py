@@ -83,12 +83,10 @@ def take(folder: Path, page: Path) -> None:
     kept.mkdir(exist_ok=True)
     study = read_json(folder / STUDY)
     write_json(kept / f"{folder.name}.json", study | {"summary": without_paths(study["summary"])})
-    for _, kind, names, _ in BLOCK.findall(page.read_text(encoding="utf-8")):
-        name, *sections = names.split()
-        for section in sections if (kind, name) == ("figure", folder.name) else ():
-            temporary = kept / f".{name}.{section}.partial"
-            shutil.copyfile(folder / f"{section}.svg", temporary)
-            replace_file(temporary, kept / f"{name}.{section}.svg")
+    for section in _sections(page, "figure", folder.name):
+        temporary = kept / f".{folder.name}.{section}.partial"
+        shutil.copyfile(folder / f"{section}.svg", temporary)
+        replace_file(temporary, kept / f"{folder.name}.{section}.svg")
 
 
 def filled(page: Path) -> str:
@@ -209,6 +207,6 @@ def _source(study: dict[str, Any], summary: bool = True) -> str:
     sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (
-        f"\n{sample}{minutes} minutes of CPU time ({study['processor']}):\n\n"
+        f"\n{sample}{minutes} minute{'s' * (minutes != '1')} of CPU time ({study['processor']}):\n\n"
         f"    .venv/bin/python {study['command']}\n"
     )

@@ -340,7 +340,7 @@ def trained(
     def keep_frozen(paradigm: Paradigm) -> None:
         queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
         texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
-        keep_states(paradigm, layers, shared / STATES, texts, accelerator)
+        keep_states(paradigm, layers, shared / STATES, texts, accelerator, trial.untrained)
 
     def train(model: Any, place: Path) -> Model:
         assert training is not None

@@ -1,7 +1,8 @@
 """hidden = upper(lower(text)): frozen lower layers run once per text, and their output is stored.
 
-`SplitBackbone` cuts a backbone in two; `LowerStates` stores the lower part's output on disk, in float16.
-Encoders read these states, so this module is part of `encoder`; `train.fit` decides what to store and where.
+`SplitBackbone` cuts a backbone in two; `LowerStates` stores the lower part's output on disk, in float16, and
+the output of a whole untrained backbone, which paradigms share. Encoders read these states, so this module is
+part of `encoder`; `train.fit` decides what to store and where.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ class SplitBackbone:
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:
         self.backbone, self.trained = backbone, trained
         self.store: LowerStates | None = None
+        self.outputs: LowerStates | None = None  # of `hidden`, for an encoder that is not trained further
         self.place, self.name, layers = _find_layers(backbone)
         if not 0 < trained <= len(layers):
             raise ValueError(
@@ -62,6 +64,7 @@ class SplitBackbone:
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
         with _evaluating(backbone), torch.no_grad():
             uncut, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
+        self.has_head = uncut.shape[-1] != states.shape[-1]  # the first output is MLM logits
         if not torch.allclose(uncut, cut, rtol=1e-3, atol=1e-3 * float(uncut.abs().max())):
             raise ValueError(f"the layers of {type(backbone).__name__} cannot be split: set trained_layers=0")
         for p in self.frozen:
@@ -71,6 +74,18 @@ class SplitBackbone:
         """Make all layers trainable again."""
         for p in self.frozen:
             p.requires_grad_(True)
+
+    def hidden(self, batch: Batch) -> Float[Tensor, "x l v"]:
+        """Compute the backbone's first output (hidden states or MLM logits), or read it from `outputs`."""
+        if self.outputs is None or batch.types is not None:
+            return self.upper(self.lower(batch), batch)
+        return self.outputs.find(batch, self.untrained)
+
+    def untrained(self, batch: Batch) -> Float[Tensor, "x l v"]:
+        """Compute `hidden` for `outputs`, without gradients and dropout."""
+        with _evaluating(self.backbone), torch.no_grad():
+            batch = batch.to(self.backbone.device)
+            return at_least_float32(self.upper(self.lower(batch), batch))
 
     def lower(self, batch: Batch) -> Float[Tensor, "x l w"]:
         """Return the upper layers' input, rounded to float16, from the store if there is one."""
@@ -83,7 +98,7 @@ class SplitBackbone:
         with _evaluating(self.backbone), torch.no_grad():
             return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
-    def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l w"]:
+    def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l v"]:
         """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
         self._source.states = states
         if not self._lower:  # nothing to leave out but the embeddings
@@ -101,10 +116,11 @@ class SplitBackbone:
         finally:
             self.place._modules[self.name] = layers
 
-    def fingerprint(self, weights: dict[str, Tensor]) -> str:
-        """Return the name of the states' folder: a hash of the lower layers' weights and precision."""
+    def fingerprint(self, weights: dict[str, Tensor], outputs: bool = False) -> str:
+        """Return the name of a folder of states: a hash of the precision and of the weights of the lower
+        layers, or, for `outputs`, of all layers."""
         digest = hashlib.sha256(f"{self.trained} {SCALE} {precision(self.backbone.device)}".encode())
-        for name in sorted(self._used & weights.keys()):
+        for name in sorted(weights if outputs else self._used & weights.keys()):
             digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 

@@ -210,7 +210,7 @@ class TextEncoder(nn.Module):
         """Compute the backbone's first output: its last hidden states."""
         if self.split is None:
             return last_hidden(self.backbone, batch.inputs())
-        return self.split.upper(self.split.lower(batch), batch)
+        return self.split.hidden(batch)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
         hidden = self._hidden(batch)
@@ -245,15 +245,20 @@ class TextEncoder(nn.Module):
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
         self.split = SplitBackbone(self.backbone, trained_layers, probe) if trained_layers else None
 
-    def keep_states(self, folder: Path) -> LowerStates:
-        """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there."""
+    def keep_states(self, folder: Path, outputs: bool = False) -> LowerStates:
+        """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there.
+
+        outputs: read those of all layers, for an encoder that is not trained further.
+        """
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0
         weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
-        place = folder / self.split.fingerprint(weights)
-        if self.split.store is None or self.split.store.folder != place:
-            self.split.store = LowerStates(place)
-        return self.split.store
+        place = folder / self.split.fingerprint(weights, outputs)
+        kept = self.split.outputs if outputs else self.split.store
+        if kept is None or kept.folder != place:
+            kept = LowerStates(place)
+            setattr(self.split, "outputs" if outputs else "store", kept)
+        return kept
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors

@@ -217,11 +217,12 @@ def keep_states(
     folder: Path,
     texts: Mapping[Side, Sequence[str]],
     accelerator: Accelerator,
+    untrained: bool = False,
 ) -> None:
     """Freeze the paradigm, and store its frozen layers' states for each side's texts in `folder`.
 
     States that other paradigms or runs stored there are reused. Every process calls this and sees the same
-    folder.
+    folder. untrained: the paradigm is not trained further, so the states of all its layers are stored, too.
     """
     freeze(paradigm, trained_layers)
     encoder: Any = paradigm.encoder
@@ -232,6 +233,9 @@ def keep_states(
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
             add_states(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, layout)
+            if untrained and not tower.split.has_head:  # logits of the whole vocabulary would be large
+                store = tower.keep_states(folder, outputs=True)
+                add_states(store, texts.get(side, ()), tokenize, tower.split.untrained, accelerator, layout)
 
 
 def add_states(
@@ -244,7 +248,7 @@ def add_states(
 ) -> None:
     """Store each process's share of the texts' states, unless they are `too_large`; then open all states."""
     share = {"process": accelerator.process_index, "processes": accelerator.num_processes}
-    if texts and not store.folder.is_dir():
+    if texts and not [*store.folder.parent.glob("[0-9a-f]*/")]:
         accelerator.print(
             f"States of frozen layers are kept in {store.folder.parent} until this run ends. "
             "If it is killed, the next run in a folder beside it deletes them."

@@ -10,15 +10,16 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
+from torch.testing import assert_close
+from transformers import AutoTokenizer, BertForMaskedLM, Qwen3Config, Qwen3Model
 
 from paradigms import PARADIGMS
 from paradigms.encoder.frozen import SCALE, LowerStates, _find_layers, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.io.files import locked
-from paradigms.train.fit import add_states, deleted_after, sweep_states
+from paradigms.train.fit import add_states, deleted_after, keep_states, sweep_states
 from tests.near import assert_same
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, write_headed
 
 TEXTS = ["the house of a dog", "a cat", "a big river and the water under it, a long way from the sea"]
 OTHERS = ["snow", "the world in winter"]
@@ -138,6 +139,28 @@ def test_what_paradigms_tokenise_alike_is_kept_once(tiny_bert, tmp_path, monkeyp
     assert len(keep(marked, tmp_path, TEXTS)) == 2 * len(TEXTS)
     monkeypatch.setattr(dpr.split, "compute", lambda _: pytest.fail("was kept"))
     vectors(dpr, TEXTS)
+
+
+def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_not(
+    tiny_bert, tmp_path, monkeypatch
+):
+    colbert, dpr = (PARADIGMS[name](tiny_bert) for name in ("colbert", "dpr"))
+    given = {"document": TEXTS}, Accelerator(cpu=True)
+    keep_states(colbert, 1, tmp_path, *given, untrained=True)
+    keep_states(dpr, 1, tmp_path, *given)
+    found = vectors(dpr.encoder, TEXTS)
+    assert dpr.encoder.split.outputs is None
+    assert found.requires_grad
+    keep_states(dpr, 1, tmp_path, *given, untrained=True)
+    monkeypatch.setattr(dpr.encoder.split, "upper", lambda *_: pytest.fail("was kept"))
+    assert_close(vectors(dpr.encoder, TEXTS), found, rtol=0, atol=2e-3)  # float16's rounding of the output
+    monkeypatch.undo()
+    next(dpr.encoder.backbone.encoder.layer[-1].parameters()).data += 1  # the lower states are the same
+    assert len(dpr.encoder.keep_states(tmp_path)) == len(TEXTS)
+    assert not len(dpr.encoder.keep_states(tmp_path, outputs=True))
+    splade = PARADIGMS["splade"](write_headed(BertForMaskedLM, tmp_path / "bert"))
+    keep_states(splade, 1, tmp_path, *given, untrained=True)
+    assert splade.encoder.split.outputs is None  # its output is a logit for every term
 
 
 def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert):

@@ -127,7 +127,7 @@ def describe(results: HybridResults, vectors: int) -> dict[str, Section]:
         ),
         "rerank": Section(
             "Cross-attention over the first documents of each stage (Table 1, Figure 6)",
-            f"{RR}; what is not reranked is left out.",
+            f"{RR} of the reranked documents alone: documents below them count as not found.",
             rerank.rows,
             shown_of.draw(),
         ),
