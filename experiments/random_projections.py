@@ -157,7 +157,7 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
 
 
 def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, list[float]]:
-    """Return, for each published bound, its k divided by the exact k, for each of BOUND_QUERIES queries."""
+    """Return, for each published bound, its k divided by the exact k, for up to BOUND_QUERIES queries."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]

@@ -337,9 +337,9 @@ def trained(
         with autocast(accelerator.device, accelerator.mixed_precision):
             return GENERATIVE[name](base, data.collection.corpus, **defaults | options)
 
-    def keep_frozen(paradigm: Paradigm) -> None:
+    def keep_frozen(paradigm: Paradigm, documents: Corpus) -> None:
         queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
-        texts: dict[Side, Any] = {"query": queries, "document": data.collection.corpus}
+        texts: dict[Side, Any] = {"query": queries, "document": documents}
         keep_states(paradigm, layers, shared / STATES, texts, accelerator, trial.untrained)
 
     def train(model: Any, place: Path) -> Model:
@@ -351,7 +351,7 @@ def trained(
                 model, data.collection, splits, data.dev_run, dev, limited, place, accelerator
             )
         if layers:
-            keep_frozen(model)
+            keep_frozen(model, data.collection.corpus)
         count = hard_negatives(system, settings)
         runs = data.mined if count else {}, data.dev_run
         return fit(
@@ -380,5 +380,5 @@ def trained(
     else:
         model = trained_once(folder, trial.seed, make, train, accelerator)
     if layers:
-        keep_frozen(as_paradigm(model, folder))
+        keep_frozen(as_paradigm(model, folder), data.pieces.corpus)
     return model

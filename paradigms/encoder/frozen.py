@@ -44,7 +44,7 @@ class SplitBackbone:
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:
         self.backbone, self.trained = backbone, trained
         self.store: LowerStates | None = None
-        self.outputs: LowerStates | None = None  # of `hidden`, for an encoder that is not trained further
+        self.outputs: LowerStates | None = None  # of `hidden`, for an encoder that is not trained afterwards
         self.place, self.name, layers = _find_layers(backbone)
         if not 0 < trained <= len(layers):
             raise ValueError(
@@ -250,7 +250,7 @@ class LowerStates:
         }
         if not tensors["states"].isfinite().all():
             raise ValueError(
-                f"the lower layers' states exceed {65504 / SCALE:,.0f}, and are stored in float16: set "
+                f"a backbone's states exceed {65504 / SCALE:,.0f}, and are stored in float16: set "
                 "trained_layers to 0"
             )
         with atomic_folder(self.folder / name, KEPT) as place:

@@ -248,7 +248,7 @@ class TextEncoder(nn.Module):
     def keep_states(self, folder: Path, outputs: bool = False) -> LowerStates:
         """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there.
 
-        outputs: read those of all layers, for an encoder that is not trained further.
+        outputs: read the last layer's output instead, for an encoder that is not trained afterwards.
         """
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0

@@ -222,7 +222,7 @@ def keep_states(
     """Freeze the paradigm, and store its frozen layers' states for each side's texts in `folder`.
 
     States that other paradigms or runs stored there are reused. Every process calls this and sees the same
-    folder. untrained: the paradigm is not trained further, so the states of all its layers are stored, too.
+    folder. untrained: also store the last layer's output, for a paradigm that is not trained afterwards.
     """
     freeze(paradigm, trained_layers)
     encoder: Any = paradigm.encoder
@@ -233,6 +233,7 @@ def keep_states(
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
             add_states(store, texts.get(side, ()), tokenize, tower.split.compute, accelerator, layout)
+            tower.split.outputs = None
             if untrained and not tower.split.has_head:  # logits of the whole vocabulary would be large
                 store = tower.keep_states(folder, outputs=True)
                 add_states(store, texts.get(side, ()), tokenize, tower.split.untrained, accelerator, layout)
@@ -254,7 +255,7 @@ def add_states(
             "If it is killed, the next run in a folder beside it deletes them."
         )
     if large := by_main(lambda: store.too_large(texts, tokenize, compute), accelerator):
-        accelerator.print(f"The frozen layers run in every step: {large}")
+        accelerator.print(f"States are not stored, and layers run again for every text: {large}")
     else:
         store.add(texts, tokenize, compute, layout=layout, **share, progress=accelerator.is_main_process)
     accelerator.wait_for_everyone()

@@ -155,6 +155,8 @@ def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_
     monkeypatch.setattr(dpr.encoder.split, "upper", lambda *_: pytest.fail("was kept"))
     assert_close(vectors(dpr.encoder, TEXTS), found, rtol=0, atol=2e-3)  # float16's rounding of the output
     monkeypatch.undo()
+    keep_states(dpr, 1, tmp_path, *given)
+    assert vectors(dpr.encoder, TEXTS).requires_grad
     next(dpr.encoder.backbone.encoder.layer[-1].parameters()).data += 1  # the lower states are the same
     assert len(dpr.encoder.keep_states(tmp_path)) == len(TEXTS)
     assert not len(dpr.encoder.keep_states(tmp_path, outputs=True))
@@ -196,7 +198,10 @@ def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tm
     monkeypatch.setattr("paradigms.encoder.frozen.MOST", 100)
     store = encoder.keep_states(folder)
     add_states(store, *given)
-    assert "The frozen layers run in every step: the states of 3 texts would take" in capsys.readouterr().out
+    assert (
+        "States are not stored, and layers run again for every text: the states of 3 texts would take"
+        in capsys.readouterr().out
+    )
     assert len(store) == 0
     assert_same(vectors(encoder, TEXTS), rounded)
     monkeypatch.undo()
