@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder import int8
 from paradigms.encoder.precision import native_precision, product_precision
+from paradigms.encoder.weights import Watch
 from paradigms.io.checks import json_or_empty
 
 TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` replaces
@@ -269,21 +270,19 @@ class Kept:
             for held in (module._parameters, module._modules)
             for name, value in held.items()
         ]
-        self.weights = list(backbone.parameters())
-        self.state = self._state()
+        self.weights = Watch(backbone.parameters())
+        self.state = self.weights.state()
 
     def current(self) -> bool:
-        """Return whether all modules and weights are unchanged. This takes about 50 µs."""
+        """Return whether all modules and weights are unchanged; with MiniLM, this takes about 100 µs."""
         return (
-            all(held.get(name) is value for held, name, value in self.places) and self.state == self._state()
+            all(held.get(name) is value for held, name, value in self.places)
+            and self.state == self.weights.state()
         )
-
-    def _state(self) -> list[tuple[int, int]]:
-        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in self.weights]
 
     def add(self, backbone: Any, precision: str) -> None:
         named = dict(backbone.named_parameters())
-        dtypes = {weight.dtype for weight in self.weights}
+        dtypes = {weight.dtype for weight in self.weights.tensors}
         usual = named.keys() == set(weight_names(backbone.config.num_hidden_layers))
         usual = usual and (dtypes == {torch.float32} or dtypes == {torch.float64})
         eight = precision == "int8" and dtypes == {torch.float32}
@@ -295,7 +294,7 @@ _kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
 
 
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
-    """Return a backbone's cached `Forward` in one precision; rebuild it if a weight has changed.
+    """Return a backbone's cached `Forward` in one precision; rebuild it if `Watch` sees a changed weight.
 
     Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU in eval mode without
     gradients.
@@ -307,7 +306,7 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     known = _kept.get(backbone)
     if known is None or not known.current():
         known = _kept[backbone] = Kept(backbone)
-    if not light and not (known.weights[0].device.type == "cpu" and supported(backbone.config)):
+    if not light and not (known.weights.tensors[0].device.type == "cpu" and supported(backbone.config)):
         return None
     if precision not in known.passes:
         known.add(backbone, precision)

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from paradigms.encoder.weights import kept
 
 LARGEST = 127
 ZERO = 128
@@ -86,7 +87,7 @@ def product_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 class W8A8(TorchFunctionMode):
     """Context in which `product` computes every linear layer with a float32 weight on a CPU.
 
-    Weights are quantised when they are first used, and again after they change in place.
+    Weights are quantised when they are first used, and again after they change.
     """
 
     def __torch_function__(
@@ -98,16 +99,8 @@ class W8A8(TorchFunctionMode):
             if weight.dtype == torch.float32 and weight.device.type == "cpu":
                 names = ("input", "weight", "bias")
                 named = dict(zip(names, args, strict=False)) | kwargs
-                return product(named["input"], _kept(weight), named.get("bias"))
+                return product(named["input"], _quantised(weight), named.get("bias"))
         return function(*args, **kwargs)
 
 
-_weights = WeakTensorKeyDictionary()  # weight -> (its state, its `Quantised` form)
-
-
-def _kept(weight: Tensor) -> Quantised:
-    state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-    known = _weights.get(weight)
-    if known is None or known[0] != state:
-        known = _weights[weight] = state, quantised(weight)
-    return known[1]
+_quantised = kept(quantised)

@@ -10,18 +10,17 @@ from typing import Any, TypeGuard
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-_kept = WeakTensorKeyDictionary()  # first weight -> (state of all weights, their reordered copy)
+from paradigms.encoder.weights import kept
 
 
 def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Tensor, "*x v"]:
     """Compute x Wᵀ.
 
     Without gradients, float32 weights on a CPU are reordered when they are first used, and again after they
-    change in place. The copies take as much memory as the weights, and are freed with them.
+    change. The copies take as much memory as the weights, and are freed with them.
     """
-    return _multiplied(x, _packed([weight]), None) if _packs(weight) else nn.functional.linear(x, weight)
+    return _multiplied(x, _packed(weight), None) if _packs(weight) else nn.functional.linear(x, weight)
 
 
 def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Float[Tensor, "*x v"]]]:
@@ -35,13 +34,13 @@ def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Fl
     if len(layers) == 1:
         if not _plain(alone) or not _packs(alone.weight):
             return lambda x: (alone(x),)
-        packed, bias = _packed([alone.weight]), alone.bias
+        packed, bias = _packed(alone.weight), alone.bias
         return lambda x: (_multiplied(x, packed, bias),)
     plain: list[Any] = [layer for layer in layers if _plain(layer) and layer.bias is None]
     if len(plain) < len(layers) or not _packs(alone.weight):
         parts = [linears(layer) for layer in layers]
         return lambda x: [part(x)[0] for part in parts]
-    joined, sizes = _packed([layer.weight for layer in plain]), [len(layer.weight) for layer in plain]
+    joined, sizes = _packed(*(layer.weight for layer in plain)), [len(layer.weight) for layer in plain]
     return lambda x: _multiplied(x, joined, None).split_with_sizes(sizes, -1)
 
 
@@ -58,14 +57,10 @@ def _packs(weight: Tensor) -> bool:
     return usual and own and torch.backends.mkldnn.is_available()
 
 
-def _packed(weights: Sequence[Tensor]) -> Tensor:
-    state = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
-    known = _kept.get(weights[0])
-    if known is None or known[0] != state:
-        whole = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
-        packed = torch.ops.mkldnn._reorder_linear_weight(whole.detach(), None)
-        known = _kept[weights[0]] = state, packed
-    return known[1]
+@kept
+def _packed(*weights: Tensor) -> Tensor:
+    whole = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
+    return torch.ops.mkldnn._reorder_linear_weight(whole.detach(), None)
 
 
 def _multiplied(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,11 +1,14 @@
 """Tell whether weights have changed, for whatever is computed from weights and kept in memory."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+Made = TypeVar("Made")
 SAMPLED = 64  # values read per tensor, a few more if it is small
 
 
@@ -43,6 +46,24 @@ class Watch:
 def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     """Return `Watch.state` of tensors that are not kept; it is hashable and holds no reference to them."""
     return Watch(tensors).state()
+
+
+def kept(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Decorate a function of tensors: its last result for a first tensor is kept while no state changes.
+
+    The result is freed with the first tensor.
+    """
+    results = WeakTensorKeyDictionary()  # first tensor -> (state of all, result)
+
+    @wraps(make)
+    def result(*tensors: Tensor) -> Made:
+        state = state_of(tensors)
+        known = results.get(tensors[0])
+        if known is None or known[0] != state:
+            known = results[tensors[0]] = state, make(*tensors)
+        return known[1]
+
+    return result
 
 
 def _sampled(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,22 @@ def test_changed_weights_change_the_pass():
         assert_same(found, model(**inputs())[0])
         assert not torch.equal(found, before)
         before = found
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "int8"])
+@pytest.mark.parametrize("part", ["value.weight", "query.bias", "output.dense.weight", "LayerNorm.weight"])
+@torch.no_grad()
+def test_copies_of_weights_are_those_of_now(precision, part):
+    """A change through .data, as of an average of weights, does not count as one for autograd."""
+    model = random_bert()
+    with autocast(CPU, precision):
+        before = last_hidden(model, inputs())
+        for name, weight in model.encoder.named_parameters():
+            if name.endswith(part):
+                weight.data.mul_(-2)
+        after = last_hidden(model, inputs())
+        assert not torch.equal(after, before)
+        assert torch.equal(after, last_hidden(deepcopy(model), inputs()))
 
 
 @pytest.mark.parametrize("changes", [{"hidden_act": "relu"}, {"is_decoder": True}])

@@ -35,7 +35,7 @@ def test_products_are_those_of_torch_with_weights_as_they_are_now(shape, bias):
             weight, layer.bias = layer.weight, None
             check(product(x, weight), layer, x)
             layer.bias = nn.Parameter(torch.randn(layer.out_features)) if bias else None
-        some[1].weight.mul_(-3)  # not the first weight, under which the joined copy is kept
+        some[1].weight.data.mul_(-3)  # not the first weight, under which the joined copy is kept
         some[2].weight = nn.Parameter(torch.randn(32, WIDTH))
 
 
