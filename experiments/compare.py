@@ -272,7 +272,8 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    described = asdict(system) | {"training": training and asdict(training)}
+    own = system.paradigm in PARADIGMS and systems.hard_negatives(system, settings)[1]
+    described = asdict(system) | {"training": training and asdict(training) | {"own_negatives": own}}
     return described | content(**paths) | content(**plugins)
 
 

@@ -19,6 +19,7 @@ from paradigms.saving.card import model_card
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
+from paradigms.train.losses import LossSettings
 from tests import needs
 from tests.near import SCORES, assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
@@ -179,7 +180,7 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
         assert model.encoder.get_submodule(name).weight.grad.abs().max() > 0
     assert_same(in_batch_rel(D, Q, model.align, model.normalise), rel(D, Q, model.align, model.normalise))
     with pytest.raises(ValueError, match="matryoshka"):
-        Contrastive(model, corpus, examples, matryoshka=[8])
+        Contrastive(model, corpus, examples).configure(LossSettings(matryoshka=[8]))
 
 
 def test_one_index_or_three(model, tmp_path):

@@ -221,14 +221,14 @@ def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:
     examples = [Example(QUERIES[0], 0, (3,), (0,)), Example(QUERIES[1], 2, (1,), (2,))]
     options = {"query_sparsity": 0.5, "document_sparsity": 0.25, "sparsity": "l1"}
     model = PARADIGMS["splade"](masked, **options).double().eval()
-    objective = Contrastive(model, corpus, examples, steps=12)
+    objective = Contrastive(model, corpus, examples)
     batch = objective.collate(examples)
     queries, documents = model(batch.queries, batch.documents)
     scores = model.score(documents, queries)
     plain = contrastive(scores, torch.arange(2), batch.excluded(batch.positions), 1.0)
     few = 0.5 * queries.vectors.sum() / 2 + 0.25 * documents.vectors.sum() / 4
     for step, share in ((0, 1 / 16), (1, 1 / 4), (3, 1), (9, 1)):
-        objective.prepare(step)
+        objective.prepare(step, 12)
         assert_same(objective.loss(model, batch), plain + share * few)
 
 

@@ -197,7 +197,11 @@ def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Pat
         paradigm = PARADIGMS["dpr"](settings.encoder, pooling="mean", **lengths)
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     examples = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
-    objective = Contrastive(paradigm, corpus, examples, TEMPERATURES[case.paradigm])
+    training = TrainingSettings(
+        steps=WARMUP + settings.steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
+        trained_layers=case.layers, seed=settings.seed, temperature=TEMPERATURES[case.paradigm],
+    )  # fmt: skip
+    objective = Contrastive(paradigm, corpus, examples).configure(training)
     accelerator = Accelerator(cpu=True, mixed_precision=case.precision)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
         loss = objective.loss(paradigm, objective.collate(examples[:CHECKED])).item()
@@ -205,10 +209,6 @@ def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Pat
         queries, documents = (list(side) for side in zip(*pairs, strict=True))
         texts = {"query": queries, "document": documents}
         keep_states(paradigm, case.layers, states, texts, accelerator)  # type: ignore[arg-type]
-    training = TrainingSettings(
-        steps=WARMUP + settings.steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
-        trained_layers=case.layers, seed=settings.seed,
-    )  # fmt: skip
     train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
     return loss
 

@@ -264,6 +264,7 @@ def encoder_job(
             training,
             accelerator,
             states=states,
+            own_negatives=settings.own_negatives,
         )
 
     def prepare() -> Paradigm:

@@ -40,6 +40,7 @@ from paradigms.train.teacher import ScorePairs, scored_once
 
 STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
 CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on truncated texts; suffix of an untrained system's runs
+MINING = ("negatives", "own_negatives")  # settings of `fit` among a system's training settings
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five tokens.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
@@ -77,9 +78,9 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
         chosen = TRAINING | untrained | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        own = {name: value for name, value in system.training.items() if name != "negatives"}
+        own = {name: value for name, value in system.training.items() if name not in MINING}
         chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | own
-        negatives = hard_negatives(system, settings)
+        negatives, _ = hard_negatives(system, settings)
         if system.teacher:
             check_known(Distillation, system.distil)
             if not negatives:
@@ -88,14 +89,18 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
     return TrainingSettings(**chosen) if chosen["steps"] else None
 
 
-def hard_negatives(system: SystemSettings, settings: Any) -> int:
-    """Return the number of hard negatives per query, from the system's settings or the common settings.
+def hard_negatives(system: SystemSettings, settings: Any) -> tuple[int, bool]:
+    """Return the number of hard negatives per query, and whether the system's own run provides them.
 
-    Raises ValueError if the number is negative.
+    The system's settings override the common settings. Raises ValueError if the number is negative, or if
+    there are no negatives for its own run to provide.
     """
-    number = system.training.get("negatives", settings.negatives)
+    number, own = (system.training.get(name, getattr(settings, name)) for name in MINING)
     check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
-    return number
+    check_type("own_negatives", own, bool)
+    if own and not number:
+        raise ValueError("own_negatives mines hard negatives: set negatives")
+    return number, own
 
 
 def training_runs(settings: Any) -> dict[str, Training]:
@@ -352,7 +357,7 @@ def trained(
             )
         if layers:
             keep_frozen(model, data.collection.corpus)
-        count = hard_negatives(system, settings)
+        count, own = hard_negatives(system, settings)
         runs = data.mined if count else {}, data.dev_run
         return fit(
             model,
@@ -366,6 +371,7 @@ def trained(
             accelerator,
             teacher=teacher(place),
             states=shared / STATES,
+            own_negatives=own,
         )
 
     def teacher(place: Path) -> ScorePairs | None:

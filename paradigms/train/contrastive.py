@@ -17,7 +17,7 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
 from paradigms.train.coded import straight_through
 from paradigms.train.examples import Example, TrainingBatch, own_count, teacher_scores
-from paradigms.train.losses import Distillation, Objective, contrastive, sparsity
+from paradigms.train.losses import LossSettings, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
 
 
@@ -25,47 +25,41 @@ class Contrastive(Objective):
     """The objective for all paradigms that encode queries and documents separately.
 
     The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, SPLADE's sparsity term
-    (`SpladeSettings`), and the losses of BGE-M3's parts (`bge_m3`). distillation: a loss combined with the
-    first term, over each query's positive and hard negatives. chunk: texts per part with cached gradients
-    (`batches.in_parts`); 0 = no caching. in_batch: whether other queries' documents are negatives. If not,
-    only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). steps: number of
-    training steps. SPLADE's term rises over the first third of these steps, or has full weight from the start
-    if `steps` is 0. matryoshka: numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised,
-    is added to the loss on all coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1).
-    coded_bits: bits per dimension of the codes that replace document vectors (`coded.straight_through`); 0 =
-    no codes. Only encoders use mixed precision: rel, softmax and loss are float32.
+    (`SpladeSettings`), which rises over the first third of the steps, and the losses of BGE-M3's parts
+    (`bge_m3`). distillation: a loss combined with the first term, over each query's positive and hard
+    negatives. chunk: as in `batches.in_parts`. in_batch: whether other queries' documents are negatives. If
+    not, only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). matryoshka:
+    numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
+    coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension
+    of the codes that replace document vectors (`coded.straight_through`). Only encoders use mixed precision:
+    rel, softmax and loss are float32.
     """
 
-    def __init__(
-        self,
-        paradigm: Paradigm,
-        corpus: Corpus,
-        examples: Sequence[Example],
-        temperature: float | None = None,  # τ; None = the paradigm's τ
-        distillation: Distillation | None = None,
-        chunk: int = 0,
-        in_batch: bool = True,
-        steps: int = 0,
-        matryoshka: Sequence[int] = (),
-        coded_bits: int = 0,
-    ) -> None:
-        settings = paradigm.encoder.settings
-        joined = settings.pooled_dim or isinstance(settings, BgeM3Settings)
-        if matryoshka and (max(matryoshka) >= paradigm.encoder.dim or joined):
+    reads = "chunk", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
+
+    def __init__(self, model: Paradigm, corpus: Corpus, examples: Sequence[Example]) -> None:
+        self.model, self.corpus, self.examples = model, corpus, examples
+        self.share = 1.0  # of SPLADE's term
+
+    def configure(self, settings: LossSettings) -> Objective:
+        encoder, shorter = self.model.encoder, settings.matryoshka
+        joined = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
+        if shorter and (max(shorter) >= encoder.dim or joined):
             raise ValueError(
-                f"matryoshka={list(matryoshka)} must be below the {paradigm.encoder.dim} dimensions of "
-                f"{paradigm.name}, and not of vectors that a pooled one joins"
+                f"matryoshka={shorter} must be below the {encoder.dim} dimensions of {self.model.name}, and "
+                "not of vectors that a pooled one joins"
             )
-        if distillation is not None or not in_batch:
-            own_count(examples, paradigm.name, distillation is not None)
-        self.paradigm, self.corpus, self.examples = paradigm, corpus, examples
-        self.temperature = temperature or paradigm.recipe.temperature
-        self.distillation, self.chunk, self.in_batch = distillation, chunk, in_batch
-        self.rise, self.share = steps / 3, 1.0
-        self.dims, self.coded_bits = (paradigm.encoder.dim, *matryoshka), coded_bits
+        if settings.distillation is not None or not settings.in_batch:
+            own_count(self.examples, self.model.name, settings.distillation is not None)
+        return super().configure(settings)
+
+    def without_negatives(self, batches: Sequence[Sequence[Example]]) -> int:
+        together = [example for batch in batches for example in batch]
+        pool = {p for example in together for p in (example.positive, *example.negatives)}
+        return sum(pool.issubset(example.relevant) for example in together)
 
     def collate(self, examples: list[Example]) -> TrainingBatch:
-        tokenize = self.paradigm.encoder.tokenize
+        tokenize = self.model.encoder.tokenize
         positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
         relevant = [torch.tensor(e.relevant) for e in examples]
         return TrainingBatch(
@@ -76,21 +70,20 @@ class Contrastive(Objective):
             teacher_scores(examples),
         )
 
-    def prepare(self, step: int) -> None:
-        self.share = min(1.0, (step + 1) / self.rise) ** 2 if self.rise else 1.0
+    def prepare(self, step: int, steps: int) -> None:
+        self.share = min(1.0, (step + 1) / (steps / 3)) ** 2
 
     def loss(self, model: nn.Module, batch: TrainingBatch) -> Tensor:
-        queries, documents = model(batch.queries, batch.documents, self.chunk)
+        queries, documents = model(batch.queries, batch.documents, self.settings.chunk)
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
-        settings = self.paradigm.encoder.settings
+        settings = self.model.encoder.settings
         loss = pool.vectors.new_zeros(())
-        for dim in self.dims:
-            whole = dim == self.dims[0]
-            sides = [t if whole else first_coordinates(t, dim, settings.normalize) for t in (pool, queries)]
-            if self.coded_bits:
-                sides[0] = straight_through(sides[0], self.coded_bits)
-            scores = in_batch_rel(sides[0], sides[1], self.paradigm.align, self.paradigm.normalise)
+        for dim in (None, *self.settings.matryoshka):
+            sides = [first_coordinates(t, dim, settings.normalize) if dim else t for t in (pool, queries)]
+            if self.settings.coded_bits:
+                sides[0] = straight_through(sides[0], self.settings.coded_bits)
+            scores = in_batch_rel(sides[0], sides[1], self.model.align, self.model.normalise)
             loss = loss + self._of_scores(scores, batch, positions)
         if isinstance(settings, BgeM3Settings):
             for part, share in settings.losses.items():
@@ -108,39 +101,38 @@ class Contrastive(Objective):
 
     def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
         """Compute the loss on labels and, if there is a teacher, on its scores. scores: rel [b, n]."""
-        first = place_among(len(batch.positions))
+        first, distillation = place_among(len(batch.positions)), self.settings.distillation
+        temperature = self.settings.temperature or self.model.recipe.temperature
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
-        if self.in_batch:
-            loss = contrastive(scores, target, batch.excluded(positions), self.temperature)
+        if self.settings.in_batch:
+            loss = contrastive(scores, target, batch.excluded(positions), temperature)
         else:
-            candidates = scores.gather(1, batch.own(first)) / self.temperature
+            candidates = scores.gather(1, batch.own(first)) / temperature
             loss = cross_entropy(candidates, torch.zeros_like(target))
-        if self.distillation is not None:
+        if distillation is not None:
             assert batch.teacher is not None
-            candidates = scores.gather(1, batch.own(first)) / self.temperature
-            loss = self.distillation.joined(loss, candidates, batch.teacher)
+            candidates = scores.gather(1, batch.own(first)) / temperature
+            loss = distillation.joined(loss, candidates, batch.teacher)
         return loss
 
 
 class Listwise(Objective):
     """Objective for rerankers (Luan et al. 2021, §4.2): localised contrastive estimation (Gao et al. 2021).
 
-    Documents of other queries are not negatives, because each would cost another pass of the encoder. Raises
-    ValueError unless all examples have the same number of negatives, at least one.
+    Documents of other queries are not negatives, because each would cost another pass of the encoder. The
+    default temperature is 1, because training sets the scale of s. Raises ValueError unless all examples have
+    the same number of negatives, at least one.
     """
 
-    def __init__(
-        self,
-        model: CrossAttention,
-        corpus: Corpus,
-        examples: Sequence[Example],
-        temperature: float | None = None,  # τ; None = 1, because training sets the scale of s
-        distillation: Distillation | None = None,
-    ) -> None:
-        self.candidates = own_count(examples, model.name, distillation is not None)
+    reads = "temperature", "distillation"
+
+    def __init__(self, model: CrossAttention, corpus: Corpus, examples: Sequence[Example]) -> None:
+        self.candidates = own_count(examples, model.name, taught=False)
         self.model, self.corpus, self.examples = model, corpus, examples
-        self.distillation = distillation
-        self.temperature = temperature or 1.0
+
+    def configure(self, settings: LossSettings) -> Objective:
+        own_count(self.examples, self.model.name, settings.distillation is not None)
+        return super().configure(settings)
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
         """Tokenise b · (1 + k) pairs, each query's positive first; also return any teacher's scores."""
@@ -149,12 +141,13 @@ class Listwise(Objective):
         return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
-        pairs, teacher = batch
-        scores = model(pairs).view(-1, self.candidates) / self.temperature
+        (pairs, teacher), distillation = batch, self.settings.distillation
+        scores = model(pairs).view(-1, self.candidates) / (self.settings.temperature or 1.0)
         loss = cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
-        if self.distillation is None or teacher is None:
+        if distillation is None:
             return loss
-        return self.distillation.joined(loss, scores, teacher)
+        assert teacher is not None
+        return distillation.joined(loss, scores, teacher)
 
 
 def mean_salience(tokens: Tokens) -> Tensor:

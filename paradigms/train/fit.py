@@ -94,18 +94,23 @@ def fit(
     teacher: ScorePairs | None = None,
     suspects: FalseNegatives | None = None,
     states: Path | None = None,
+    own_negatives: bool = False,
 ) -> Encoded:
     """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` queries of splits[1].
 
     The dev measure is `DevMeasure`. runs: first-stage rankings of both splits' queries, for hard negatives
-    and for reranking. With `training.own_negatives`, the model itself ranks the training queries once before
-    training (`own_run`). Without dev queries, the last state is returned. Cross-attention needs negatives.
+    and for reranking. own_negatives: the model itself ranks the training queries, once before training
+    (`own_run`). Without dev queries, the last state is returned. Cross-attention needs negatives.
     teacher: provides the scores for `training.distillation`. suspects: detects hard negatives to leave out.
     states: folder for states of frozen layers (`keep_states`), which training runs share and the caller
     deletes; by default, a temporary folder in `folder`.
     """
     corpus, (queries, dev_split) = collection.corpus, splits
-    if negatives and training.own_negatives:
+    if own_negatives and not negatives:
+        raise ValueError("own_negatives draws hard negatives from the model's own run: set negatives")
+    if (teacher is None) != (training.distillation is None):
+        raise ValueError("a teacher needs a distillation loss, and a distillation loss needs a teacher")
+    if own_negatives:
         runs = own_run(lambda: paradigm, corpus, queries, folder, accelerator), runs[1]
     # A query that is itself a document is not its own negative.
     train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
@@ -116,15 +121,14 @@ def fit(
     )
     if suspects is not None:
         accelerator.print(shown(problems or "No hard negative scores as high as a relevant document."))
-    shared = corpus, examples, training.temperature, training.distillation
     objective: Objective
     layers = training.trained_layers
     if isinstance(paradigm, CrossAttention):
-        objective = Listwise(paradigm, *shared)
+        objective = Listwise(paradigm, corpus, examples)
         layers = 0  # it reads pairs, so single texts have no states
     else:
-        fewer = training.matryoshka, training.coded_bits
-        objective = Contrastive(paradigm, *shared, training.chunk, training.in_batch, training.steps, *fewer)
+        objective = Contrastive(paradigm, corpus, examples)
+    objective.configure(training)  # refuses settings before states are stored
     dev = None
     if dev_split.queries and dev_queries:
         dev = DevMeasure(corpus, dev_split, dev_run, dev_queries, accelerator.mixed_precision)

@@ -99,7 +99,7 @@ def fit_pairs(
     for report in (model.identifiers.problems, problems):
         if report:
             accelerator.print(shown(f"{model.name}: {report}"))
-    objective = Likelihood(model, corpus, pairs, training.distillation)
+    objective = Likelihood(model, corpus, pairs).configure(training)
     stored = model.settings.frozen and accelerator.device.type == "cpu"
     with (
         deleted_after(folder / STATES, accelerator) if stored and not states else nullcontext(states) as place

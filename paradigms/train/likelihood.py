@@ -16,7 +16,7 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
-from paradigms.train.losses import Distillation, Objective, contrastive
+from paradigms.train.losses import LossSettings, Objective, contrastive
 
 NEGATIVES = 7  # documents of other pairs in the batch, for sets of tokens without hard negatives
 
@@ -35,21 +35,15 @@ class Likelihood(Objective):
     prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises with falling
     increments, but is negative for short identifiers.
 
-    corpus: documents from which NP-decoding's clusters are rebuilt every `settings.refresh` steps.
+    corpus: documents from which NP-decoding's clusters are rebuilt every `model.settings.refresh` steps.
     """
 
-    def __init__(
-        self,
-        model: Generative,
-        corpus: Corpus,
-        pairs: Sequence[Pair],
-        distillation: Distillation | None = None,
-    ) -> None:
+    reads = ("distillation",)
+
+    def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
         if not pairs:
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
-        if distillation is not None and not all(pair.teacher for pair in pairs):
-            raise ValueError(f"{model.name} learns a teacher's scores: build the pairs with a teacher")
-        self.model, self.corpus, self.examples, self.distillation = model, corpus, pairs, distillation
+        self.model, self.corpus, self.examples = model, corpus, pairs
         self.ranks = model.sets is not None or bool(pairs[0].negatives)
         if self.ranks and model.identifiers.end is None:
             raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
@@ -58,21 +52,46 @@ class Likelihood(Objective):
         for pair in pairs if self.ranks else ():
             self.relevant.setdefault(pair.source, set()).add(pair.document)
 
+    def configure(self, settings: LossSettings) -> Objective:
+        if settings.distillation is not None and not all(
+            pair.negatives and len(pair.teacher) == 1 + len(pair.negatives) for pair in self.examples
+        ):
+            raise ValueError(
+                f"{self.model.name} learns a teacher's scores: build the pairs with negatives and a teacher"
+            )
+        return super().configure(settings)
+
+    def without_negatives(self, batches: Sequence[Sequence[Pair]]) -> int:
+        return sum(
+            {pair.document}.issuperset(negatives)
+            for batch in (batches if self.ranks else ())
+            for pair, negatives in zip(batch, self.negatives(batch), strict=True)
+        )
+
+    def negatives(self, batch: Sequence[Pair]) -> list[list[int]]:
+        """Return each pair's hard negatives or, without any, the documents of the next pairs in the batch.
+
+        Other documents of the same source are replaced by the pair's own, which `ranking` excludes.
+        """
+        own = [pair.document for pair in batch]
+        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
+        return [
+            list(pair.negatives) or [pair.document if d in self.relevant[pair.source] else d for d in others]
+            for pair, others in zip(batch, around, strict=True)
+        ]
+
     def collate(self, examples: list[Pair]) -> Pairs:
         """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
         model, sources = self.model, self.model.tokenize([pair.source for pair in examples])
         targets = [[model.written(pair.document, pair.target)] for pair in examples]
         if not self.ranks:
             return sources, model.targets(targets)
-        own = [pair.document for pair in examples]
-        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
-        negatives = [  # a source's other documents are replaced by the pair's own, which `ranking` excludes
-            pair.negatives or [pair.document if d in self.relevant[pair.source] else d for d in others]
-            for pair, others in zip(examples, around, strict=True)
+        ranked = [
+            [pair.document, *others] for pair, others in zip(examples, self.negatives(examples), strict=True)
         ]
-        for row, others in zip(targets, negatives, strict=True):
+        for row, (_, *others) in zip(targets, ranked, strict=True):
             row += [model.names(document)[0] for document in others]
-        documents = torch.tensor([[d, *others] for d, others in zip(own, negatives, strict=True)])
+        documents = torch.tensor(ranked)
         teacher = torch.tensor([pair.teacher for pair in examples])
         return sources, model.targets(targets), documents, teacher
 
@@ -98,18 +117,20 @@ class Likelihood(Objective):
         """
         likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
         prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)
-        if self.distillation is None:
+        if self.settings.distillation is None:
             first = torch.zeros(len(documents), dtype=torch.long, device=documents.device)
             excluded: Bool[Tensor, "b n"] = documents == documents[:, :1]
             return likelihood + contrastive(prefixes[..., -1], first, excluded, 1.0)
         scores = teacher.to(prefixes.dtype)
         losses = [
-            self.distillation.joined(likelihood, prefixes[..., i], scores * ((i + 1) / tokens) ** 0.5)
+            self.settings.distillation.joined(
+                likelihood, prefixes[..., i], scores * ((i + 1) / tokens) ** 0.5
+            )
             for i in range(tokens)
         ]
         return torch.stack(losses).mean()
 
-    def prepare(self, step: int) -> None:
+    def prepare(self, step: int, steps: int) -> None:
         """Rebuild NP-decoding's clusters on the first process, if due, and send them to the others."""
         every, clusters = self.model.settings.refresh, self.model.clusters
         due = every > 0 and step > 0 and step % every == 0

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,7 @@ from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
 from paradigms.train.examples import step_batches
 from paradigms.train.fast_cpu import fast_cpu
-from paradigms.train.losses import Distillation, Objective
+from paradigms.train.losses import LossSettings, Objective
 from paradigms.train.parallel import gathered, prepare, sharded, unwrap
 from paradigms.train.state import RunState, by_main, ending_all, signature
 
@@ -36,16 +37,16 @@ Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run resumes.
 FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes", "matmul_precision")
 LOSS, NORM = "loss", "gradient's norm"
+CHECKED = 1000  # batches whose examples must have negatives
 Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(LossSettings):
     """Settings for one training run. Batch sizes are per process; steps are optimizer steps."""
 
     steps: int = 1000
     batch_size: int = 32
-    chunk: int = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
     accumulation: int = 1  # batches per optimizer step; each has its own in-batch negatives
     learning_rate: float = 2e-5
     head_learning_rate: float | None = None  # rate of projections and other heads; None = learning_rate
@@ -64,13 +65,6 @@ class TrainingSettings:
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
     matmul_precision: str = ""
-    temperature: float | None = None  # τ; None = the paradigm's τ
-    in_batch: bool = True  # whether other queries' documents are also negatives
-    own_negatives: bool = False  # mine hard negatives with the model before training (`train.fit`)
-    matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
-    # Train with documents coded as a compressed index of so many bits codes them (`train.coded`); 0 = uncoded
-    coded_bits: int = 0
-    distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
     seed: int = 0
     evaluate_every: int = 0  # steps between dev measures; 0 = only at the end
     evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is also measured
@@ -81,22 +75,19 @@ class TrainingSettings:
     workers: int = 0  # processes that tokenise ahead; 0 = in the training process
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("steps", "batch_size", "accumulation", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        at_least_0 = "chunk", "weight_decay", "trained_layers", "evaluate_every", "save_every", "workers"
+        at_least_0 = "weight_decay", "trained_layers", "evaluate_every", "save_every", "workers"
         for name in (*at_least_0, "minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         rates = "learning_rate", "head_learning_rate", "salience_learning_rate"
-        for name in (*rates, "max_grad_norm", "temperature"):
+        for name in (*rates, "max_grad_norm"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
-        if self.coded_bits not in (0, 1, 2, 4, 8):
-            raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
-        if any(dim < 1 for dim in self.matryoshka):
-            raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
         if self.matmul_precision not in ("", "highest", "high", "medium"):
             raise ValueError(
                 f"matmul_precision must be highest, high or medium, got {self.matmul_precision!r}"
@@ -138,12 +129,8 @@ def train(
             f"workers={settings.workers} would make batches before {paradigm.name} renews its clusters: set "
             "workers=0"
         )
-    if settings.chunk != objective.chunk:
-        raise ValueError(
-            f"chunk is {settings.chunk} in the settings and {objective.chunk} in the objective of "
-            f"{paradigm.name}: set both to the same value, or to 0 if the objective takes no chunk"
-        )
     accelerator, began = accelerator or Accelerator(), time.monotonic()
+    _check_negatives(objective.configure(settings), settings, accelerator)
     freeze(paradigm, settings.trained_layers)
     with ExitStack() as stack:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
@@ -233,6 +220,26 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
         encoder.freeze(trained_layers)
 
 
+def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Accelerator) -> None:
+    """Raise ValueError if no example of the first batches has a negative; warn if some of them have none."""
+    size, count, alone = s.batch_size, 0, 0
+    together = size * accelerator.num_processes
+    batches = min(s.steps * s.accumulation, max(1, len(objective.examples) // together), CHECKED)
+    for drawn in step_batches(len(objective.examples), together, batches, seed=s.seed):
+        examples = [objective.examples[n] for n in drawn]
+        count += together
+        alone += objective.without_negatives([examples[n : n + size] for n in range(0, together, size)])
+    if (alone and accelerator.is_main_process) or alone == count:
+        what = (
+            f"{alone:,} of the first {count:,} training examples of {objective.model.name} have no negative "
+            f"in their batch of {together}, so ranking them teaches nothing: choose a larger batch_size, or "
+            "examples with hard negatives"
+        )
+        if alone == count:
+            raise ValueError(what)
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
+
+
 class _Run:
     """A training run: optimizer steps, dev measures and the state for checkpoints."""
 
@@ -279,7 +286,7 @@ class _Run:
         """Take one optimizer step; return the last known loss, averaged over batches and processes."""
         began = time.perf_counter()
         self.model.train()
-        self.objective.prepare(step)
+        self.objective.prepare(step, self.settings.steps)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * _schedule(step, self.settings)
         for _ in range(self.settings.accumulation):

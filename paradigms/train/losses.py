@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -112,12 +112,51 @@ class Distillation:
         return torch.lerp(supervised, DISTILLATIONS[self.loss](student, teacher), self.weight)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
+
+    chunk: int = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
+    temperature: float | None = None  # τ; None = the paradigm's τ
+    in_batch: bool = True  # whether other queries' documents are also negatives
+    matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
+    # Train with documents coded as a compressed index of so many bits codes them (`train.coded`); 0 = uncoded
+    coded_bits: int = 0
+    distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.chunk < 0:
+            raise ValueError(f"chunk must be at least 0, got {self.chunk}")
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+        if self.coded_bits not in (0, 1, 2, 4, 8):
+            raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
+        if any(dim < 1 for dim in self.matryoshka):
+            raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
+
+
 class Objective(ABC):
     """A loss averaged over examples: provides the examples, makes batches and computes a batch's loss."""
 
+    model: Any  # the paradigm to train
     examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
-    chunk: int = 0  # texts per part with cached gradients; 0 = no caching
+    settings = LossSettings()  # set by `configure`
+    reads: Sequence[str] = ()  # the fields of `settings` that change the loss
     renews: bool = False  # whether `prepare` changes what `collate` returns: no batch is made ahead
+
+    def configure(self, settings: LossSettings) -> "Objective":
+        """Set the loss's settings, and return self. Raises ValueError if one of them would have no effect."""
+        for name in (f.name for f in fields(LossSettings) if f.name not in self.reads):
+            value = getattr(settings, name)
+            if value != getattr(Objective.settings, name):
+                raise ValueError(f"{name}={value} has no effect on {self.model.name}: leave it out")
+        self.settings = settings
+        return self
+
+    def without_negatives(self, batches: Sequence[Sequence[Any]]) -> int:
+        """Count the examples of one step, a batch for each process, that have no negative to learn from."""
+        return 0
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Any:
@@ -127,5 +166,5 @@ class Objective(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss of this process's batch; `model` is the paradigm wrapped by accelerate."""
 
-    def prepare(self, step: int) -> None:  # noqa: B027 - most objectives keep nothing
-        """Update state before step `step`, on every process."""
+    def prepare(self, step: int, steps: int) -> None:  # noqa: B027 - most objectives keep nothing
+        """Update state before step `step` of `steps`, on every process."""

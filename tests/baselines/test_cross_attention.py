@@ -23,6 +23,7 @@ from paradigms.train.contrastive import Listwise
 from paradigms.train.examples import Example
 from paradigms.train.fit import DevMeasure
 from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.losses import LossSettings
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.near import assert_same, assert_within_rounding
@@ -219,7 +220,7 @@ EXAMPLES = [
 def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert):
     model = build(tiny_bert).double()
     for temperature in (None, 0.5):
-        objective = Listwise(model, CORPUS, EXAMPLES, temperature)
+        objective = Listwise(model, CORPUS, EXAMPLES).configure(LossSettings(temperature=temperature))
         losses = []
         for example in EXAMPLES:
             texts = [CORPUS[p] for p in (example.positive, *example.negatives)]

@@ -1,7 +1,6 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from paradigms.encoder import batches
 from paradigms.encoder.batches import by_length
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.losses import LossSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
@@ -45,7 +44,7 @@ def step(
     paradigm: Paradigm, chunk: int = 0, tokens: int | None = None, examples: Sequence[Example] = EXAMPLES
 ) -> dict[str, Tensor]:
     """The loss of one batch and its gradients. tokens: at once, None = all."""
-    objective = Contrastive(paradigm, CORPUS, examples, chunk=chunk)
+    objective = Contrastive(paradigm, CORPUS, examples).configure(LossSettings(chunk=chunk))
     paradigm.zero_grad()
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -179,7 +178,7 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert):
         paradigm = build("colbert", tiny_bert, dropout=True)
         activations = Activations(paradigm)
         examples = [Example(words[n], n, (), (n,)) for n in range(count)]
-        objective = Contrastive(paradigm, corpus, examples, chunk=chunk)
+        objective = Contrastive(paradigm, corpus, examples).configure(LossSettings(chunk=chunk))
         objective.loss(paradigm, objective.collate(examples)).backward()
         return activations.most
 
@@ -188,13 +187,3 @@ def test_memory_is_set_by_the_chunk_and_not_by_the_batch(tiny_bert):
     assert most(8, 64) == 2 * cached
     assert most(0, 64) > 8 * cached
     assert most(64, 64) == most(0, 64)  # a batch within the chunk is not encoded twice
-
-
-def test_settings_and_objective_agree(tiny_bert, tmp_path):
-    paradigm, settings = build("dpr", tiny_bert), TrainingSettings(steps=1, batch_size=2, chunk=3)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
-    with pytest.raises(ValueError, match="chunk is 3 in the settings and 0 in the objective of dpr"):
-        train(paradigm, objective, settings, tmp_path, accelerator=Accelerator(cpu=True), progress=False)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="chunk must be at least 0, got -1"):
-        replace(settings, chunk=-1)

@@ -268,7 +268,7 @@ def finished(
     collate, write = Contrastive.collate, LowerStates._write
 
     def noted(objective: Contrastive, examples: list[Any]) -> Any:
-        recipe = objective.paradigm.recipe
+        recipe = objective.model.recipe
         name = f"{recipe.name} {getattr(recipe.align, 'k', '')} {len(examples)}"
         batches.setdefault(name, []).append([f"{e.query} {e.negatives}" for e in examples])
         return collate(objective, examples)

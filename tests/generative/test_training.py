@@ -20,7 +20,7 @@ from paradigms.generative.small import small_t5
 from paradigms.train.generative import training_pairs, with_negatives
 from paradigms.train.likelihood import Likelihood
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation, contrastive
+from paradigms.train.losses import Distillation, LossSettings, contrastive
 from paradigms.train.teacher import ScorePairs
 from tests import launch
 from tests.experiments.scripts import SMALL, run
@@ -170,10 +170,11 @@ def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Pat
         margins = ((student[:1] - student[1:]) - (want[:1] - want[1:])).square().mean()
         log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
         expected.append(0.25 * margins - 0.75 * float(log_p[0][0, 0]))
-    ours = Likelihood(model, CORPUS, taught, Distillation("margin_mse", 0.25, 2.0))
+    distilled = LossSettings(distillation=Distillation("margin_mse", 0.25, 2.0))
+    ours = Likelihood(model, CORPUS, taught).configure(distilled)
     assert_same(ours.loss(model, ours.collate(taught)), torch.stack(expected).mean())
-    with pytest.raises(ValueError, match="build the pairs with a teacher"):
-        Likelihood(model, CORPUS, pairs, Distillation())
+    with pytest.raises(ValueError, match="build the pairs with negatives and a teacher"):
+        Likelihood(model, CORPUS, pairs).configure(distilled)
 
 
 def test_what_cannot_be_trained_is_refused(t5: Path, tmp_path: Path) -> None:

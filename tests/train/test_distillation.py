@@ -12,7 +12,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.core import rel
 from paradigms.train.contrastive import Contrastive, Listwise
-from paradigms.train.losses import Distillation, contrastive, kl, margin_mse
+from paradigms.train.losses import Distillation, LossSettings, contrastive, kl, margin_mse
 from tests.near import assert_same
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
@@ -99,7 +99,9 @@ def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Modu
 def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Path, name: str) -> None:
     paradigm = build(name, tiny_bert)
     settings = Distillation("kl", 0.3, 2.0)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, settings)
+    plain = Contrastive(paradigm, CORPUS, EXAMPLES).configure(LossSettings(temperature=0.1))
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    objective.configure(LossSettings(temperature=0.1, distillation=settings))
     batch = objective.collate(EXAMPLES)
     queries, documents = paradigm(batch.queries, batch.documents)
     scores = rel(documents, queries, paradigm.align, paradigm.normalise) / 0.1
@@ -109,15 +111,14 @@ def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Pat
     expected = 0.7 * labels + 0.3 * kl(own, TEACHER / 2)
     found = objective.loss(paradigm, batch)
     assert_same(found, expected)
-    assert found.item() != pytest.approx(
-        Contrastive(paradigm, CORPUS, EXAMPLES, 0.1).loss(paradigm, batch).item()
-    )
+    assert found.item() != pytest.approx(plain.loss(paradigm, batch).item())
     equal_gradients(found, expected, paradigm)
 
 
 def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None:
     paradigm = build("colbert", tiny_bert)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES, 0.1, in_batch=False)
+    apart = LossSettings(temperature=0.1, in_batch=False)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES).configure(apart)
     batch = objective.collate(EXAMPLES)
     queries, documents = paradigm(batch.queries, batch.documents)
     scores = rel(documents, queries, paradigm.align, paradigm.normalise) / 0.1
@@ -128,13 +129,15 @@ def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None
         ValueError,
         match="colbert needs the same number of hard negatives for every query, at least one, but has 0",
     ):
-        Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())], in_batch=False)
+        Contrastive(paradigm, CORPUS, [replace(EXAMPLES[0], negatives=())]).configure(apart)
 
 
 def test_a_reranker_learns_from_a_teacher_too(tiny_bert: Path) -> None:
     torch.manual_seed(0)
     model = cross_attention(tiny_bert).double().eval()
-    objective = Listwise(model, CORPUS, EXAMPLES, 0.5, Distillation("margin_mse", 0.25, 3.0))
+    distillation = Distillation("margin_mse", 0.25, 3.0)
+    objective = Listwise(model, CORPUS, EXAMPLES)
+    objective.configure(LossSettings(temperature=0.5, distillation=distillation))
     batch = objective.collate(EXAMPLES)
     scores = model(batch[0]).view(4, 3) / 0.5
     labels = (scores.logsumexp(1) - scores[:, 0]).mean()
@@ -146,11 +149,12 @@ def test_examples_without_scores_to_compare_are_refused(tiny_bert: Path) -> None
     bare = [replace(example, teacher=()) for example in EXAMPLES]
     alone = [replace(example, negatives=(), teacher=(1.0,)) for example in EXAMPLES]
     uneven = [*EXAMPLES, replace(EXAMPLES[0], negatives=(0,), teacher=(1.0, 2.0))]
+    taught = LossSettings(distillation=Distillation())
     few, none = "the same number of hard negatives for every query", "build the examples with a teacher"
     for examples, told in ((bare, none), (alone, few), (uneven, few), ([*EXAMPLES, bare[0]], none)):
         with pytest.raises(ValueError, match=told):
-            Contrastive(build("dpr", tiny_bert), CORPUS, examples, None, Distillation())
+            Contrastive(build("dpr", tiny_bert), CORPUS, examples).configure(taught)
     with pytest.raises(ValueError, match="has 1 or 2: set negatives"):
-        Contrastive(build("dpr", tiny_bert), CORPUS, uneven, in_batch=False)
+        Contrastive(build("dpr", tiny_bert), CORPUS, uneven).configure(LossSettings(in_batch=False))
     with pytest.raises(ValueError, match="build the examples with a teacher"):
-        Listwise(cross_attention(tiny_bert), CORPUS, bare, None, Distillation())
+        Listwise(cross_attention(tiny_bert), CORPUS, bare).configure(taught)

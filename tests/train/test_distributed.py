@@ -19,7 +19,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.fit import keep_states
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation
+from paradigms.train.losses import Distillation, LossSettings
 from paradigms.train.state import signature
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
@@ -69,7 +69,8 @@ def loss_and_gradients(
     share = len(examples) // accelerator.num_processes
     mine = examples[accelerator.process_index * share :][:share]
     distillation = Distillation("kl", 0.5) if name == DISTILLED else None
-    objective = Contrastive(paradigm, CORPUS, mine, None, distillation, chunk)
+    settings = LossSettings(distillation=distillation, chunk=chunk)
+    objective = Contrastive(paradigm, CORPUS, mine).configure(settings)
     loss = objective.loss(model, objective.collate(mine))
     accelerator.backward(loss)
     found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
@@ -92,7 +93,7 @@ def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None
         settings = TrainingSettings(
             steps=2, batch_size=2, accumulation=2, chunk=chunk, log_every=1, learning_rate=1e-4
         )
-        objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
+        objective = Contrastive(paradigm, CORPUS, EXAMPLES)
         train(paradigm, objective, settings, target, accelerator=accelerator, progress=False)
         lines.append(history(target))
     for plain, cached in zip(*lines, strict=True):

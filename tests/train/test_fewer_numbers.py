@@ -15,6 +15,7 @@ from paradigms.store.residuals import Codec
 from paradigms.train.coded import straight_through
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings
+from paradigms.train.losses import LossSettings
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
 
@@ -29,10 +30,10 @@ def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
     wanted = sum(Contrastive(model.truncated(h), CORPUS, EXAMPLES).loss(m, batch) for h, m in (
         (None, model), (16, model.truncated(16)), (4, model.truncated(4))
     ))  # fmt: skip
-    assert_same(Contrastive(model, CORPUS, EXAMPLES, matryoshka=[16, 4]).loss(model, batch), wanted)
+    assert_same(whole.configure(LossSettings(matryoshka=[16, 4])).loss(model, batch), wanted)
     for wrong in ([32], [40]):
         with pytest.raises(ValueError, match="below the 32 dimensions"):
-            Contrastive(model, CORPUS, EXAMPLES, matryoshka=wrong)
+            whole.configure(LossSettings(matryoshka=wrong))
 
 
 @pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "xtr", "aligner"])
@@ -97,7 +98,8 @@ def test_codes_are_those_of_an_index_and_pass_the_gradient(tiny_bert: Path) -> N
 def test_both_are_settings_of_a_training(tiny_bert: Path) -> None:
     model = build(tiny_bert)
     plain, both = (
-        Contrastive(model, CORPUS, EXAMPLES, **how) for how in ({}, {"matryoshka": [8], "coded_bits": 1})
+        Contrastive(model, CORPUS, EXAMPLES).configure(settings)
+        for settings in (LossSettings(), LossSettings(matryoshka=[8], coded_bits=1))
     )
     batch = plain.collate(EXAMPLES)
     losses = [objective.loss(model, batch).item() for objective in (plain, both)]

@@ -52,11 +52,11 @@ def build(name: str, root: Path, seed: int = 0) -> Any:
     return paradigm
 
 
-def objective_of(paradigm: Any, chunk: int) -> Objective:
+def objective_of(paradigm: Any) -> Objective:
     if isinstance(paradigm, Generative):
         targets = [paradigm.target(number) for number in range(len(EXAMPLES))]
         return Likelihood(paradigm, CORPUS, [Pair(f"d{n}", n, tuple(t)) for n, t in enumerate(targets)])
-    return Contrastive(paradigm, CORPUS, EXAMPLES, chunk=chunk)
+    return Contrastive(paradigm, CORPUS, EXAMPLES)
 
 
 def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes: Any) -> Any:
@@ -67,7 +67,7 @@ def run(name: str, root: Path, folder: Path, accelerator: Accelerator, **changes
     dev = changes.pop("dev", measure)
     return train(
         paradigm,
-        objective_of(paradigm, settings.get("chunk", 0)),
+        objective_of(paradigm),
         TrainingSettings(**settings | changes),
         folder,
         accelerator=accelerator,

@@ -59,7 +59,7 @@ def fit(backbone: Path, folder: Path, settings: TrainingSettings = SETTINGS, **o
     paradigm = options.pop("paradigm", None) or build(backbone)
     accelerator = options.pop("accelerator", None) or Accelerator(cpu=True)
     examples = options.pop("examples", EXAMPLES)
-    objective = Contrastive(paradigm, CORPUS, examples, settings.temperature)
+    objective = Contrastive(paradigm, CORPUS, examples)
     return train(paradigm, objective, settings, folder, accelerator=accelerator, progress=False, **options)
 
 
@@ -150,7 +150,7 @@ def test_accumulation_is_the_mean_of_its_batches(tiny_bert: Path, tmp_path: Path
     paradigm = without_dropout(build(tiny_bert)).double()
     reference = build(tiny_bert).double().eval()
     batches = step_batches(len(EXAMPLES), 4, 3, seed=0)
-    objective = Contrastive(reference, CORPUS, EXAMPLES, 0.05)
+    objective = Contrastive(reference, CORPUS, EXAMPLES).configure(settings)
     made = [objective.collate([EXAMPLES[i] for i in batch]) for batch in batches]
     losses = [objective.loss(reference, batch) for batch in made]
     mean = torch.stack(losses).mean()

@@ -89,10 +89,11 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
     given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
     found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
     for own in (False, True, True):  # the last time from the file, though the model is another one
-        training = TrainingSettings(steps=1, batch_size=4, own_negatives=own, fast_cpu=False)
+        training = TrainingSettings(steps=1, batch_size=4, fast_cpu=False)
         runs, folder = (given, {}), tmp_path / f"own-{own}"
         model = dense(tiny_bert)
-        fit.fit(model, collection, (SPLIT, none), runs, 2, 0, training, folder, Accelerator(cpu=True))
+        rest = training, folder, Accelerator(cpu=True)
+        fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own)
         same_run(drawn[-1], found if own else given)
         monkeypatch.setattr(fit, "mine", lambda *_, **__: None) if own else None
 

@@ -58,7 +58,7 @@ def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -
     torch.set_num_threads(1)
     paradigm = build(backbone, seed=len(checkpoint.steps(folder)))
     settings = TrainingSettings(**OWN | changes)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES, chunk=settings.chunk)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     if trap is not None:
         trap(objective, folder)
     train(paradigm, objective, settings, folder, accelerator=Accelerator(), dev=dev, progress=False)
@@ -386,7 +386,7 @@ def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(tiny_bert,
     settings = replace(SETTINGS, accumulation=2)
     fit(tiny_bert, tmp_path / "whole", settings)
     paradigm = build(tiny_bert)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES, settings.temperature)
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
 
     def interrupt() -> None:
         raise Interrupted
