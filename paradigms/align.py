@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paradigms.core import TokenPairs, Tokens, Valid
 from paradigms.io.checks import OneLine, Range, check_several, check_types, naming
-from paradigms.muvera import MOST_PLANES, buckets_of, random_planes, shares
+from paradigms.muvera import MOST_PLANES, buckets_of, random_planes, side_counts
 from paradigms.relax import SMALLEST_EPS, entropic_topk
 from paradigms.statistics import statistics_of
 
@@ -31,6 +31,23 @@ UNBOUNDED = 1 << 40  # tokens: longer than any document
 ALIGNMENTS: dict[str, type["Alignment"]] = {}
 
 # --- A ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a computation takes: bytes of memory, and time in multiply-adds of a matrix product.
+
+    The sum of two costs is that of one computation after the other, whose memory is then free.
+    """
+
+    bytes: int = 0
+    operations: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(max(self.bytes, other.bytes), self.operations + other.operations)
+
+    def __mul__(self, times: int) -> "Cost":
+        return Cost(self.bytes if times else 0, self.operations * times)
 
 
 @dataclass_transform(frozen_default=True)
@@ -60,6 +77,14 @@ class Alignment:
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         raise NotImplementedError
+
+    def cost(self, pairs: int, vectors: int, dim: int) -> Cost:
+        """Bound what a call takes. A service refuses a request whose sum is too large before computing it.
+
+        pairs: entries of S. vectors: tokens of all documents and queries, with `dim` numbers each. The
+        default allows for sorting S; an alignment with loops of its own overrides it.
+        """
+        return Cost(32 * pairs, 1000 * pairs)
 
     def with_salience(self, queries: Tokens) -> tuple["Alignment", Tokens]:
         """Return an equivalent alignment and queries, in which weights of query tokens are saliences.
@@ -231,6 +256,9 @@ class Entropic(Alignment, reads={"similarity"}):
         columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
         return entropic_topk(columns, float(self.k), self.eps, real, self.iterations).transpose(-1, -2)
 
+    def cost(self, pairs: int, vectors: int, dim: int) -> Cost:
+        return Cost(96 * pairs, (4000 + 400 * (self.iterations or 0)) * pairs)
+
 
 class Idf(Alignment, reads={"similarity", "statistics"}):
     """A_ij = idf(id(j)) · 1[i = argmax_i' S_i'j]: MaxSim in which rare query tokens weigh more.
@@ -275,13 +303,19 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
         A = torch.zeros_like(S)
-        h = documents.vectors.shape[-1]
-        for normals in random_planes(h, self.planes, self.repetitions, self.seed):
-            buckets = buckets_of(documents.vectors, normals)
-            share = shares(buckets, documents.mask, self.planes, self.fill, S.dtype)
-            wanted = buckets_of(queries.vectors, normals)[:, :, None, :]
-            A += share.expand(*S.shape[:3], -1).gather(-1, wanted.expand_as(S)) / self.repetitions
-        return A.where(valid, 0)
+        counts = side_counts(self.planes, S.device)
+        for normals in random_planes(documents.vectors.shape[-1], self.planes, self.repetitions, self.seed):
+            d, q = (buckets_of(tokens.vectors, normals) for tokens in (documents, queries))
+            distance = counts[d[..., :, None] ^ q[..., None, :]].where(valid, self.planes + 1)
+            least = distance.amin(-2, keepdim=True) if self.fill and S.shape[-2] else 0
+            chosen = ((distance == least) & valid).to(S.dtype)
+            A += chosen / chosen.sum(-2, keepdim=True).clamp(min=1)
+        return A / self.repetitions
+
+    def cost(self, pairs: int, vectors: int, dim: int) -> Cost:
+        planes = dim * self.planes
+        each = 1000 * pairs + vectors * planes + 5_000_000  # the calls of small tensors
+        return Cost(32 * pairs + 4 * planes * self.repetitions, self.repetitions * each)
 
 
 def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:

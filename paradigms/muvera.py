@@ -36,8 +36,6 @@ def check_buckets(planes: int, repetitions: int) -> None:
         )
 
 
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)  # cached, and used in training too
 def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[Tensor, "r h k"]:
     """Draw the normal vectors of random planes, in float32."""
     check_buckets(planes, repetitions)
@@ -50,6 +48,11 @@ def buckets_of(vectors: Float[Tensor, "*x h"], normals: Float[Tensor, "h k"]) ->
     return (sides.long() << torch.arange(normals.shape[1], device=vectors.device)).sum(-1)
 
 
+def side_counts(planes: int, device: torch.device) -> Int[Tensor, " m"]:
+    """Count the 1 bits of 0 … 2^planes − 1: of b XOR b', the planes that separate buckets b and b'."""
+    return torch.tensor([n.bit_count() for n in range(1 << planes)], device=device)
+
+
 def shares(
     buckets: Int[Tensor, "x n l"], mask: Bool[Tensor, "x n l"], planes: int, fill: bool, dtype: torch.dtype
 ) -> Float[Tensor, "x n l m"]:
@@ -59,8 +62,7 @@ def shares(
     """
     everything = torch.arange(1 << planes, device=mask.device)
     distance = buckets[..., None] ^ everything
-    ones = torch.tensor([n.bit_count() for n in range(1 << planes)], device=mask.device)
-    distance = ones[distance].where(mask[..., None], planes + 1)
+    distance = side_counts(planes, mask.device)[distance].where(mask[..., None], planes + 1)
     least = distance.amin(2, keepdim=True) if fill and mask.shape[2] else torch.zeros_like(distance[:, :, :1])
     chosen = ((distance == least) & mask[..., None]).to(dtype)
     return chosen / chosen.sum(2, keepdim=True).clamp(min=1)
