@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
+LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1  # what compiled code and seeds can hold
 LABELS = 1 << 20
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
@@ -73,6 +74,8 @@ def check_type(name: str, value: Any, kind: Any) -> None:
     elif not any(_is(value, part) for part in _parts(kind)):
         wanted = " or ".join("null" if part is NoneType else part.__name__ for part in _parts(kind))
         raise ValueError(f"{name}={value!r:.200}; it must be {wanted}")
+    elif isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
+        raise ValueError(f"{name} is a whole number of more than 64 bits")
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
