@@ -49,7 +49,7 @@ async function ask(path, body, name = path) {
     const value = await answer.json();
     if (controller.signal.aborted) return null;
     if (!answer.ok) throw new Error(value.error);
-    find("message").textContent = "";
+    if (find("k").validity.valid) find("message").textContent = "";
     return value;
   } catch (error) {
     if (error.name !== "AbortError") find("message").textContent = error instanceof TypeError ? "The service does not answer." : error.message;
@@ -74,6 +74,7 @@ function readAlign() {
   const name = find("align").value;
   const values = [...find("knobs").querySelectorAll("input")].map((box) => {
     if (box.type === "checkbox") return `${box.name}=${box.checked ? "True" : "False"}`;
+    if (box.validity.badInput) return `${box.name}="?"`; // the service answers what it must be
     return box.value === "" ? "" : `${box.name}=${+box.value}`;
   });
   return name && `${name}(${values.filter(Boolean).join(", ")})`;
@@ -95,6 +96,7 @@ function listKnobs(values = {}) {
       if (least !== null) box.min = least;
       if (most !== null) box.max = most;
       box.value = values[name] ?? preset ?? STARTS[name] ?? "";
+      box.placeholder = preset ?? "";
     }
     box.addEventListener("input", changeFormula);
     const label = element("label", "", name === "eps" ? "ε " : `${name} `);
@@ -319,19 +321,25 @@ function remember() {
   history.replaceState(null, "", address);
 }
 
-async function restore() {
+// Take the state from the address. This alone sets what can be typed before the service has answered.
+function readAddress() {
   const parts = new URLSearchParams(location.hash.slice(1));
-  const names = known.systems.map(({ name }) => name);
   for (const name of ["query", "judged", "document", "other", "align", "normalise"]) state[name] = parts.get(name) ?? "";
   state.text = parts.get("text");
   state.salience = parts.get("salience") !== "off";
   state.k = Math.min(100, Math.max(1, Math.trunc(+(parts.get("k") ?? 10)) || 10));
+  find("query").value = state.query;
+  find("k").value = state.k;
+  return parts;
+}
+
+async function restore(parts) {
+  const names = known.systems.map(({ name }) => name);
+  if (state.query !== find("query").value) readQuery();
   state.without = new Set(parts.getAll("without").filter((name) => names.includes(name)));
   const pair = parts.getAll("walk").filter((name) => names.includes(name));
   state.walk = pair.length === 2 ? pair : [];
-  find("query").value = state.query;
   find("judged-query").value = state.judged;
-  find("k").value = state.k;
   for (const box of find("shown").querySelectorAll("input")) box.checked = !state.without.has(box.value);
   showFormula();
   if (state.walk.length) {
@@ -361,13 +369,14 @@ function chooseJudged(id) {
 }
 
 async function walk(begin = true) {
+  const typed = find("query").value;
   state.walk = [find("first").value, find("second").value];
   find("difference").value = "searching all judged queries …";
   const answer = await ask("/differences", { systems: state.walk });
   walked = answer?.queries ?? [];
   find("difference").value = "";
   drawStep();
-  if (begin && walked.length) step(0);
+  if (begin && walked.length && find("query").value === typed) step(0);
 }
 
 function step(by) {
@@ -475,10 +484,14 @@ function soon(call, milliseconds) {
   };
 }
 
-function takeQuery() {
-  if (state.query === find("query").value) return;
+function readQuery() {
   state.query = find("query").value;
   state.judged = find("judged-query").value = judged.find(({ text }) => text === state.query)?.id ?? "";
+}
+
+function takeQuery() {
+  if (!known || state.query === find("query").value) return;
+  readQuery();
   drawStep();
   search();
   open();
@@ -510,9 +523,18 @@ function connect() {
     showFormula();
     changeFormula();
   });
-  find("k").addEventListener("input", () => {
-    state.k = Math.min(100, Math.max(1, Math.trunc(+find("k").value) || 10));
+  find("k").addEventListener("input", ({ target }) => {
+    if (!target.validity.valid) {
+      find("message").textContent = `documents must be a whole number from ${target.min} to ${target.max}; there are ${state.k}`;
+      return;
+    }
+    state.k = +target.value;
     search();
+  });
+  find("k").addEventListener("change", ({ target }) => {
+    if (target.validity.valid) return;
+    target.value = state.k;
+    find("message").textContent = "";
   });
   find("columns").addEventListener("click", (event) => {
     const entry = event.target.closest(".entry");
@@ -543,11 +565,13 @@ function connect() {
   find("walk").addEventListener("click", () => walk());
   find("previous").addEventListener("click", () => step(-1));
   find("next").addEventListener("click", () => step(1));
-  addEventListener("hashchange", restore);
+  addEventListener("hashchange", () => known && restore(readAddress()));
   new ResizeObserver(() => join()).observe(find("columns"));
 }
 
 async function begin() {
+  const parts = readAddress();
+  connect();
   known = await ask("/systems");
   if (!known) return;
   if (known.queries) judged = (await ask("/queries"))?.queries ?? [];
@@ -566,8 +590,7 @@ async function begin() {
       open();
     }));
   }
-  connect();
-  await restore();
+  await restore(parts);
 }
 
 begin();

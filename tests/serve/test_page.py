@@ -1,7 +1,9 @@
 """The live page in a real browser: every control by pointer or keyboard, and 50 hostile texts."""
 
+import asyncio
 import json
 import re
+import threading
 from itertools import pairwise
 from urllib.parse import parse_qs, quote
 from xml.etree import ElementTree
@@ -177,6 +179,54 @@ def test_a_wrong_knob_gets_one_sentence(page):
     page.fill("#knobs input[name=k]", "1")
     page.wait("document.querySelector('#message').textContent === ''")
     page.errors.clear()  # the browser logs each answer of status 400
+
+
+def test_a_field_shows_the_number_that_is_used_or_a_sentence_says_which(page):
+    page.choose("#align", "Buckets")
+    assert page.script("document.querySelector('#knobs input[name=seed]').placeholder") == "0"
+    page.choose("#align", "Entropic")
+    page.fill("#knobs input[name=k]", "1e")
+    page.wait("document.querySelector('#message').textContent.includes('k=')")
+    page.fill("#knobs input[name=k]", "1")
+    page.wait("document.querySelector('#message').textContent === ''")
+    page.errors.clear()
+    for wrong in ("500", "0", "2.5"):
+        page.fill("#k", wrong)
+        page.fill("#query", f"{QUERY} {wrong.rstrip('0')}")  # leaves the field
+        assert page.script("document.querySelector('#k').value") == "10"
+        page.script("document.querySelector('#k').select()")
+        page.type(wrong)
+        assert page.text("#message") == "documents must be a whole number from 1 to 100; there are 10"
+        page.wait("window.waitingFor === 0")
+        assert page.text("#message")  # no late answer removes it
+        assert len(column(page, "bm25")) == 10
+
+
+def test_what_is_typed_while_the_page_starts_is_searched(tab, retrievers, monkeypatch):
+    """The late answer keeps the query, and what else the address says."""
+    from paradigms.serve import Service
+
+    listed_systems, released = Service.list_systems, threading.Event()
+
+    async def late(service):
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+        return await listed_systems(service)
+
+    monkeypatch.setattr(Service, "list_systems", late)
+    with serving({"colbert": retrievers["colbert"]}) as port:
+        tab.open(f"http://127.0.0.1:{port}/#query=wood&k=5&align=TopK(k%3D3)")
+        tab.script("document.querySelector('#query').select()")
+        tab.type(QUERY)
+        tab.press("Enter")
+        released.set()
+        listed(tab, 1)
+        assert tab.script("document.querySelector('#query').value") == QUERY
+        chosen = state(tab)
+        assert (chosen["query"], chosen["k"], chosen["align"]) == (QUERY, "5", "TopK(k=3)")
+        assert tab.script("document.querySelector('#knobs input').value") == "3"
+        assert len(column(tab, "colbert")) == 5
+        assert tab.errors == []
 
 
 def test_an_edited_document_changes_its_tokens_and_scores(page):
