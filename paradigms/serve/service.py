@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import socket
 import sys
-from asyncio import gather
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from asyncio import FIRST_COMPLETED, ensure_future, gather, wait
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from ipaddress import ip_address
 from math import isfinite
 from pathlib import Path
@@ -29,13 +30,14 @@ from starlette.requests import Request as Http
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from paradigms.align import ALIGNMENTS, NORMALISERS
+from paradigms.align import ALIGNMENTS, NORMALISERS, Cost
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Retriever
-from paradigms.serve import requests
+from paradigms.serve import cost, requests
 from paradigms.serve.guard import Guard
-from paradigms.serve.systems import CANDIDATES, ServedSystem, knobs_of, systems_of
+from paradigms.serve.patience import Patient
+from paradigms.serve.systems import CANDIDATES, ServedSystem, View, knobs_of, systems_of
 from paradigms.serve.together import TEXTS, Batch, Busy, Together
 from paradigms.view import FOLDER, card_data, page
 
@@ -47,17 +49,25 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 class Service:
     """Answer all requests.
 
-    retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists.
+    retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists. most:
+    what a request may cost (`serve.cost`), beside two plain searches by each system.
     """
 
     def __init__(
-        self, retrievers: Mapping[str, Retriever], corpus: Corpus, judged: Split | None = None
+        self,
+        retrievers: Mapping[str, Retriever],
+        corpus: Corpus,
+        judged: Split | None = None,
+        most: Cost = cost.MOST,
     ) -> None:
         if not retrievers:
             raise ValueError("nothing to serve: give an index, a model or BM25")
         self.systems, self.corpus, self.judged = systems_of(retrievers, corpus), corpus, judged
         self.together = Together()
-        self._differences: dict[frozenset[str], list[Any]] = {}
+        plain = [system.searching("", CANDIDATES, View()) for system in self.systems.values()]
+        self.allowed = most + sum(plain, Cost()) * 2
+        self._longest_id = max(map(len, corpus.ids), default=0)
+        self._nDCG: dict[str, dict[str, float]] = {}  # system → judged query → value
 
     async def list_systems(self) -> dict[str, Any]:
         return {
@@ -90,13 +100,15 @@ class Service:
 
     async def search(self, asked: requests.Search) -> dict[str, Any]:
         check_not_blank(asked.queries)
-        view, texts = asked.view, asked.queries.values()
+        view, texts, chosen = asked.view, asked.queries.values(), self._chosen(asked.systems)
+        self._check(system.searching(text, asked.k, view) for system in chosen for text in texts)
+        self._check_rows(len(chosen) * len(texts) * min(asked.k, len(self.corpus)))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             if view.plain or system.model is None:
                 runs, seconds = await self._batched(system.search, texts, asked.k)
             else:
-                runs, seconds = await self.together.run(lambda: [system.ranked(text, view) for text in texts])
+                runs, seconds = await self._each(partial(system.ranked, text, view) for text in texts)
             by_query = {id: rows(scores, asked.k) for id, scores in zip(asked.queries, runs, strict=True)}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
@@ -104,19 +116,32 @@ class Service:
         answer: dict[str, Any] = {"systems": answers}
         if asked.characters:
             runs = [run for of in answers.values() for run in of.get("run", {}).values()]
-            ids = dict.fromkeys(id for run in runs for id, _ in run)
-            answer["documents"] = {id: self._beginning(id, asked.characters) for id in ids}
+            documents: dict[str, tuple[str, str]] = {}
+            size = 0
+            for id in dict.fromkeys(id for run in runs for id, _ in run):
+                documents[id] = self._beginning(id, asked.characters)
+                size += sum(len(text.encode()) for text in documents[id])
+                cost.check_answer(size)
+            answer["documents"] = documents
         return answer
 
     async def rerank(self, asked: requests.Rerank) -> dict[str, Any]:
         check_not_blank(asked.queries)
-        view = asked.view
+        view, chosen = asked.view, self._chosen(asked.systems)
+        run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
+        self._check(
+            system.reranking(asked.queries.get(query, ""), len(documents), view)
+            for system in chosen
+            for query, documents in run.items()
+        )
+        self._check_rows(len(chosen) * sum(map(len, run.values())))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
-            run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
-
-            ranked, seconds = await self.together.run(lambda: system.rescored(asked.queries, run, view))
-            by_query = {id: rows(scores) for id, scores in ranked.items()}
+            ranked, seconds = await self._each(
+                partial(system.rescored, asked.queries, {query: documents}, view)
+                for query, documents in run.items()
+            )
+            by_query = {id: rows(scores) for one in ranked for id, scores in one.items()}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
         return {"systems": await self._of_each(asked.systems, ask)}
@@ -125,6 +150,9 @@ class Service:
         check_not_blank({"query": asked.query})
         self.corpus.position(asked.document)
         view = asked.view
+        costs = [system.explaining(asked.query, asked.text, view) for system in self._chosen(asked.systems)]
+        self._check(of_system for of_system, _ in costs)
+        cost.check_answer(sum(links * 2 * cost.NUMBER for _, links in costs))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             (explained, rank), seconds = await self.together.run(
@@ -145,9 +173,12 @@ class Service:
 
     async def encode(self, asked: requests.Encode) -> dict[str, Any]:
         (system,) = self._chosen([asked.system])
-        if system.model is None:
+        model, side = system.model, asked.side
+        if model is None:
             raise ValueError(f"{system.name} does not encode texts")
-
+        vectors = sum(cost.vectors_of(model, side, text) for text in asked.texts)
+        cost.check_answer(vectors * model.encoder.dim * cost.NUMBER)
+        self._check(cost.encoding(model, side, text) for text in asked.texts)
         encoded, seconds = await self._batched(system.encode, asked.texts, asked.side)
         return {"milliseconds": 1000 * seconds, "texts": encoded}
 
@@ -155,15 +186,16 @@ class Service:
         chosen = self._chosen(asked.systems)
         if self.judged is None or len(chosen) != 2:
             raise ValueError("differences compare two systems on judged queries (--split)")
-        key = frozenset(asked.systems)
-        if key not in self._differences:
-            first, second = [await self._measured(system, self.judged) for system in chosen]
-            by_size = sorted(first, key=lambda id: -abs(first[id] - second[id]))
-            names = [system.name for system in chosen]
-            self._differences[key] = [
-                {"id": id, "values": dict(zip(names, (first[id], second[id]), strict=True))} for id in by_size
-            ]
-        return {"measure": MEASURE, "queries": self._differences[key]}
+        for system in chosen:
+            if system.name not in self._nDCG:
+                self._nDCG[system.name] = await self._measured(system, self.judged)
+        first, second = (self._nDCG[system.name] for system in chosen)
+        by_size = sorted(first, key=lambda id: -abs(first[id] - second[id]))
+        values = [
+            {"id": id, "values": {system.name: self._nDCG[system.name][id] for system in chosen}}
+            for id in by_size
+        ]
+        return {"measure": MEASURE, "queries": values}
 
     async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
         """Return nDCG@10 for each judged query. Other requests can run after every `TEXTS` queries."""
@@ -180,6 +212,17 @@ class Service:
         """Return each text's answer and the total seconds; batches are shared with other requests."""
         answers = await gather(*(self.together.each(compute, text, *settings) for text in texts))
         return [answer for answer, _ in answers], sum({seconds for _, seconds in answers})
+
+    async def _each(self, steps: Iterable[Callable[[], Any]]) -> tuple[list[Any], float]:
+        """Compute steps one after another; other requests run between them. Return results and seconds."""
+        answers = [await self.together.run(step) for step in steps]
+        return [answer for answer, _ in answers], sum(seconds for _, seconds in answers)
+
+    def _check(self, costs: Iterable[Cost]) -> None:
+        cost.check_cost(sum(costs, Cost()), self.allowed)
+
+    def _check_rows(self, count: int) -> None:
+        cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))
 
     def _beginning(self, id: str, characters: int) -> tuple[str, str]:
         position = self.corpus.position(id)
@@ -241,7 +284,7 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
         async def answer(http: Http) -> Response:
             method = getattr(service, name)
             if kind is not None:
-                return Answer(await method(kind.read(await body_of(http))))
+                return Answer(await unless_gone(http, method(kind.read(await body_of(http)))))
             return Answer(await method(**http.path_params))
 
         return answer
@@ -316,6 +359,24 @@ async def body_of(http: Http) -> bytes:
     return bytes(body)
 
 
+async def unless_gone(http: Http, work: Coroutine[Any, Any, Any]) -> Any:
+    """Return what `work` returns, or cancel it and raise ClientDisconnect once the client has left."""
+
+    async def leaving() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = ensure_future(work), ensure_future(leaving())
+    try:
+        await wait({working, gone}, return_when=FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
 def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
     """List (document, score) pairs, best first, because a JSON object would reorder numeric ids."""
     return list(scores.items())[:k]
@@ -371,12 +432,15 @@ def serve(
         port = listening.getsockname()[1]
         names = frozenset({host.lower(), socket.gethostname().lower()}) if token else frozenset[str]()
         app = application(service, names=names, token=token)
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="on"
-        )
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token and f'#token={token}'}")
         with suppress(KeyboardInterrupt):  # raised again after the running requests end
-            uvicorn.Server(config).run(sockets=[listening])
+            server_of(app).run(sockets=[listening])
+
+
+def server_of(app: Starlette) -> uvicorn.Server:
+    """Make the server that runs an application."""
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, http=Patient, ws="none", lifespan="on", **how))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from itertools import compress
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
-from paradigms.align import ALIGNMENTS, Alignment
+from paradigms.align import ALIGNMENTS, Alignment, Cost
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus, Run, best_first, check_queries
@@ -21,9 +23,11 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Passages, Reranking, Retriever
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.serve import cost
 
 CANDIDATES = 100  # documents per query that another A reranks
-REMEMBERED = 32  # entries in each cache; the caches make a change of A fast
+REMEMBERED = 1 << 23  # bytes of each cache; the caches make a change of A fast
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,41 @@ class View:
     @property
     def plain(self) -> bool:
         return self == View()
+
+
+class Remembered(Generic[T]):
+    """A function that keeps its results, as long as they and their arguments take at most `REMEMBERED` bytes.
+
+    The results that were used the longest ago are forgotten first.
+    """
+
+    def __init__(self, compute: Callable[..., T]) -> None:
+        self._compute, self.bytes = compute, 0
+        self._kept: OrderedDict[tuple[Any, ...], tuple[T, int]] = OrderedDict()
+
+    def __call__(self, *key: Any) -> T:
+        if key not in self._kept:
+            value = self._compute(*key)
+            size = size_of(key) + size_of(value)
+            self._kept[key] = value, size
+            self.bytes += size
+        self._kept.move_to_end(key)
+        value = self._kept[key][0]
+        while self.bytes > REMEMBERED:
+            self.bytes -= self._kept.popitem(last=False)[1][1]
+        return value
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of a value and its parts."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    parts: Any = vars(value).values() if is_dataclass(value) else ()
+    if isinstance(value, dict):
+        parts = (*value.keys(), *value.values())
+    elif isinstance(value, list | tuple):
+        parts = value
+    return sys.getsizeof(value) + sum(map(size_of, parts))
 
 
 class ServedSystem:
@@ -55,10 +94,10 @@ class ServedSystem:
         self.inner: Any = inner
         model = inner.model if isinstance(inner, Indexed | Reranking) else None
         self.model = model if isinstance(model, Paradigm) else None
-        self.encoded = lru_cache(REMEMBERED)(self._encoded)
-        self.candidates = lru_cache(REMEMBERED)(self._candidates)
-        self.ranked = lru_cache(REMEMBERED)(self._ranked)
-        self.explained = lru_cache(REMEMBERED)(self._explained_without_model)
+        self.encoded = Remembered(self._encoded)
+        self.candidates = Remembered(self._candidates)
+        self.ranked = Remembered(self._ranked)
+        self.explained = Remembered(self._explained_without_model)
         self._indexed = lru_cache(1)(self._encoded_candidates)
 
     def described(self) -> dict[str, Any]:
@@ -78,6 +117,26 @@ class ServedSystem:
     def editable(self) -> bool:
         """Whether the system can explain texts that are not in its corpus."""
         return self.model is not None or isinstance(self.inner, BM25)
+
+    def searching(self, query: str, k: int, view: View) -> Cost:
+        """Return the cost of ranking documents under a view."""
+        if view.plain or self.model is None:
+            return cost.searching(self.retriever, query, k)
+        return cost.searching(self.retriever, query, CANDIDATES) + self.reranking(query, CANDIDATES, view)
+
+    def reranking(self, query: str, documents: int, view: View) -> Cost:
+        """Return the cost of scoring documents under a view."""
+        recipe = None if view.plain or self.model is None else self._recipe(view)
+        return cost.reranking(self.retriever, query, documents, recipe, not view.salience)
+
+    def explaining(self, query: str, text: str | None, view: View) -> tuple[Cost, int]:
+        """Return the cost of an explanation, and the most links that it has."""
+        total = self.searching(query, CANDIDATES, view) + self.reranking(query, CANDIDATES + 1, view)
+        if self.model is None:
+            return total, 0
+        i, j = (cost.vectors_of(self.model, *side) for side in (("document", text), ("query", query)))
+        kept = self._recipe(view).align.kept(torch.tensor(i))
+        return total + cost.encoding(self.model, "document", text), j * (i if kept is None else int(kept))
 
     def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
         """Return the k best documents for each query."""

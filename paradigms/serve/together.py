@@ -78,6 +78,9 @@ class Together:
 
     async def _answer(self, key: tuple[Any, ...], waiting: list[Waiting]) -> None:
         compute, *settings = key
+        waiting = [one for one in waiting if not one[1].done()]  # clients that left have cancelled
+        if not waiting:
+            return
         texts = [text for text, _ in waiting]
         try:
             answers, seconds = await self._run(lambda: compute(texts, *settings))

@@ -60,16 +60,18 @@ def systems(backbone: Path, decoder: Path) -> dict[str, Retriever]:
 
 @contextmanager
 def serving(
-    retrievers: dict[str, Retriever], corpus: Corpus = CORPUS, judged: Split | None = JUDGED, **how: Any
+    retrievers: dict[str, Retriever],
+    corpus: Corpus = CORPUS,
+    judged: Split | None = JUDGED,
+    most: Any = None,
+    **how: Any,
 ) -> Iterator[int]:
     """The port of a service that runs in a thread, as `serve` runs it."""
-    import uvicorn
-
     from paradigms.serve import Service, application
-    from paradigms.serve.service import listen
+    from paradigms.serve.cost import MOST
+    from paradigms.serve.service import listen, server_of
 
-    app = application(Service(retrievers, corpus, judged), **how)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+    server = server_of(application(Service(retrievers, corpus, judged, most or MOST), **how))
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

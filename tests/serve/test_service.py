@@ -3,9 +3,12 @@
 import asyncio
 import http.client
 import json
+import re
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
@@ -13,9 +16,11 @@ import torch
 
 from paradigms.align import TopK
 from paradigms.baselines.bm25 import BM25
+from paradigms.data import Corpus
 from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Indexed, Passages, Reranking
 from paradigms.serve.together import Together
+from tests.browser import until
 from tests.near import assert_within_rounding, same_scores
 from tests.serve.served import CORPUS, JUDGED, NAMES, QUERY, SLASH, needed, serving, systems, texts
 from tests.tiny import WORDS
@@ -189,6 +194,24 @@ def test_encode_gives_the_models_tokens(port, retrievers):
         ("/search", {}, 400, "the request lacks queries"),
         ("/search", {"queries": {"q": QUERY}, "K": 3}, 400, "the request has unknown entries: 'K'"),
         ("/search", {"queries": {"q": QUERY}, "k": 0}, 400, "k must be at least 1, got 0"),
+        (
+            "/search",
+            {"queries": {"q": QUERY}, "k": 10**4000},
+            400,
+            "k is a whole number of more than 64 bits",
+        ),
+        (
+            "/search",
+            {"queries": {"q": QUERY}, "characters": -(10**4000)},
+            400,
+            "characters is a whole number of more than 64 bits",
+        ),
+        (
+            "/search",
+            {"queries": {"q": QUERY}, "align": f"TopP(p=1{'0' * 4000})"},
+            400,
+            "TopP: p is a whole number of more than 64 bits",
+        ),
         ("/search", {"queries": {"q": QUERY}, "k": 1.5}, 400, "k=1.5; it must be int"),
         ("/search", {"queries": {"q": QUERY}, "k": True}, 400, "k=True; it must be int"),
         ("/search", {"queries": {"q": " \n"}}, 400, "'q' is blank: nothing can be found by it"),
@@ -398,3 +421,161 @@ def test_a_saved_page_needs_no_service(port):
     assert "&lt;b&gt;fish" in page
     assert '"system":"colbert"' in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
+COSTLY = {"align": "Buckets(planes=1, repetitions=1000000)"}
+QUERIES = {"queries": {"q": QUERY}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/search", QUERIES | COSTLY, "multiply-adds"),
+        ("/search", QUERIES | {"align": "Buckets(planes=12, repetitions=1000000)"}, "MiB and"),
+        ("/rerank", QUERIES | COSTLY | {"run": {"q": ["7"]}}, "multiply-adds"),
+        ("/explain", {"query": QUERY, "document": "7"} | COSTLY, "multiply-adds"),
+        ("/save", {"query": QUERY, "document": "7"} | COSTLY, "multiply-adds"),
+        (
+            "/search",
+            {"queries": {str(n): "fish" for n in range(99)}, "systems": ["bm25"]},
+            "more than 20,000",
+        ),
+        (
+            "/encode",
+            {"system": "colbert", "texts": ["fish " * 99] * 256, "side": "document"},
+            "more than 20,000",
+        ),
+    ],
+)
+def test_a_request_that_costs_too_much_is_refused_before_it_runs(retrievers, path, body, named, monkeypatch):
+    """The sentence names what the request takes and what is allowed, and nothing has been computed."""
+
+    async def run(*_):
+        raise AssertionError("computed")
+
+    monkeypatch.setattr(Together, "run", run)
+    monkeypatch.setattr(Together, "each", run)
+    monkeypatch.setattr("paradigms.serve.cost.ANSWER", 20_000)
+    with serving(retrievers) as port:
+        status, answer = asked(port, path, body)
+        assert status == 400
+        assert named in answer["error"]
+        if "answer" not in answer["error"]:
+            assert re.fullmatch(
+                r"the request takes up to [\d,]+ MiB and [\d.e+]+ multiply-adds, and [\d,]+ MiB and [\d.e+]+ "
+                "multiply-adds are allowed: .*",
+                answer["error"],
+            )
+
+
+def test_texts_of_documents_are_bounded_together(port, monkeypatch):
+    monkeypatch.setattr("paradigms.serve.cost.ANSWER", 1500)
+    body = {"queries": {"q": "fish sea cold red wood"}, "k": 20, "systems": ["bm25"]}
+    assert asked(port, "/search", body)[0] == 200
+    status, answer = asked(port, "/search", body | {"characters": 1000})
+    assert (status, "more than 1,500" in answer["error"]) == (400, True)
+
+
+def test_caches_are_bounded_in_bytes(retrievers, monkeypatch):
+    """By the size of keys and values, whatever their number; a small change of A is still remembered."""
+    from paradigms.serve.systems import Remembered, ServedSystem, View
+
+    monkeypatch.setattr("paradigms.serve.systems.REMEMBERED", 50_000)
+    system = ServedSystem("colbert", retrievers["colbert"], CORPUS)
+    caches = [value for value in vars(system).values() if isinstance(value, Remembered)]
+    assert len(caches) == 4
+    for n in range(40):
+        system.explain(QUERY, "7", f"fish {n} " + "cold " * 200 * n, View(TopK(1 + n)))
+        assert all(cache.bytes <= 50_000 for cache in caches)
+    kept = system.ranked(QUERY, View(TopK(40)))
+    assert system.ranked(QUERY, View(TopK(40))) is kept
+
+
+def test_work_stops_when_its_client_has_left(retrievers, monkeypatch):
+    """Of many searches in one request, those that had not begun are never made; others are answered."""
+    begun, release, together = [], threading.Event(), Together()
+    monkeypatch.setattr("paradigms.serve.service.Together", lambda: together)
+
+    class Slow(BM25):
+        def search(self, queries, k=100, *, progress=False):
+            begun.append(len(queries))
+            release.wait(60)
+            return super().search(queries, k)
+
+    body = json.dumps({"queries": {str(n): f"fish {n}" for n in range(200)}})
+    with serving({"slow": Slow(CORPUS), "colbert": retrievers["colbert"]}) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("POST", "/search", body, JSON)
+        until(lambda: begun, "no search began")
+        connection.close()
+        until(lambda: not together._waiting, "the searches of a client that left still wait")
+        release.set()
+        assert answered(port, "/search", {"queries": {"q": QUERY}, "systems": ["slow"]})
+    assert begun == [64, 1]
+
+
+HEAD = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b'Content-Length: 500\r\n\r\n{"queries"'])
+def test_half_sent_requests_end(port, sent, monkeypatch):
+    monkeypatch.setattr("paradigms.serve.patience.PATIENCE", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as half:
+        half.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert half.recv(1) == b""
+
+
+def test_an_answer_that_nobody_reads_ends(monkeypatch):
+    """It is cut off where the client has stopped reading."""
+    from paradigms.serve.patience import Patient
+
+    texts, ended, lost = (
+        {str(n): "fish " * 20_000 for n in range(100)},
+        threading.Event(),
+        Patient.connection_lost,
+    )
+
+    def noted(connection, error):
+        lost(connection, error)
+        ended.set()
+
+    monkeypatch.setattr(Patient, "connection_lost", noted)
+    with serving({"bm25": BM25(texts)}, Corpus.of(texts)) as port, socket.socket() as deaf:
+        monkeypatch.setattr("paradigms.serve.patience.PATIENCE", 0.2)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.settimeout(60)
+        deaf.connect(("127.0.0.1", port))
+        body = json.dumps({"queries": {"q": "fish"}, "k": 100, "characters": 100_000}).encode()
+        deaf.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        assert ended.wait(60)
+        read = 0
+        with suppress(ConnectionResetError):
+            while part := deaf.recv(1 << 20):
+                read += len(part)
+        assert read < 10_000_000
+
+
+def test_computing_is_not_waiting(retrievers, monkeypatch):
+    """A request that is computed for longer than the service waits for clients is answered."""
+    monkeypatch.setattr("paradigms.serve.patience.PATIENCE", 0.1)
+
+    class Slow(BM25):
+        def search(self, queries, k=100, *, progress=False):
+            time.sleep(0.5)
+            return super().search(queries, k)
+
+    with serving({"slow": Slow(CORPUS)}) as port:
+        assert answered(port, "/search", QUERIES)
+
+
+def test_more_connections_than_allowed_get_one_sentence(retrievers, monkeypatch):
+    with serving({"bm25": retrievers["bm25"]}) as port:
+        monkeypatch.setattr("paradigms.serve.patience.CONNECTIONS", 1)
+        first = http.client.HTTPConnection("127.0.0.1", port)
+        first.request("GET", "/systems")
+        assert first.getresponse().read()
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as second:
+            assert b"503 \r\n" in (said := second.recv(1000))
+            assert b'{"error": "too many connections' in said
+        first.close()
