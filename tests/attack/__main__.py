@@ -16,6 +16,7 @@ os.environ["ATTACK_FULL"] = "1"
 import torch
 
 from tests.attack.attacks import ATTACKS
+from tests.attack.clients import CLIENTS
 from tests.attack.harness import OUTCOMES, tally
 from tests.attack.strangers import STRANGERS
 from tests.attack.writers import WRITERS
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     settings = parser.parse_args()
     gc.freeze()  # or each fork copies what it collects
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs
-    every = ATTACKS | STRANGERS | WRITERS
+    every = ATTACKS | STRANGERS | CLIENTS | WRITERS
     rows = [(name, attack, False) for name, attack in every.items()]
     if find_spec("atheris"):
         rows += [(f"{name}, guided", attack, True) for name, attack in every.items() if attack.reads]

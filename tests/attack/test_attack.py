@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.attacks import ATTACKS
+from tests.attack.clients import CLIENTS
 from tests.attack.harness import Attack, tally
 from tests.attack.strangers import STRANGERS
 from tests.forks import fork
@@ -17,7 +18,8 @@ def survives(name: str, attack: Attack) -> None:
     assert found["refused"] + found["harmless"] == attack.fast, f"{name}: {found}"
 
 
-QUICK = {name: attack for name, attack in (ATTACKS | STRANGERS).items() if not attack.forks and attack.fast}
+THERE = ATTACKS | STRANGERS | CLIENTS
+QUICK = {name: attack for name, attack in THERE.items() if not attack.forks and attack.fast}
 
 
 @pytest.mark.parametrize("name", QUICK)
