@@ -71,8 +71,8 @@ FIRST, PRINCIPAL, UNTRAINED = "first", "principal axes", "untrained"
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
-    bind(settings, accelerator, FREE)
     data = open_study(settings, console)
+    bind(settings, accelerator, FREE, ("backbone",), fingerprint=data.collection.fingerprint)
     shorter, coded = {"matryoshka": settings.dims}, {"coded_bits": settings.bits}
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
     methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: made("control", settings)}

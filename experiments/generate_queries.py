@@ -71,7 +71,7 @@ from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.train.mining import mine
-from paradigms.train.script import keep_settings, open_collection
+from paradigms.train.script import content, keep_settings, open_collection
 
 TOP_P = 0.95  # for sampling
 
@@ -79,7 +79,7 @@ TOP_P = 0.95  # for sampling
 def main(settings: Settings) -> None:
     folder, console = Path(settings.output), Terminal()
     collection = open_collection(settings.collection, None, console)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
+    kept = asdict(settings) | {"fingerprint": collection.fingerprint} | content(model=settings.model)
     for name, split in collection.splits.items():
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")

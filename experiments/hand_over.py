@@ -56,7 +56,8 @@ from paradigms.io.checks import json_or_empty
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.registry import as_paradigm
-from paradigms.train.script import begin, keep_settings
+from paradigms.store.columns import MANIFEST
+from paradigms.train.script import begin, checksum, keep_settings
 from paradigms.train.state import by_main
 
 
@@ -70,8 +71,8 @@ def main(settings: Settings) -> None:
         folder = Path(settings.output)
 
         def keep() -> None:
-            states = [[store.manifest["documents"], store.manifest["generation"]] for store in stores]
-            kept = asdict(settings) | {"states": states}
+            states = [checksum(Path(str(store), MANIFEST)) for store in stores]
+            kept = asdict(settings) | {"content of indexes": states}
             keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
             opened(settings, paradigm).close()  # creates the table once
 

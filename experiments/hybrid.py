@@ -108,7 +108,8 @@ FIRST = "first"  # name of the round that starts from the backbone
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     data = open_study(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, ["seeds"], fingerprint=data.collection.fingerprint, pooling=POOLING)
+    bound = {"fingerprint": data.collection.fingerprint, "pooling": POOLING}
+    bind(settings, accelerator, ["seeds"], ["backbone"], **bound)
     jobs = [
         Job(
             f"{data.collection.name}, seed {seed}",

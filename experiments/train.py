@@ -145,7 +145,7 @@ FREE = {
     "recompute",
     "matmul_precision",
 }  # settings that may change in a results folder
-SOURCES = ("run", "filter", "teacher", "generated")  # settings that name files, or folders of models
+SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or folders
 
 
 def main(settings: Settings) -> None:

@@ -100,6 +100,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "split documents of JSON lines or a collection, too, into passages of --words; documents are "
         "ranked by their best passages",
     },
+    "--anew": {"action": "store_true", "help": "discard the index in --output, finished or not"},
     "--best-passages": {
         "type": count,
         "default": 1,
@@ -150,7 +151,7 @@ QUERIES = "--queries --split --identical-ids"
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
-        f"source --output --kind --model {READING} --precision --words --passages",
+        f"source --output --kind --model {READING} --precision --words --passages --anew",
     ),
     "search": (
         "Find the best documents of an indexed folder, or of a saved generative model, for each query.",

@@ -1,17 +1,21 @@
 """Build, update and open a searchable folder: documents, their index and the name of the model.
 
 corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Made`) is written
-last. .begun marks a folder whose build or update was interrupted and can be resumed.
+last; until then, .begun has its content. An update is one commit of the store, whose manifest then names the
+fingerprint of the updated documents. They lie beside corpus.jsonl until they replace it, so a search finds
+all documents of one state at any time.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from paradigms.cli import show
@@ -25,13 +29,15 @@ from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.find import INDEXES, Index, Indexes, open_index
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
-from paradigms.io.files import locked, write_json, write_text
+from paradigms.io.files import locked, replace_file, write_json
 from paradigms.model import Paradigm
 from paradigms.registry import as_paradigm, load
 from paradigms.retrieve import Indexed, Passages, Retriever
 
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
+DOCUMENTS = "corpus"  # entry of the store's manifest: fingerprint of the documents at the last update
+MOVED = 0.5  # share of the documents by which a moved source is recognised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,19 @@ class Made(Checkpoint):
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
 
+    def command(self, folder: Path) -> str:
+        """Return the command that builds or updates the folder."""
+        options = {
+            "--output": str(folder),
+            "--model": self.model,
+            "--document-model": self.document_model,
+            "--model-layout": self.model_layout,
+            "--kind": self.kind,
+            "--words": str(self.words or ""),
+        }
+        listed = "".join(f" {name} {quote(value)}" for name, value in options.items() if value)
+        return f"python -m paradigms index {quote(self.source)}{listed}{' --passages' * self.passages}"
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -114,8 +133,8 @@ class Opened:
 def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
     """Index a source, update a finished index (`update`), or resume an interrupted build.
 
-    settings: arguments of the command `index`. Raises FileExistsError if the folder contains anything else,
-    and ValueError if the source has no documents.
+    settings: arguments of the command `index`. Raises FileExistsError if the folder contains anything else or
+    has other settings, and ValueError if the source has no documents or another model made the index.
     """
     source, checkpoint = settings.source, Checkpoint.of(settings)
     problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
@@ -128,46 +147,50 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     passages = settings.passages and not is_text(source)
     words = words_of(source, settings.words, words_that_fit(paradigm), passages)
-    rows = digest.passing(documents(source, problems, words))
+    rows = documents(source, problems, words)
     first = next(rows, None)
     if first is None:
         raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
     rows = chain([first], rows)
-
-    def made() -> dict[str, Any]:
-        how = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
-        return asdict(Made(**asdict(checkpoint) | how, fingerprint=digest.hexdigest()))
-
+    how = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
+    made = Made(**asdict(checkpoint) | how, fingerprint="")
     with locked(folder, make=True):
+        if settings.anew:
+            file.unlink(missing_ok=True)
+        elif known := [place for place in (file, begun) if place.is_file() and place.stat().st_size]:
+            _check_made(folder, read_settings(Made, known[0]), made)
         if file.is_file():
-            old = read_settings(Made, file)
-            _check_made(folder, asdict(replace(old, fingerprint="")), made() | {"fingerprint": ""})
-            fresh = folder / FRESH
-            write_corpus(rows, fresh)
-            if begun.is_file() or old.fingerprint != digest.hexdigest():
-                update(folder, old, read_corpus(fresh), paradigm, precision)
-            fresh.unlink()
-            return open_folder(folder, paradigm), problems
-        write_text(begun, "")
-        write_corpus(rows, folder / CORPUS)
-        corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
-        how = {"kind": settings.kind, "precision": precision, "progress": True}
-        Indexed.build(paradigm, corpus, folder / INDEX, **how)
-        write_json(file, made())
-        begun.unlink()
+            update(folder, made, rows, paradigm, precision)
+        else:
+            write_json(begun, asdict(made))
+            write_corpus(digest.passing(rows), folder / CORPUS)
+            corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
+            options = {"kind": settings.kind, "precision": precision, "progress": True}
+            Indexed.build(paradigm, corpus, folder / INDEX, **options)
+            write_json(file, asdict(replace(made, fingerprint=digest.hexdigest())))
+        begun.unlink(missing_ok=True)
         return open_folder(folder, paradigm), problems
 
 
-def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, precision: str) -> None:
+def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradigm, precision: str) -> None:
     """Update an index: encode new and changed documents, and delete changed and missing documents.
 
-    Prints the number of new, changed and missing documents. After an interruption at any point, the same call
-    continues: changed documents are first deleted from the index, then written to the corpus, then encoded.
+    made: new settings. rows: the source's documents. Prints the number of new, changed and missing documents.
+    An interruption at any point leaves the documents as they were, or all of them updated.
+
+    Raises ValueError if another model made the index, and FileExistsError if the source is another one than
+    before and has less than half of the documents.
     """
-    write_text(folder / BEGUN, "")
-    store = open_index(folder / INDEX).store.compact()  # an interrupted update may have deleted some
+    store, fresh = open_index(folder / INDEX).store, folder / FRESH
+    try:
+        store.check(paradigm)
+    except ValueError as error:
+        raise ValueError(f"{error} (--anew discards it)") from None
+    former = _settle(folder, store.manifest.get(DOCUMENTS))
     before = read_corpus(folder / CORPUS)
-    held, words = set(store.ids), made.words if made.passages else 0
+    write_corpus(rows, fresh)
+    documents = read_corpus(fresh)
+    held, words = set(compress(store.ids, store.living)), made.words if made.passages else 0
 
     def row(corpus: Corpus, id: str) -> Document:
         position = corpus.position(id)
@@ -179,23 +202,53 @@ def update(folder: Path, made: Made, documents: Corpus, paradigm: Paradigm, prec
         for id in before.ids
         if id in new and row(documents, id) == row(before, id) and held.issuperset(old.of(id))
     ]
+    if made.source != former.source and len(same) < MOVED * len(before):
+        fresh.unlink()
+        raise FileExistsError(
+            f"{folder} holds documents of {former.source}, and {made.source} has {len(same):,} of its "
+            f"{len(before):,}: choose another --output, or add --anew to index {made.source} instead"
+        )
     stays = {piece for id in same for piece in old.of(id)}
     missing = new.difference(same)
     encoded = [id for id in documents.ids if id in missing]
     changed, gone = len(missing.intersection(before.ids)), len(set(before.ids) - new)
-    if held - stays:
-        store = store.delete(held - stays).compact()
     digest = Digest()
-    write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), folder / CORPUS)
-    if encoded:
-        _, titles, texts = zip(*(row(documents, id) for id in encoded), strict=True)
-        added = Pieces(Corpus(encoded, texts, titles), words).corpus
-        store.add(paradigm, added.ids, added, precision=precision, progress=True)
-    write_json(folder / MARKER, asdict(replace(made, fingerprint=digest.hexdigest())))
-    (folder / BEGUN).unlink()
+    write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), fresh)
+    _, titles, texts = zip(*(row(documents, id) for id in encoded), strict=True) if encoded else ((), (), ())
+    added = Pieces(Corpus(encoded, texts, titles), words).corpus
+    fingerprint = digest.hexdigest()
+    if fingerprint != former.fingerprint or held != stays:
+        store = store.add(
+            paradigm,
+            added.ids,
+            added,
+            instead_of=held - stays,
+            state={DOCUMENTS: fingerprint},
+            precision=precision,
+            progress=bool(encoded),
+        )
+    write_json(folder / MARKER, asdict(replace(made, fingerprint=former.fingerprint)))
+    _settle(folder, fingerprint)
+    fresh.unlink(missing_ok=True)
     if encoded or gone:
         counts = f"{len(encoded) - changed:,} added, {changed:,} encoded again, {gone:,} deleted"
         show.tell(f"{folder} is up to date: {counts}")
+    store.compact()
+
+
+def _settle(folder: Path, fingerprint: str | None) -> Made:
+    """Let the documents of the store's last commit replace the former ones; return what search.json holds.
+
+    fingerprint: of the documents at the last update of the store, or None before the first one.
+    """
+    made: Made = read_settings(Made, folder / MARKER)
+    if fingerprint in (None, made.fingerprint):
+        return made
+    if (folder / FRESH).exists():
+        replace_file(folder / FRESH, folder / CORPUS)
+    made = replace(made, fingerprint=fingerprint)
+    write_json(folder / MARKER, asdict(made))
+    return made
 
 
 def is_indexed(folder: str) -> bool:
@@ -213,23 +266,33 @@ def open_folder(
     update is unfinished or if corpus.jsonl has changed since it was indexed.
     """
     folder = Path(folder)
-    file = folder / MARKER
+    file, begun = folder / MARKER, folder / BEGUN
     if not file.is_file():
+        if begun.is_file():
+            command = read_settings(Made, begun).command(folder)
+            raise ValueError(
+                f"the build of {folder} has not ended: unless it is running, resume it: {command}"
+            )
         near = folder.with_name(f"{folder.name}.index")
         meant = f"; {near} is one" if (near / MARKER).is_file() else ""
         raise FileNotFoundError(
             f"{folder} is not an index of `python -m paradigms index SOURCE`: it has no {MARKER}{meant}"
         )
-    if (folder / BEGUN).is_file():
-        raise ValueError(
-            f"an update of {folder} has not ended: unless it is running, resume it with the command "
-            "`python -m paradigms index` that made the index"
-        )
-    made, digest = read_settings(Made, file), Digest()
-    index, corpus = open_index(folder / INDEX), read_corpus(folder / CORPUS, digest)
-    pieces = Pieces(corpus, made.words if made.passages else 0)
-    if digest.hexdigest() != made.fingerprint or pieces.corpus.ids != index.store.ids:
-        raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
+    before: tuple[Any, ...] = ()
+    while True:
+        made, index, digest = read_settings(Made, file), open_index(folder / INDEX), Digest()
+        fingerprint = index.store.manifest.get(DOCUMENTS, made.fingerprint)
+        unsettled = fingerprint != made.fingerprint and (folder / FRESH).exists()
+        with suppress(FileNotFoundError):  # the documents have just got their place
+            corpus = read_corpus(folder / (FRESH if unsettled else CORPUS), digest)
+            pieces = Pieces(corpus, made.words if made.passages else 0)
+            ids = list(compress(index.store.ids, index.store.living))
+            if digest.hexdigest() == fingerprint and pieces.corpus.ids == ids:
+                break
+        now = made, fingerprint, unsettled, index.store.files.manifest["generation"]
+        if now == before:  # no update ended meanwhile
+            raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
+        before = now
     paradigm = paradigm or made.open(pickled=pickled)
     index.store.check(paradigm)
     return Opened(folder, made, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
@@ -255,14 +318,16 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     return replace(first, made=replace(first.made, source=""), corpus=corpus, index=joined, pieces=pieces)
 
 
-def _check_made(folder: Path, kept: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """Raise FileExistsError if a folder was built with other settings or from another source."""
-    changed = [
-        "documents" if name == "fingerprint" else f"{name.replace('_', ' ')} ({value}, not {made[name]})"
-        for name, value in kept.items()
-        if value != made[name]
-    ]
+def _check_made(folder: Path, kept: Made, made: Made) -> None:
+    """Raise FileExistsError if a folder was built with other settings.
+
+    Other names of the source and the model are no difference: their contents are compared.
+    """
+    names = ("kind", "words", "passages")
+    pairs = {name: (getattr(kept, name), getattr(made, name)) for name in names}
+    changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
     if changed:
         raise FileExistsError(
-            f"{folder} was made with other {', '.join(changed)}: delete it, or choose another output"
+            f"{folder} was made with other {', '.join(changed)}: choose another --output, or add --anew to "
+            "index everything again"
         )

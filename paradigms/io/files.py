@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ except ModuleNotFoundError:
     ) from None
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # the disk accepts no more data
+LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system has no locks
 OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the target is a folder with content, or a file
 LITTER = (".DS_Store", "Thumbs.db")  # files that file managers leave in folders
 SETTLING = 9  # attempts to open a file; more than the number of replacements to expect meanwhile
@@ -133,8 +135,7 @@ def _workplace(target: Path) -> Iterator[Path]:
     lock = os.open(work, os.O_RDONLY)
     try:
         check_locks(target)  # from now on, whoever deletes the folder also deletes `work`
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, fcntl.LOCK_EX)
         try:
             with naming_full(target):
                 yield work
@@ -148,13 +149,24 @@ def _workplace(target: Path) -> Iterator[Path]:
 _LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that locked it, and its descriptor
 
 
+def _lock(descriptor: int, how: int) -> bool:
+    """Lock a folder; return False if its file system has no locks. Raises BlockingIOError if it is locked."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno not in LOCKLESS:
+            raise
+        return False
+    return True
+
+
 @contextmanager
 def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[None]:
     """Lock `folder` against other writers on this machine. The lock ends with the process.
 
     make: whether to create a missing folder. wait: whether to wait for other writers instead of raising
-    BlockingIOError. If another process deletes or replaces the folder meanwhile, `check_locks` prevents
-    further writes below its path.
+    BlockingIOError. On a file system without locks, nothing is locked, and a warning says so. If another
+    process deletes or replaces the folder meanwhile, `check_locks` prevents further writes below its path.
     """
     path = Path(os.path.realpath(folder))
     while True:
@@ -164,7 +176,11 @@ def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[Non
         lock = os.open(folder, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                if not _lock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
+                    warnings.warn(
+                        f"{path} is on a file system without locks: let only one process write to it",
+                        stacklevel=4,
+                    )
             except BlockingIOError as error:
                 message = f"{folder} is being written by another process: wait until it ends, or stop it"
                 raise BlockingIOError(error.errno, message) from None
@@ -348,5 +364,10 @@ def _leftovers(target: Path, what: str) -> list[Path]:
 def _sweep(target: Path) -> None:
     """Remove hidden folders that killed writers of `target` left behind: those that no process has locked."""
     for work in {entry.parent for entry in _leftovers(target, "*")}:
-        with suppress(OSError), locked(work):  # gone, or its writer is alive, or there are no locks
-            shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):  # it has just gone, or its writer is alive
+            lock = os.open(work, os.O_RDONLY)
+            try:
+                if _lock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(work, ignore_errors=True)
+            finally:
+                os.close(lock)

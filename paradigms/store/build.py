@@ -1,7 +1,7 @@
 """Convert shards of documents to the columns of a new store, in a hidden folder or in memory.
 
-Every change is an atomic commit, so a killed process leaves the previous state. A build makes many commits to
-a hidden folder and resumes from the last commit.
+Every change is an atomic commit, so a killed process leaves the previous state. Encoded shards are kept in a
+hidden folder (`building`), from which the same or a changed build resumes.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from glob import escape
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from paradigms.store.building import (
     Alone,
     Building,
     Launch,
+    ShardFiles,
     begun,
     estimated,
     grown,
@@ -86,13 +87,18 @@ def build_memory(
     rows: Iterator[Rows] = (encoded(kind.codec, s, files.manifest, str(files), advance) for s in each)
     if kind.quantiser is not None:
         first: list[Rows] = []
+        documents = taken = 0
         if sample is not None and count is not None and count > HELD * SHARD:
             parts, tokens = sampled(kind, sample, files.manifest, str(files), count)
         else:
-            first = list(islice(rows, HELD + 1))
-            parts = [columns[VECTORS] for columns in first[:HELD]]
-            documents = sum(len(columns[LENGTHS]) for columns in first[:HELD])
-            tokens = estimated(sum(map(len, parts)), documents, documents if len(first) <= HELD else count)
+            for columns in rows:
+                first.append(columns)
+                if documents >= HELD * SHARD:  # the shards before this one are enough
+                    break
+                documents += len(columns[LENGTHS])
+                taken += 1
+            parts = [columns[VECTORS] for columns in first[:taken]]
+            tokens = estimated(sum(map(len, parts)), documents, documents if taken == len(first) else count)
         held = sum(map(len, parts))
         codec = trained(kind.quantiser, files, parts, held, tokens, files.manifest["dim"])
         rows = chain(first, rows)
@@ -119,31 +125,34 @@ def build_folder(
     advance: Advance = lambda n: None,
     **manifest: Any,
 ) -> None:
-    """Fill a hidden folder, using all processes of the launch, then move it to `folder`.
+    """Encode all shards into files of a hidden folder, using all processes of the launch, and make the store.
 
     derive: function that writes the kind's derived files. count: number of documents, if known. source:
     anything else that determines the tokens, besides the manifest's entries and the shards' sources.
 
-    If more than HELD shards are expected (`count`), process 0 encodes `sample`, a random sample of documents,
-    and trains the quantiser on it. Otherwise the quantiser is trained on the first HELD shards, or on all
-    shards if there are fewer; these are stored as float16 until then. All other shards are quantised as they
-    are encoded.
+    If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample`, a random sample of
+    documents, and trains the quantiser on it. Otherwise the quantiser is trained on the first shards with as
+    many documents, or on all shards if there are fewer; these are stored as float16. All other shards are
+    quantised as they are encoded. A quantiser that was trained before an interruption is kept, even if
+    documents have changed since.
     """
     made = entries(kind, reduction, manifest)
     launch = launch or Alone()
     target = Path(os.path.realpath(folder))
     check_replaceable(target, store_files)
     hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
-    described = json.dumps({"shard": SHARD, **source}, sort_keys=True, default=dict)
-    building = hashlib.sha256(described.encode()).hexdigest()
+    how = {name: value for name, value in made.items() if name not in ("kind", "settings")} | dict(source)
+    files = ShardFiles(hidden.folder, kind, how)
+    sources: list[bytes] = []
     with ExitStack() as stack:
         writer = None
         if launch.process_index == 0:
+            building = hashlib.sha256(json.dumps(how, sort_keys=True, default=dict).encode()).hexdigest()
             writer = stack.enter_context(begun(hidden, {"building": building, **made}))
         launch.wait_for_everyone()
-        work = Building(hidden, writer, kind.quantiser, made["dim"])
+        work = Building(hidden, files, writer, kind.quantiser, made["dim"])
         launch.wait_for_everyone()  # before process 0 may train the codec that the others look for
-        documents = number = 0
+        documents = 0
         if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
             if writer is not None:
                 parts, tokens = sampled(kind, sample, made, str(folder), count)
@@ -151,27 +160,27 @@ def build_folder(
             launch.wait_for_everyone()
             work.open_codec()
         for n, shard in enumerate(different(shards)):
-            if work.untrained and n == HELD:
-                work.train_on_stored(launch, documents, count)
+            if work.untrained and documents >= HELD * SHARD:
+                work.train_on_stored(launch, sources, documents, count)
             mine = n % launch.num_processes == launch.process_index
-            if mine and not work.holds(n, shard.source):
-                work.put(n, shard.source, encoded(kind.codec, shard, made, str(folder), advance))
+            if mine and not work.holds(shard.source):
+                work.put(shard.source, encoded(kind.codec, shard, made, str(folder), advance))
             else:
                 advance(len(shard.ids))
             documents += len(shard.ids)
-            number = n + 1
-        work.check_count(number)
+            sources.append(shard.source)
         if work.untrained:
-            work.train_on_stored(launch, documents, documents)
+            work.train_on_stored(launch, sources, documents, documents)
         launch.wait_for_everyone()
         if writer is not None:
-            work.append_stored(writer)
-            derive(writer)
-            work.clear(writer)
             busy = locked(target) if target.exists() else nullcontext()
             with busy, atomic_folder(target, store_files) as fresh:
-                writer.commit(building=None)
-                os.replace(hidden.folder, fresh)
+                table = ColumnFolder(fresh)
+                with table.writing(lambda: table.begin(made)) as whole:
+                    counts = work.append(whole, sources)
+                    derive(whole)
+                    whole.commit(**counts)
+            files.clear()
     launch.wait_for_everyone()
 
 

@@ -1,13 +1,17 @@
-"""Build a store in a hidden folder beside its final place, using one process or all processes of a launch.
+"""Encode the shards of a store, using one process or all processes of a launch, and resume.
 
-Process r of w encodes the shards r, r + w, … Only process 0 writes the columns, in shard order. Until a
-shard's turn comes, or until the quantiser is trained, the shard waits as a separate file. The resulting bytes
-do not depend on the number of processes or on interruptions. If a process fails, its launch ends, and the
-next start resumes from the stored shards.
+Process r of w encodes the shards r, r + w, … and stores each as a file in a hidden folder beside the store.
+A file's name is a hash of the shard's documents and of everything else that its content depends on. Whatever
+changed since an interruption, every file that still fits is used, and no other. Only when all shards are
+stored does process 0 write the columns, in shard order. The resulting bytes do not depend on the number of
+processes or on interruptions. If a process fails, its launch ends.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from paradigms.io.files import check_replaceable, contents, remove_folder, replace_file
 from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, FolderWriter, Writer
-from paradigms.store.kind import DOCUMENTS, DTYPES, KEYS, LENGTHS, Codec, Quantiser, Rows
+from paradigms.store.kind import LENGTHS, Codec, Kind, Quantiser, Rows
 
 VECTORS = "vectors.bin"  # vectors that are not quantised, or not yet
 TRAINED = "trained"  # manifest entry: the expected number of tokens when the quantiser was trained
@@ -26,10 +30,6 @@ STORED = ".safetensors"
 BUILT = contents(
     *FILES, f"{SHARDS}/", "*.partial"
 )  # the files of a build's hidden folder, which is recognised by its name
-SOURCES = "sources.bin"  # a checksum of the input of each shard in the columns
-SOURCE = ("uint8", (32,))
-# Files that do not depend on the settings.
-ENCODED = {SOURCES, LENGTHS, DOCUMENTS, KEYS, *(f"{name}.bin" for name in DTYPES)}
 
 
 @runtime_checkable
@@ -51,25 +51,46 @@ class Alone:
     def wait_for_everyone(self) -> None: ...
 
 
-class Building:
-    """The shards in a build's folder.
+class ShardFiles:
+    """Encoded shards as files in a hidden folder.
 
-    writer: the writer of the columns; None in every process except process 0. quantiser: encodes the shards
-    once it is trained; until then, all shards are stored as float16 files.
+    made: everything that determines a shard's rows, except its documents.
+    """
+
+    def __init__(self, folder: Path, kind: Kind, made: Mapping[str, Any]) -> None:
+        self.folder = folder
+        codec: Any = kind.codec
+        described = {"codec": type(codec).__name__, **asdict(codec), **made}
+        self._made = json.dumps(described, sort_keys=True, default=dict)
+
+    def file(self, source: bytes, codec: str = "") -> Path:
+        """Return the place of a shard. source: hash of its documents. codec: hash of a trained codec."""
+        name = hashlib.sha256(f"{self._made}{codec}".encode() + source).hexdigest()
+        return self.folder / SHARDS / f"{name}{STORED}"
+
+    def clear(self) -> None:
+        """Remove the hidden folder."""
+        remove_folder(self.folder, BUILT)
+
+
+class Building:
+    """The shards and the codec in a build's hidden folder.
+
+    writer: writes the codec; None in every process except process 0. quantiser: encodes the shards once it is
+    trained; until then, shards are stored as float16.
     """
 
     def __init__(
-        self, table: ColumnFolder, writer: FolderWriter | None, quantiser: Quantiser | None, dim: int
+        self,
+        table: ColumnFolder,
+        files: ShardFiles,
+        writer: FolderWriter | None,
+        quantiser: Quantiser | None,
+        dim: int,
     ) -> None:
-        self.table, self._writer, self._quantiser, self._dim = table, writer, quantiser, dim
-        self._folder = table.folder / SHARDS
+        self.table, self._files, self._writer = table, files, writer
+        self._quantiser, self._dim = quantiser, dim
         self.open_codec()
-        sources = [row.tobytes() for row in table.array(SOURCES, SOURCE)]
-        self._sources = dict(enumerate(sources))
-        for file in self._folder.glob(f"*{STORED}"):
-            with safe_open(file, "np") as tensors:
-                self._sources[int(file.stem)] = tensors.get_tensor(SOURCES).tobytes()
-        self._appended = len(sources)
 
     @property
     def untrained(self) -> bool:
@@ -80,6 +101,7 @@ class Building:
         """Open the codec if process 0 has trained and committed it."""
         ready = TRAINED in self.table.read()
         self._codec = self._quantiser.open(self.table, self._dim) if self._quantiser and ready else None
+        self._checksum = str([entry["crc32"] for entry in self.table.entries.values()] if ready else "")
 
     def train(self, parts: Iterable[np.ndarray], held: int, tokens: int) -> None:
         """Train the quantiser, in process 0. Takes the arguments of `Quantiser.train`."""
@@ -87,14 +109,16 @@ class Building:
         assert self._writer is not None
         trained(self._quantiser, self._writer, parts, held, tokens, self._dim)
 
-    def train_on_stored(self, launch: Launch, documents: int, count: int | None) -> None:
-        """Train the quantiser on the stored shards.
+    def train_on_stored(
+        self, launch: Launch, sources: Sequence[bytes], documents: int, count: int | None
+    ) -> None:
+        """Train the quantiser on stored shards.
 
-        documents: number of documents in these shards. count: total number of documents, if known.
+        sources: the shards. documents: number of documents in them. count: total number, if known.
         """
         launch.wait_for_everyone()
         if self._writer is not None:
-            files = sorted(self._folder.glob(f"*{STORED}"))
+            files = [self._files.file(source) for source in sources]
             held = 0
             for file in files:
                 with safe_open(file, "np") as tensors:
@@ -104,86 +128,66 @@ class Building:
         launch.wait_for_everyone()
         self.open_codec()
 
-    def holds(self, n: int, source: bytes) -> bool:
-        """Return whether shard n is stored. Raises ValueError if it was built from a different source."""
-        if self._sources.get(n, source) != source:
-            raise interrupted(self.table.folder, "documents")
-        return n in self._sources
+    def holds(self, source: bytes) -> bool:
+        """Return whether a shard is stored, in codes or not."""
+        return any(file.is_file() for file in self._places(source))
 
-    def put(self, n: int, source: bytes, columns: Mapping[str, np.ndarray]) -> None:
-        """Store shard n. columns: file name → the rows to append."""
-        whole = {**columns, SOURCES: np.frombuffer(source, np.uint8)}
-        if not self.untrained:
-            whole = in_codes(self._codec, whole)
-            if self._writer is not None:
-                self.append_stored(self._writer)
-                if n == self._appended:
-                    self._append(self._writer, whole)
-                    return
-        file = self._file(n)
-        temporary = file.with_suffix(".partial")
-        save_file(whole, temporary)
-        replace_file(temporary, file)
+    def put(self, source: bytes, columns: Rows) -> None:
+        """Store a shard. columns: file name → the rows to append."""
+        put(self._places(source)[0], in_codes(self._codec, columns))
 
-    def check_count(self, count: int) -> None:
-        """Raise ValueError if an interrupted build has stored more than `count` shards."""
-        if max(self._sources, default=-1) >= count:
-            raise interrupted(self.table.folder, "documents")
+    def append(self, writer: Writer, sources: Iterable[bytes]) -> dict[str, int]:
+        """Append the codec and all shards to a new store's columns; return what to commit."""
+        manifest = {"documents": 0, "tokens": 0}
+        if self._codec is not None:
+            manifest[TRAINED] = self.table.manifest[TRAINED]
+            for name in self.table.entries:
+                writer.append(name, self.table.array(name, "uint8"))
+        for source in sources:
+            file = next(file for file in self._places(source) if file.is_file())
+            columns = in_codes(self._codec, load_file(file))
+            for name, rows in columns.items():
+                writer.append(name, rows)
+            manifest |= grown(manifest, columns)
+        return manifest
 
-    def append_stored(self, writer: FolderWriter) -> None:
-        """Append stored shards to the columns, in order, up to the first shard that is missing."""
-        while (file := self._file(self._appended)).exists():
-            self._append(writer, in_codes(self._codec, load_file(file)))
-            file.unlink()
-
-    def clear(self, writer: FolderWriter) -> None:
-        """Remove everything except the columns from the build's folder."""
-        writer.remove(SOURCES)
-        remove_folder(self._folder, BUILT)
-
-    def _append(self, writer: FolderWriter, columns: Mapping[str, np.ndarray]) -> None:
-        for name, rows in columns.items():
-            writer.append(name, rows)
-        writer.commit(**grown(writer.files.manifest, columns))
-        self._appended += 1
-
-    def _file(self, n: int) -> Path:
-        return self._folder / f"{n:08}{STORED}"
+    def _places(self, source: bytes) -> tuple[Path, Path]:
+        """Return where a shard is stored from now on, and where it may be stored without codes."""
+        return self._files.file(source, self._checksum), self._files.file(source)
 
 
 @contextmanager
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
-    """Start or resume a build in a table's folder; yield the folder's only writer.
+    """Start or resume a build in a hidden folder; yield the folder's only writer.
 
-    entries: manifest entries that identify the build. Raises ValueError if the folder contains an interrupted
-    build with different entries, and BlockingIOError if another process is building there. After an error,
-    the folder is removed if it contains no documents.
+    entries: manifest entries that the trained codec depends on; if they differ, a new codec is trained.
+    Raises BlockingIOError if another process is building there. After an error, the folder is removed if it
+    contains no shards.
     """
 
     def begin() -> None:
         check_replaceable(table.folder, BUILT)
-        standing, files = table.standing(), table.folder / SHARDS
-        wanted = dict(entries)
-        if isinstance(standing.get("files"), dict) and standing["files"].keys() <= ENCODED:
-            standing["settings"] = wanted["settings"]  # the files do not depend on the settings yet
-        if wanted.items() <= standing.items():
-            with suppress(*DEFECTS):  # if the build is damaged, start over
-                table.write(table.read() | {"settings": wanted["settings"]})
-                files.mkdir(exist_ok=True)
+        with suppress(*DEFECTS):  # if the codec is damaged, train it again
+            if dict(entries).items() <= table.read().items():
+                table.verify()
                 return
-        elif "building" in standing and _stores_documents(table):
-            raise interrupted(table.folder, "settings or weights")
-        remove_folder(files, BUILT)
         table.begin(entries)
-        files.mkdir()
 
     with table.writing(begin) as writer:
         try:
             yield writer
         except BaseException:
-            if not _stores_documents(table):
+            if not any((table.folder / SHARDS).glob(f"*{STORED}")):
                 remove_folder(table.folder, BUILT)
             raise
+
+
+def put(file: Path, columns: Rows) -> None:
+    """Store a shard atomically. columns: file name → the rows to append."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".partial")
+    save_file(dict(columns), temporary)
+    replace_file(temporary, file)
 
 
 def trained(
@@ -216,14 +220,3 @@ def grown(manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dic
         "documents": manifest["documents"] + len(lengths),
         "tokens": manifest["tokens"] + int(lengths.sum(dtype=np.int64)),
     }
-
-
-def interrupted(folder: Path, what: str) -> ValueError:
-    """Return the error for a folder with an interrupted build that used other documents or settings."""
-    return ValueError(
-        f"{folder} holds an interrupted build of other {what}: end that one, or remove the folder"
-    )
-
-
-def _stores_documents(table: ColumnFolder) -> bool:
-    return bool(table.standing().get("documents")) or any((table.folder / SHARDS).glob(f"*{STORED}"))

@@ -1,8 +1,9 @@
 """Divide a build's documents into shards; a shard is encoded only if it is not stored yet."""
 
 import hashlib
+import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from paradigms.core import Tokens
@@ -12,7 +13,7 @@ from paradigms.io.checks import check_several, check_text
 from paradigms.model import Paradigm, autocast
 from paradigms.store.pruning import TokenReduction
 
-SHARD = 1024  # documents that are sorted by length together, so that batches have little padding
+SHARD = 1024  # most documents that are sorted by length together, so that batches have little padding
 SHARD_TOKENS = 1 << 18  # padded tokens after which a shard of already encoded documents ends
 
 Encoded = Iterator[tuple[list[int], Tokens]]
@@ -36,7 +37,10 @@ def text_shards(
     batch_size: int,
     precision: str,
 ) -> Iterator[Shard]:
-    """Yield shards of SHARD texts, which are encoded in batches of similar length, longest first.
+    """Yield shards of at most SHARD texts, which are encoded in batches of similar length, longest first.
+
+    A shard also ends after a text that a hash selects, at a quarter of SHARD or later. Thus a text that is
+    added, changed or deleted changes only the shards beside it, wherever it stands.
 
     Raises ValueError if the numbers of ids and texts differ or batch_size is below 1, and TypeError if a text
     is not a string.
@@ -52,14 +56,25 @@ def text_shards(
                 tokens = reduction(paradigm.encode_documents([texts[n] for n in places]))
             yield places, tokens
 
-    pairs = _pairs(ids, texts)
-    while window := list(islice(pairs, SHARD)):
-        digest = Digest()
-        for id, text in window:
-            check_text(id, "the id of a document")
-            check_text(text, f"the text of document {id!r}")
-            digest.add(id, text)
-        yield Shard([id for id, _ in window], digest.digest(), lambda w=window: encode(w))  # type: ignore[misc]
+    window: list[tuple[str, str]] = []
+    digest = Digest()
+    for id, text in _pairs(ids, texts):
+        check_text(id, "the id of a document")
+        check_text(text, f"the text of document {id!r}")
+        window.append((id, text))
+        digest.add(id, text)
+        selected = zlib.crc32(f"{id} {text}".encode()) % max(1, SHARD // 2) == 0
+        if len(window) == SHARD or (selected and len(window) >= SHARD // 4):
+            yield _shard(window, digest, encode)
+            window, digest = [], Digest()
+    if window:
+        yield _shard(window, digest, encode)
+
+
+def _shard(
+    window: list[tuple[str, str]], digest: Digest, encode: Callable[[list[tuple[str, str]]], Encoded]
+) -> Shard:
+    return Shard([id for id, _ in window], digest.digest(), lambda: encode(window))
 
 
 def token_shards(parts: Iterable[tuple[list[str], Tokens]], reduction: TokenReduction) -> Iterator[Shard]:

@@ -12,12 +12,15 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from torch import Tensor
 
 from paradigms.core import Tokens
@@ -26,10 +29,21 @@ from paradigms.io.checks import check_several, naming, parse_json
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
-from paradigms.store.building import TRAINED, Launch, grown
+from paradigms.store.building import TRAINED, Launch, ShardFiles, grown, in_codes, put
 from paradigms.store.checksum import weights_checksum
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Kinds, kind_of
+from paradigms.store.kind import (
+    DELETED,
+    DOCUMENTS,
+    ERRORS,
+    KEY,
+    KEYS,
+    LENGTHS,
+    Codec,
+    Kind,
+    Kinds,
+    kind_of,
+)
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
@@ -101,8 +115,8 @@ class Store:
         """Encode documents and store their tokens.
 
         The folder appears atomically when the build is complete. texts may be a stream, since memory holds
-        only ids, lengths and one shard. Repeating the call resumes an interrupted build from the last stored
-        shard.
+        only ids, lengths and one shard. After an interruption, the next build in this folder uses all stored
+        shards that have the same documents, settings and weights, and encodes the others.
 
         kind: kind of store, such as `find.kinds.exact()`. ids: the documents' ids, for rows 0, 1, … in this
         order. folder: None keeps everything in memory.
@@ -113,9 +127,8 @@ class Store:
         arguments and return the store. The stored bytes do not depend on the number of processes, provided
         that the number of threads is the same.
 
-        Raises ValueError if ids repeat, if a vector does not fit float16, if the folder contains an
-        interrupted build with different weights, settings or documents, or if several processes build without
-        a folder. Raises BlockingIOError if a process outside the launch is writing to the folder.
+        Raises ValueError if ids repeat, if a vector does not fit float16, or if several processes build
+        without a folder. Raises BlockingIOError if a process outside the launch is writing to the folder.
         """
         count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
@@ -129,7 +142,7 @@ class Store:
                 encode(ids, texts),
                 folder,
                 reduction,
-                source={"batch": batch_size, "precision": precision} | paradigm.description(),
+                source=_how(paradigm, batch_size, precision),
                 launch=launch,
                 advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
@@ -400,6 +413,9 @@ class Store:
         """
         living = np.zeros(len(self.living), dtype=bool)
         living[self.positions(ids)] = True
+        return self._restricted(living)
+
+    def _restricted(self, living: np.ndarray) -> "Store":
         part = copy.copy(self)
         part.living, part._made, part._whole = living, {}, self.whole
         return part
@@ -438,39 +454,78 @@ class Store:
         ids: Iterable[str],
         texts: Iterable[str],
         *,
+        instead_of: Iterable[str] = (),
+        state: Mapping[str, Any] = MappingProxyType({}),
         batch_size: int = 64,
         precision: str = AUTO,
         progress: bool = False,
     ) -> "Store":
         """Encode and store more documents atomically, with the same pruning as in the build.
 
-        Raises ValueError if an id is already stored and not deleted.
+        After an interruption, the next call resumes as `build` does. instead_of: ids of documents to delete
+        in the same commit; the new documents may take their ids. state: manifest entries of the caller, to
+        set in the same commit.
+
+        Raises ValueError if an id is already stored and not deleted, and KeyError if a document to delete is
+        unknown.
         """
         self.check(paradigm)
         count, reduction = check_ids(ids, texts), TokenReduction.kept_by(self.manifest)
+        precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(
             paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
         )
+        files = None
+        if self.folder is not None:
+            place = self.folder.with_name(f".{self.folder.name}.adding")
+            how = {"fields": self.manifest["fields"], **asdict(reduction)}
+            files = ShardFiles(place, self.kind, how | _how(paradigm, batch_size, precision))
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
-            return self._add(shards, lambda n: bar.advance(task, n))
+            return self._add(shards, instead_of, state, files, lambda n: bar.advance(task, n))
 
-    def add_from(self, parts: Iterable[tuple[list[str], Tokens]]) -> "Store":
+    def add_from(
+        self, parts: Iterable[tuple[list[str], Tokens]], *, instead_of: Iterable[str] = ()
+    ) -> "Store":
         """Store more documents, like `add`, but from batches of ids and Tokens [1, n, i, h]."""
-        return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)))
+        return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)), instead_of, {})
 
-    def _add(self, shards: Iterator[Shard], advance: Advance = lambda n: None) -> "Store":
+    def _add(
+        self,
+        shards: Iterator[Shard],
+        instead_of: Iterable[str],
+        state: Mapping[str, Any],
+        files: ShardFiles | None = None,
+        advance: Advance = lambda n: None,
+    ) -> "Store":
+        """files: where to keep encoded shards until the commit."""
         with self._writing() as (now, writer):
-            state = dict(now.manifest)
-            for shard in different(shards, now):
-                columns = encoded(now.codec, shard, now.manifest, str(now), advance)
-                for name, rows in columns.items():
+            gone = np.unique(now.positions(instead_of))
+            left = now.living.copy()
+            left[gone] = False
+            counts = dict(now.manifest)
+            codec = now.codec if now.kind.quantiser else None
+            for shard in different(shards, now._restricted(left)):
+                file = None if files is None else files.file(shard.source)
+                if file is not None and file.is_file():
+                    columns = load_file(file)
+                    advance(len(shard.ids))
+                else:
+                    columns = encoded(now.kind.codec, shard, now.manifest, str(now), advance)
+                    if file is not None:
+                        put(file, columns)
+                for name, rows in in_codes(codec, columns).items():
                     writer.append(name, rows)
-                state |= grown(state, columns)
-            writer.remove(ERRORS)
-            now._derive(writer, anew=not now.manifest["tokens"])
-            writer.commit(documents=state["documents"], tokens=state["tokens"])
+                counts |= grown(counts, columns)
+            if counts["documents"] > now.manifest["documents"]:
+                writer.remove(ERRORS)
+                now._derive(writer, anew=not now.manifest["tokens"])
+            if len(gone):
+                writer.append(DELETED, gone)
+            writer.commit(documents=counts["documents"], tokens=counts["tokens"], **state)
             added = self.opened(writer.files, self.kind)
+            if files is not None:
+                files.clear()
         if added.outgrown:
             warnings.warn(
                 f"{self} was built of {self.manifest[TRAINED]:,} tokens and has {added.living_tokens:,} now: "
@@ -484,10 +539,7 @@ class Store:
 
         Raises KeyError, naming the document, if a document is unknown.
         """
-        with self._writing() as (now, writer):
-            writer.append(DELETED, np.unique(now.positions(ids)))
-            writer.commit()
-            return self.opened(writer.files, self.kind)
+        return self.add_from((), instead_of=ids)
 
     def compact(self) -> "Store":
         """Rewrite the columns without deleted documents. Rows change; search results do not.
@@ -625,6 +677,12 @@ def _sample(
     wanted = set(chosen)
     pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in wanted}
     yield from encode((pairs[n][0] for n in chosen), (pairs[n][1] for n in chosen))
+
+
+def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
+    """Return what determines the tokens of a text, besides pruning and the fields that are stored."""
+    how = {"batch": batch_size, "precision": precision, "weights": weights_checksum(paradigm)}
+    return how | paradigm.description()
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:

@@ -81,12 +81,16 @@ def check_names(settings: Any) -> None:
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
     """Write config.json. Raises SystemExit if the folder contains results made with different settings.
 
-    free: names of settings that may differ. A setting missing from config.json because it was introduced
-    later counts as different only if its current value is true or non-empty.
+    A setting that names a file, folder or collection may have another value if its `content`, or the
+    collection's "fingerprint", is among the settings. free: names of settings that may differ. A setting
+    missing from config.json because it was introduced later counts as different only if its current value is
+    true or non-empty.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
+        free = {*free, *(k for k in settings if f"content of {k}" in settings)}
+        free |= {"collection"} if "fingerprint" in settings else set()
         named = (k for k in settings if k not in free and (k in old or settings[k]))
         changed = [k for k in named if old.get(k) != settings[k]]
         if changed:

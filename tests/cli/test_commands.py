@@ -27,6 +27,7 @@ from paradigms.find import kinds
 from paradigms.generative.dsi import dsi
 from paradigms.retrieve import fuse
 from paradigms.store import Store
+from paradigms.store.columns import FolderWriter
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import dpr_towers, write_like_xtr
 from tests.tiny import write_checkpoint, write_collection
@@ -165,8 +166,6 @@ def test_a_prompt_ends_with_an_empty_line(monkeypatch):
 ERRORS = {
     "search nowhere x": "nowhere is not an index of `python -m paradigms index SOURCE`: it has no search",
     "search notes x": "; notes.index is one",
-    "index notes --model {colbert} --words 3": "other words (16, not 3)",
-    "index notes --model {dpr}": "other model ({colbert}, not ",
     "index notes --model {colbert} --output notes": "is not an index",
     "index notes --model {dsi}": "search a generative model's folder",
     "index notes --model {cross_attention}": "use a reranker with rerank",
@@ -212,48 +211,94 @@ def test_indexing_again_brings_an_index_up_to_date(source, models, capsys, kind)
         assert again == pytest.approx(fresh)
 
 
+def answers(name):
+    """The scores of all documents for a query."""
+    return open_folder(name).retriever.search({"1": "a warm sea"}, 10)["1"]
+
+
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Store, "delete"), (indexed_folders, "write_corpus"), (Store, "add"), (Path, "unlink")],
+    ("owner", "name", "ended"),
+    [
+        (indexed_folders, "write_corpus", False),
+        (Store, "add", False),
+        (FolderWriter, "append", False),
+        (FolderWriter, "commit", False),
+        (indexed_folders, "write_json", True),
+        (indexed_folders, "replace_file", True),
+        (Store, "compact", True),
+    ],
 )
-def test_an_update_that_was_interrupted_goes_on(source, models, monkeypatch, capsys, owner, name):
-    """Interrupted before each commit. A text that reverts to its former version is encoded again."""
+def test_an_index_is_searchable_while_an_update_stops_anywhere(source, models, capsys, owner, name, ended):
+    """A search finds all documents as before the update or as after it, and the same command goes on."""
     build = "index", "notes", "--model", models["colbert"]
     printed(capsys, *build)
+    states = [answers("notes.index")]
     (source / "fire.txt").write_text("a warm sea")
     (source / "snow.txt").unlink()
     (source / "new.txt").write_text("ice and wood")
-    original = getattr(owner, name)
-
-    def interrupt(*arguments, **named):
-        if name == "write_corpus" and arguments[1].name != "corpus.jsonl":
-            return original(*arguments, **named)
-        if name == "unlink" and arguments[0].name != ".begun":
-            return original(*arguments, **named)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupt)
+    printed(capsys, *build, "--output", "fresh.index")
+    states.append(answers("fresh.index"))
+    assert states[1].keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         interrupts(*build)
-    assert "has not ended: unless it is running, resume it" in refused("search", "notes.index", "x")
-    (source / "fire.txt").write_text(TEXTS["fire.txt"])
+    assert answers("notes.index") == pytest.approx(states[ended])
+    (source / "fire.txt").write_text(TEXTS["fire.txt"])  # is encoded again if it was updated
     printed(capsys, *build)
-    main([*map(str, build), "--output", "fresh.index"])
-    names = "notes.index", "fresh.index"
-    again, fresh = (open_folder(name).retriever.search({"1": "a warm sea"}, 10)["1"] for name in names)
-    assert again == pytest.approx(fresh)
-    assert again.keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
-    assert not [file for file in Path("notes.index").iterdir() if file.name in (".begun", ".fresh.jsonl")]
+    printed(capsys, *build, "--output", "fresh.index")
+    assert answers("notes.index") == pytest.approx(answers("fresh.index"))
+    assert not list(Path("notes.index").rglob(".*"))
+
+
+def test_a_refused_update_changes_nothing(source, models, capsys):
+    shutil.copytree(models["colbert"], "model")
+    index("notes", "model")
+    (source / "fire.txt").write_text("a warm sea")
+    before = {file: file.read_bytes() for file in Path("notes.index").rglob("*") if file.is_file()}
+    (source.parent / "other").mkdir()
+    (source.parent / "other" / "fish.txt").write_text(TEXTS["fish.txt"])
+    refusals = {
+        "other kind (exact, not faiss): choose": ["notes", "--model", "model", "--kind", "faiss"],
+        "other words (16, not 3): choose": ["notes", "--model", "model", "--words", "3"],
+        "other has 1 of its 3: choose": ["other", "--model", "model", "--output", "notes.index"],
+        "--anew discards it": ["notes", "--model", models["dpr"]],
+        "with other weights": ["notes", "--model", "model"],
+    }
+    for said, command in refusals.items():
+        if said == "with other weights":
+            trained = load("model")
+            with torch.no_grad():
+                next(trained.parameters()).add_(0.5)
+            trained.save_pretrained("model")
+        assert said in refused("index", *command)
+        assert {file: file.read_bytes() for file in before} == before
+        assert len([*Path("notes.index").rglob("*")]) == len(before) + 1
+    index("notes", "model", "--anew")
+    assert answers("notes.index").keys() == {f"{name}:1" for name in TEXTS}
+
+
+def test_a_source_and_a_model_that_were_moved_continue_their_index(source, models, capsys):
+    shutil.copytree(models["colbert"], "model")
+    index("notes", "model")
+    source.rename("papers")
+    Path("model").rename("moved")
+    Path("papers/new.txt").write_text("ice and wood")
+    command = "index", "papers", "--model", "moved", "--output", "notes.index"
+    assert "1 added, 0 encoded again, 0 deleted" in printed(capsys, *command)[1]
+    assert len(answers("notes.index")) == 4
+    assert open_folder("notes.index").made.source == str(Path("papers").absolute())
 
 
 def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):
-    """The index may lie inside its own source folder, and is not indexed itself."""
+    """A search tells by which command. The index may lie inside its source, and is not indexed itself."""
     monkeypatch.chdir(source)
     build = "index", ".", "--model", models["colbert"]
     interrupted(*build)
     assert "interrupted; the same command resumes the index" in capsys.readouterr().err
-    assert "notes.index is not an index" in refused("search", "notes.index", "x")
-    assert "3 documents of . in notes.index" in printed(capsys, *build)[1]
+    said, command = refused("search", "notes.index", "x").split(" resume it: python -m paradigms ")
+    assert "the build of notes.index has not ended" in said
+    assert "other kind (exact, not faiss)" in refused(*build, "--kind", "faiss")
+    assert f"3 documents of {source} in notes.index" in printed(capsys, *shlex.split(command))[1]
     assert "1. snow.txt:1" in printed(capsys, "search", "notes.index", "cold snow on ice")[0]
     assert not (source / "notes.index" / ".begun").exists()
 
@@ -511,7 +556,7 @@ def test_two_towers_are_named_at_the_terminal(source, tmp_path, capsys):
     main(["export", questions, "own", "--document-model", passages, "--layout", "paradigms"])
     assert load("own").description()["query_tower"]
     swapped = ["--model", passages, "--document-model", questions]
-    assert "other model (" in refused("index", "notes", *swapped)
+    assert "with other weights" in refused("index", "notes", *swapped)
     assert "set --model too" in refused("index", "notes", "--document-model", passages)
 
 

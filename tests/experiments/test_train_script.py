@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,14 @@ def test_a_folder_is_bound_to_what_its_settings_name(
         with pytest.raises(SystemExit, match=f"other settings .{name}: .* then, .* now"):
             keep_settings(now, tmp_path / "out", train.FREE)
         file.write_bytes(before)
-    (miner / "extra").touch()
-    assert bound()["content of run"] != first["content of run"]
+    own.rename(tmp_path / "moved")
+    miner.rename(tmp_path / "mined by")
+    names = {"collection": str(tmp_path / "moved"), "run": str(tmp_path / "mined by")}
+    moved = train.bound(replace(given, **names), load_collection(tmp_path / "moved"))
+    keep_settings(moved, tmp_path / "out", train.FREE)  # equal content under other names
+    (tmp_path / "mined by" / "extra").touch()
+    more = train.bound(replace(given, **names), load_collection(tmp_path / "moved"))
+    assert more["content of run"] != first["content of run"]
 
 
 def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:

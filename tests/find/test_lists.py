@@ -370,13 +370,10 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monke
     whole = contents(build(tmp_path / "whole").store.folder)
     target = tmp_path / "index"
     assert fork(tmp_path / "log", killed, target).ended()[0] == -signal.SIGKILL
-    assert names(tmp_path) == [".index.building", "whole"]
-    coded: list[int] = []
-    codec, encode = residuals.Codec, residuals.Codec.encode_vectors
-    monkeypatch.setattr(codec, "encode_vectors", lambda self, x: coded.append(len(x)) or encode(self, x))
-    monkeypatch.setattr(codec, "fit", None)  # it is there, as are the shards that were committed
+    assert ".index.building" in names(tmp_path)
+    monkeypatch.setattr(residuals.Codec, "fit", None)  # it is there
     assert contents(build(target).store.folder) == whole
-    assert sum(coded) == sum(LENGTHS[16:])
+    assert names(tmp_path) == ["index", "whole"]
 
 
 def test_added_documents_are_coded_as_those_of_the_build(tmp_path):

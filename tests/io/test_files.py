@@ -67,6 +67,25 @@ def test_what_utf8_cannot_hold_stops_or_is_replaced_as_asked(tmp_path):
     assert (tmp_path / "a").read_text() == "x?"
 
 
+@pytest.mark.parametrize("number", files.LOCKLESS)
+def test_a_file_system_without_locks_is_written_with_a_warning(tmp_path, monkeypatch, number):
+    """What another writer has begun is left alone, since nothing shows whether that writer is alive."""
+    others = tmp_path / ".results.0badf00d.partial"
+    (others / "fresh").mkdir(parents=True)
+
+    def without(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.fcntl, "flock", without)
+    with pytest.warns(UserWarning, match="results is on a file system without locks"):
+        folder = held(tmp_path / "results")
+    write_text(folder / "a", "text")
+    with atomic_folder(folder, contents("a")) as fresh:
+        (fresh / "a").write_text("other")
+    assert (folder / "a").read_text() == "other"
+    assert names(tmp_path) == [others.name, "results"]
+
+
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_else(tmp_path, failure):
     write_text(tmp_path / "file.gz", "old")

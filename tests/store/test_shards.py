@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import PartialState
+from safetensors.numpy import load_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import TopK
@@ -24,6 +25,8 @@ from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store import building, shards
 from paradigms.store.checksum import weights_checksum
+from paradigms.store.kind import LENGTHS
+from paradigms.store.pruning import TokenReduction
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.near import assert_within_rounding
@@ -90,10 +93,8 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def kept(folder: Path) -> int:
     """How many documents an interrupted build has stored."""
-    unfinished = folder.with_name(f".{folder.name}.building")
-    appended: int = json.loads((unfinished / "manifest.json").read_text())["documents"]
-    parts = (unfinished / building.SHARDS).glob(f"*{building.STORED}")
-    return appended + sum(min(SHARD, len(IDS) - SHARD * int(part.stem)) for part in parts)
+    files = (folder.with_name(f".{folder.name}.building") / building.SHARDS).glob(f"*{building.STORED}")
+    return sum(len(load_file(file)[LENGTHS]) for file in files)
 
 
 def collection(folder: Path) -> Path:
@@ -216,6 +217,56 @@ def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path
     assert len(encoded) == len(TEXTS) - done
     assert contents(folder) == contents(whole.folder)
     assert names(tmp_path) == ["index", "whole"]
+
+
+Documents = dict[str, str]
+CHANGES: dict[str, Callable[[Documents], Documents]] = {  # of the documents, after an interruption
+    "nothing": lambda texts: texts,
+    "a text": lambda texts: texts | {"d9": "a lion, and no other word"},
+    "an id": lambda texts: {id.replace("d9", "x"): text for id, text in texts.items()},
+    "a new first document": lambda texts: {"x": "a lion"} | texts,
+    "a deletion": lambda texts: {id: text for id, text in texts.items() if id != "d20"},
+    "fewer than are stored": lambda texts: dict(list(texts.items())[:30]),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pruning": {"keep": 0.5},
+    "the batch size": {"batch_size": 5},
+    "weights": {},
+}
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+@pytest.mark.parametrize("change", [*CHANGES, *OPTIONS, "the kind"])
+def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind, change):
+    """The result is one made anew; only shards with other documents, settings or weights are encoded."""
+    paradigm, texts, of = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True)), KINDS[kind]
+    with pytest.raises(KeyboardInterrupt):
+        Store.build(of, paradigm, IDS, stopping(TEXTS, 50), tmp_path / "index", batch_size=3)
+    assert 50 - SHARD < kept(tmp_path / "index") <= 50
+
+    def windows(texts: Documents) -> dict[bytes, list[str]]:
+        how = {"reduction": TokenReduction(), "batch_size": 3, "precision": "no"}
+        whole = shards.text_shards(paradigm, texts.keys(), texts.values(), **how)
+        return {shard.source: shard.ids for shard in whole}
+
+    stored = dict(
+        list(windows(texts).items())[: len(list((tmp_path / ".index.building" / "shards").iterdir()))]
+    )
+    texts = CHANGES.get(change, CHANGES["nothing"])(texts)
+    if change == "weights":
+        with torch.no_grad():
+            next(paradigm.parameters()).add_(0.5)
+    if change == "the kind":
+        of = KINDS["faiss"]
+    options = {"batch_size": 3} | OPTIONS.get(change, {})
+    fresh = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "fresh", **options)
+    encoded = watched(paradigm)
+    made = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "index", **options)
+    assert contents(made.folder) == contents(fresh.folder)
+    assert names(tmp_path) == ["fresh", "index"]
+    new = [len(ids) for source, ids in windows(texts).items() if change in OPTIONS or source not in stored]
+    assert len(encoded) == sum(new)
+    assert change in OPTIONS or sum(new) <= 10 + 3 * SHARD  # 10 documents came after the interruption
 
 
 def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):

@@ -1,6 +1,5 @@
 """Indexes change by whole commits: killed, crowded and damaged writers; documents come and go."""
 
-import copy
 import errno
 import json
 import resource
@@ -25,7 +24,7 @@ from paradigms.impute import imputed_rel
 from paradigms.io import files
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
-from paradigms.store import Kind, shards
+from paradigms.store import Kind
 from paradigms.store.columns import ColumnFolder
 from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_scores
 
@@ -91,36 +90,6 @@ def stopping(given: list[Any], after: int) -> Iterator[Any]:
 def paradigm(tiny_bert):
     torch.manual_seed(0)
     return PARADIGMS["coil"](tiny_bert, document_length=32)
-
-
-def test_an_interrupted_build_of_something_else_is_refused(paradigm, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "SHARD", 6)
-    target = tmp_path / "index"
-    with pytest.raises(KeyboardInterrupt):
-        Store.build(kinds.exact(), paradigm, IDS, stopping(TEXTS, 20), target, batch_size=2)
-    stored = contents(tmp_path / ".index.building")
-    with pytest.raises((ValueError, FileNotFoundError), match=r"is an unfinished build|is missing"):
-        opened(tmp_path / ".index.building")
-    other = [TEXTS[0], TEXTS[1].replace("bird", "lion"), *TEXTS[2:]]  # as long: only its words tell it
-    another = copy.deepcopy(paradigm)
-    with torch.no_grad():
-        next(another.parameters()).add_(0.5)
-    for model, kind, ids, texts, options, what in (
-        (paradigm, kinds.exact(), IDS, other, {}, "documents"),
-        (paradigm, kinds.exact(), [*IDS[:3], "x", *IDS[4:]], TEXTS, {}, "documents"),
-        (paradigm, kinds.exact(), IDS[:6], TEXTS[:6], {}, "documents"),  # fewer than are stored
-        (paradigm, kinds.exact(), IDS, TEXTS, {"keep": 0.5}, "settings or weights"),
-        (paradigm, kinds.exact(), IDS, TEXTS, {"batch_size": 3}, "settings or weights"),
-        (paradigm, kinds.faiss(), IDS, TEXTS, {}, "settings or weights"),
-        (another, kinds.exact(), IDS, TEXTS, {}, "settings or weights"),
-    ):
-        with pytest.raises(ValueError, match=f"interrupted build of other {what}: end that one, or remove"):
-            Store.build(kind, model, ids, iter(texts), target, **({"batch_size": 2} | options))
-        assert contents(tmp_path / ".index.building") == stored
-    made = Store.build(kinds.exact(), paradigm, IDS, TEXTS, target, batch_size=2)
-    fresh = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "fresh", batch_size=2)
-    assert contents(made.folder) == contents(fresh.folder)
-    assert names(tmp_path) == ["fresh", "index"]
 
 
 def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
