@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -21,6 +23,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 import paradigms
+from paradigms.cli.arguments import main
+from paradigms.cli.indexed import open_folder
 from paradigms.data import Corpus
 from paradigms.engines import LanceEngine, QdrantEdgeEngine
 from paradigms.io.files import write_json
@@ -37,6 +41,7 @@ from tests.attack.attacks import (
     parts,
     queries,
     results,
+    stop_at,
     well_formed,
 )
 from tests.attack.attacks import (
@@ -196,6 +201,101 @@ def engines(folder: Path, kind: str) -> None:
     __import__(PACKAGES[kind])
     succeed(lambda: fill(kind, folder / "engine"))
     succeed(lambda: fill(kind, folder / "larger", 0, 48))
+
+
+# --- updates of searchable folders --------------------------------------------------------------------
+
+
+def searchable(folder: Path, kind: str) -> None:
+    """A source, its index, the model that made it and another one."""
+    write_checkpoint("bert", folder / "bert")
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        model = paradigms.PARADIGMS["colbert"](folder / "bert", dim=8, query_length=8, document_length=24)
+        model.save_pretrained(folder / name)
+    (folder / "notes").mkdir()
+    for n in range(12):
+        (folder / "notes" / f"{n}.txt").write_text(f"a bird {n} flew over the sea")
+    succeed(lambda: index_notes(folder, kind))
+
+
+def index_notes(folder: Path, kind: str, model: str = "model") -> None:
+    with open(os.devnull, "w") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    options = {"model": folder / model, "kind": kind, "output": folder / "notes.index"}
+    main(["index", f"{folder}/notes", *(f"--{name}={value}" for name, value in options.items())])
+
+
+def edit(draw: random.Random, folder: Path) -> None:
+    """Change, delete and add some files of a source; most stay."""
+    for file in draw.sample(files(folder / "notes"), 3):
+        if draw.random() < 0.3:
+            file.unlink()
+        else:
+            file.write_text(f"the {draw.choice(['lion', 'river', 'fire'])} of {draw.randrange(99)} birds")
+    for _ in range(draw.randrange(3)):
+        (folder / "notes" / f"{draw.randrange(20, 99)}.txt").write_text(
+            f"snow on {draw.randrange(99)} rivers"
+        )
+
+
+def update_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
+    """An update is refused, killed or out of disk space: a search finds all documents of the state before it
+    or after it, and the update, also of a source that changed again, ends with what it does undisturbed."""
+    folder, whole, full, number = copied(sound, work), work / "whole", draw.random() < 0.5, 1 << 60
+    model, again = draw.choice(["model"] * 4 + ["other"]), draw.random() < 0.5
+    edit(draw, folder)
+    shutil.copytree(folder, whole)
+
+    def stop() -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def update(folder: Path, model: str = "model") -> None:
+        with stop_at(number, stop, full) as writes:
+            index_notes(folder, kind, model)
+            (work / "writes").write_text(str(writes()))
+
+    def state(folder: Path) -> dict[str, tuple[str, float]]:
+        def read() -> None:
+            found = open_folder(folder / "notes.index")
+            scores = found.retriever.search({"q": "a bird over the sea"}, 99)["q"]
+            texts = {id: (found.corpus[found.corpus.position(id)], score) for id, score in scores.items()}
+            (work / "state").write_text(json.dumps(texts))
+
+        succeed(read)
+        return json.loads((work / "state").read_text())
+
+    def same(one: dict[str, tuple[str, float]], other: dict[str, tuple[str, float]]) -> bool:
+        return one.keys() == other.keys() and all(
+            one[id][0] == text and abs(one[id][1] - score) < 0.01 for id, (text, score) in other.items()
+        )
+
+    states = [state(folder)]
+    succeed(lambda: update(whole))
+    states.append(state(whole))
+    number = draw.randrange(int((work / "writes").read_text())) if model == "model" else number
+    with Process(lambda: update(folder, model)) as child:
+        said = child.error()
+    number = 1 << 60
+    try:
+        found = state(folder)
+        if not any(same(found, one) for one in states[: 1 + (model == "model")]):
+            raise Silent("neither the documents before the update nor those after it")
+        if again:
+            seed = draw.random()
+            for place in (folder, whole):
+                edit(random.Random(seed), place)
+        succeed(lambda: update(folder))
+        succeed(lambda: update(whole))
+    except (OSError, ValueError, KeyError, SystemExit) as error:
+        raise Lost("an index that was searchable") from error
+    if not same(state(folder), state(whole)):
+        raise Silent("other documents after the update was repeated")
+    if said is not None and (full or model == "other"):
+        raise said
 
 
 # --- trainings and comparisons ------------------------------------------------------------------------
@@ -367,6 +467,16 @@ WRITERS |= {
     }.items()
     for kind in ENGINES
     if find_spec(PACKAGES[kind])
+}
+WRITERS |= {
+    f"updates refused, {kind}": Attack(
+        lambda folder, kind=kind: searchable(folder, kind),  # type: ignore[misc]
+        lambda draw, sound, work, kind=kind: update_stopped(draw, sound, work, kind),  # type: ignore[misc]
+        fast=1,
+        cost=20,
+        forks=True,
+    )
+    for kind in ("exact", "faiss")
 }
 WRITERS |= {
     "cut run of a comparison": Attack(finished_run, cut_run, forks=True),

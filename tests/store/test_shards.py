@@ -30,7 +30,7 @@ from paradigms.store.pruning import TokenReduction
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.near import assert_within_rounding
-from tests.store.test_storage import contents, names, stopping
+from tests.store.test_storage import contents, names, opened, stopping
 from tests.tiny import WORDS as TEXT
 from tests.tiny import write_collection
 
@@ -267,6 +267,29 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     new = [len(ids) for source, ids in windows(texts).items() if change in OPTIONS or source not in stored]
     assert len(encoded) == sum(new)
     assert change in OPTIONS or sum(new) <= 10 + 3 * SHARD  # 10 documents came after the interruption
+
+
+@pytest.mark.parametrize("kind", ["exact", "compressed"])
+def test_an_interrupted_addition_resumes_and_deletes_in_its_commit(model, tmp_path, kind):
+    paradigm, ids, texts = Paradigm.from_pretrained(model), [*IDS[20:], "d3"], [*TEXTS[20:], "a lion"]
+    index, whole = (build(paradigm, tmp_path / name, kind) for name in ("index", "whole"))
+    gone = ["d3", *IDS[20:]]
+    before = contents(index.folder)
+    with pytest.raises(KeyboardInterrupt):
+        index.add(paradigm, ids, stopping(texts, 35), instead_of=gone, batch_size=3)
+    assert contents(index.folder) == before
+    with pytest.raises(ValueError, match="document 'd4' already exists"):
+        index.add(paradigm, ["d4"], ["a lion"], instead_of=gone)
+    with pytest.raises(KeyError, match="'x' is not in the index"):
+        index.add(paradigm, ids, texts, instead_of=["x"])
+    encoded = watched(paradigm)
+    index = index.add(paradigm, ids, texts, instead_of=gone, state={"mine": 1}, batch_size=3)
+    assert len(encoded) <= 41 - 35 + SHARD
+    whole = whole.add(paradigm, ids, texts, instead_of=gone, state={"mine": 1}, batch_size=3)
+    assert contents(index.folder) == contents(whole.folder)
+    assert names(tmp_path) == ["index", "whole"]
+    assert index.compact().ids == [*IDS[:3], *IDS[4:20], *ids]
+    assert opened(index.folder).manifest["mine"] == 1
 
 
 def test_a_second_writer_is_refused_whatever_its_documents(model, tmp_path):
