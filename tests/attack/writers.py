@@ -273,14 +273,14 @@ def update_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> N
             one[id][0] == text and abs(one[id][1] - score) < 0.01 for id, (text, score) in other.items()
         )
 
-    states = [state(folder)]
-    succeed(lambda: update(whole))
-    states.append(state(whole))
-    number = draw.randrange(int((work / "writes").read_text())) if model == "model" else number
-    with Process(lambda: update(folder, model)) as child:
-        said = child.error()
-    number = 1 << 60
     try:
+        states = [state(folder)]
+        succeed(lambda: update(whole))
+        states.append(state(whole))
+        number = draw.randrange(int((work / "writes").read_text())) if model == "model" else number
+        with Process(lambda: update(folder, model)) as child:
+            said = child.error()
+        number = 1 << 60
         found = state(folder)
         if not any(same(found, one) for one in states[: 1 + (model == "model")]):
             raise Silent("neither the documents before the update nor those after it")
