@@ -21,9 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from paradigms.align import AllPairs, EqualIds, QueryToDocument
-from paradigms.core import Tokens, at_least_float32
+from paradigms.core import Tokens
 from paradigms.encoder.backbone import orthogonal, salience_head
 from paradigms.encoder.pooling import pool
+from paradigms.encoder.precision import scores_of
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range
 from paradigms.model import paradigm
@@ -97,9 +98,9 @@ class BgeM3(TextEncoder):
         width = self.backbone.config.hidden_size
         self.token_projection = orthogonal(width, width, bias=True)
         self.term_projection = salience_head(width)
-        others = (getattr(self.tokenizer, f"{name}_token_id") for name in ("unk", "mask"))
-        special = [*self.tokenizer("")["input_ids"], *(id for id in others if id is not None)]
-        self._no_term = torch.tensor(special)
+        names = ["unk", "pad", *(["mask"] if settings.query_augmentation else [])]
+        others = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
+        self._no_term = torch.tensor(sorted(others.union(self.tokenizer("")["input_ids"])))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         batch = self.tokenize([text], side)
@@ -110,7 +111,7 @@ class BgeM3(TextEncoder):
                 ids = self(batch.to(self.device), side).ids
             self.train(training)
         assert ids is not None
-        vectors = batch.input_ids[batch.counts & (batch.input_ids != self.tokenizer.cls_token_id)].tolist()
+        vectors = batch.input_ids[self._with_vectors(batch)].tolist()
         names = iter(self.tokenizer.convert_ids_to_tokens(vectors))
         known = ids.flatten().tolist()
         terms = iter(self.tokenizer.convert_ids_to_tokens([id for id in known if id >= 0]))
@@ -119,15 +120,21 @@ class BgeM3(TextEncoder):
             for id in known
         ]
 
+    def _with_vectors(self, batch: Batch) -> Bool[Tensor, "x l"]:
+        """Return which tokens have a vector: all but the first, [CLS], whatever the text itself says."""
+        counts = batch.counts.clone()
+        counts[:, : int(self.begins_specially)] = False
+        return counts
+
     def _together(self, batch: Batch, side: Side) -> Tokens:
         hidden = self._hidden(batch)
         ids, counts, w = batch.input_ids, batch.counts, self.settings.weights
         dense = self._finish(pool(hidden, batch.attention_mask, self.settings.pooling))
         tokens = self._finish(self.token_projection(hidden))
         content = counts & ~torch.isin(ids, self._no_term.to(ids.device))
-        heavy = at_least_float32(self.term_projection(hidden).squeeze(-1).relu())
+        heavy = scores_of(self.term_projection, hidden).squeeze(-1).relu()
         terms, weights, there = heaviest(ids, heavy, content)
-        counts = counts & (ids != self.tokenizer.cls_token_id)
+        counts = self._with_vectors(batch)
         if side == "query":
             each = w["tokens"] / counts.sum(-1).clamp(min=1).to(tokens.dtype)[:, None, None]
             dense, weights, tokens = dense * w["dense"], weights * w["sparse"], tokens * each

@@ -13,6 +13,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.bge_m3 import DENSE, PARTS, TOKEN, part_of
 from paradigms.core import Tokens, interact, pad_tokens, rel
 from paradigms.data import Corpus
+from paradigms.encoder.precision import autocast
 from paradigms.find import kinds
 from paradigms.retrieve import Indexed, Readouts
 from paradigms.saving.card import model_card
@@ -25,7 +26,12 @@ from tests.near import SCORES, assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
 
 QUERIES = ["where is the quick fox, the fox", "the sea, the sea", ""]
-DOCUMENTS = ["a quick fox in the garden and the sea; the fox", "", "snow; the stone, and the old sea", "fire"]
+DOCUMENTS = [
+    "a quick fox in the garden and the sea; the fox",
+    "",
+    "[PAD] the [CLS] [MASK], the old sea",
+    "fire",
+]
 W = {"dense_weight": 0.4, "sparse_weight": 0.2, "token_weight": 0.7}
 
 
@@ -63,7 +69,7 @@ def by_the_paper(folder: Path, w: dict[str, float] = W) -> Tensor:
     def readouts(text: str) -> tuple[Tensor, dict[int, float], Tensor]:
         encoded = tokenizer(text, return_tensors="pt")
         hidden, ids = model(**encoded).last_hidden_state[0], encoded["input_ids"][0].tolist()
-        unused = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.unk_token_id}
+        unused = {getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "unk", "pad")}
         lexical: dict[int, float] = {}
         for id, weight in zip(ids, linear("sparse", hidden).relu()[:, 0].tolist(), strict=True):
             if id not in unused:
@@ -242,6 +248,14 @@ def test_written_in_its_layout_and_in_ours(model, folder, tmp_path):
     )
     with pytest.raises(ValueError, match="colbert_linear holds"):
         paradigms.load(tmp_path / "theirs", pickled=True)
+
+
+def test_terms_are_weighed_in_float32_under_autocast(folder):
+    model = paradigms.load(folder, pickled=True).eval()
+    with torch.inference_mode(), autocast(model.device, "bf16"):
+        weights = part_of(model.encoder(model.encoder.tokenize(DOCUMENTS, "document"), "document"), "sparse")
+    kept = weights.vectors[weights.mask]
+    assert (kept.bfloat16() != kept).all()
 
 
 def test_sentence_transformers_opens_its_dense_vector(model, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
@@ -68,6 +69,40 @@ def write_checkpoint(family: str, folder: Path, dtype: torch.dtype = torch.float
     )
     torch.manual_seed(seed)
     return _save(_model(family, tokenizer), tokenizer, folder, dtype)
+
+
+def write_roberta(folder: Path, kind: str, name: str = "XLMRoberta", head: str = "Model") -> Path:
+    """Write a tiny encoder of RoBERTa's family, whose 66 positions take 64 tokens.
+
+    Some punctuation marks are one token after a space, others are a token for the space and one for the mark.
+    kind: tokens are pieces of "sentencepiece", or pairs of "bytes". name, head: a model of transformers.
+    """
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    words = [*WORDS.split(), ",", "(", "!"]
+    if kind == "sentencepiece":
+        pieces = [(token, 0.0) for token in special] + [(f"▁{word}", -5.0) for word in words]
+        pieces += [(c, -10.0) for c in string.ascii_letters + string.punctuation + "▁"]
+        core = Tokenizer(models.Unigram(pieces, unk_id=3))
+        core.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        core = Tokenizer(models.BPE(*_byte_pairs(special, words)))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ends = [("<s>", 0), ("</s>", 2)]
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
+    names = {"bos_token": "<s>", "cls_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
+    names |= {"sep_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
+    size: dict[str, Any] = _size(tokenizer) | {"max_position_embeddings": 66, "pad_token_id": 1}
+    size |= {"bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1, "num_labels": 1}
+    if name == "Xmod":
+        size |= {"default_language": "en_XX", "languages": ["en_XX"]}
+    if name == "Longformer":
+        size |= {"attention_window": 8}
+    torch.manual_seed(0)
+    config, model = (getattr(transformers, name + part) for part in ("Config", head))
+    return _save(model(config(**size)), tokenizer, folder, torch.float32)
 
 
 def write_headed(kind: type[PreTrainedModel], folder: Path, **settings: Any) -> Path:
@@ -183,14 +218,7 @@ def bytes_of(family: str) -> PreTrainedTokenizerFast:
     """Qwen3-Embedding's: bytes, … <|endoftext|>; or Llama's: <s> …, without a token for padding."""
     end = "<|endoftext|>"
     special = [end, "<|im_end|>"] if family == "qwen3" else ["<s>", "</s>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary, merges = {token: n for n, token in enumerate([*special, *letters])}, []
-    for word in dict.fromkeys(WORDS.split()):
-        word = f"Ġ{word}"
-        for n in range(2, len(word) + 1):
-            if word[:n] not in vocabulary:
-                vocabulary[word[:n]] = len(vocabulary)
-                merges.append((word[: n - 1], word[n - 1]))
+    vocabulary, merges = _byte_pairs(special, WORDS.split())
     if family == "llama":
         tokenizer = Tokenizer(models.BPE(vocabulary, merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -202,6 +230,19 @@ def bytes_of(family: str) -> PreTrainedTokenizerFast:
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, 0)]
     )
     return wrapped
+
+
+def _byte_pairs(special: list[str], words: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of all bytes and of each word after a space, and its merges."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary, merges = {token: n for n, token in enumerate([*special, *letters])}, []
+    for word in dict.fromkeys(words):
+        word = f"Ġ{word}"
+        for n in range(2, len(word) + 1):
+            if word[:n] not in vocabulary:
+                vocabulary[word[:n]] = len(vocabulary)
+                merges.append((word[: n - 1], word[n - 1]))
+    return vocabulary, merges
 
 
 def write_collection(

@@ -20,9 +20,16 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.core import at_least_float32
-from paradigms.encoder.backbone import beginnings, load_heads, load_model, load_tokenizer, pretrained
+from paradigms.encoder.backbone import (
+    beginnings,
+    load_heads,
+    load_model,
+    load_tokenizer,
+    most_positions,
+    pretrained,
+)
 from paradigms.encoder.batches import by_length
-from paradigms.encoder.precision import AUTO
+from paradigms.encoder.precision import AUTO, scores_of
 from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import require
@@ -58,7 +65,7 @@ class CrossAttention(Trainable):
         self._separator = self._separation()
         longest = sum(self._room.values()) + self.tokenizer.num_special_tokens_to_add(pair=True)
         longest += len(self._separator)
-        limit = getattr(encoder.backbone.config, "max_position_embeddings", None)
+        limit = most_positions(encoder.backbone)
         if limit is not None and longest > limit:
             raise ValueError(
                 f"query_length={encoder.settings.query_length} and document_length="
@@ -104,10 +111,8 @@ class CrossAttention(Trainable):
         return self._padded(self._joined(queries, documents))
 
     def forward(self, pairs: Batch) -> Float[Tensor, " x"]:
-        """Compute s of each pair, in float32 even under autocast, because bfloat16 would tie close scores."""
-        states = self.encoder(pairs, "document").vectors[0, :, 0]
-        with torch.autocast(states.device.type, enabled=False):
-            return self.head(states).squeeze(-1)
+        """Compute s of each pair, in float32 or wider."""
+        return scores_of(self.head, self.encoder(pairs, "document").vectors[0, :, 0]).squeeze(-1)
 
     def score_texts(
         self, pairs: Sequence[tuple[str, str]], *, precision: str = AUTO, progress: bool = False
@@ -204,8 +209,10 @@ class SequenceClassifier(CrossAttention):
         if config.pad_token_id is None:
             config.pad_token_id = self.tokenizer.pad_token_id  # without it, transformers refuses batches
         self.tells_apart = "token_type_ids" in self.tokenizer.model_input_names
-        places = getattr(config, "max_position_embeddings", None) or LONGEST
-        self.length = min(LONGEST, places, self.tokenizer.model_max_length)
+        self.length = min(LONGEST, most_positions(self.model) or LONGEST, self.tokenizer.model_max_length)
+        for layer in self.model.modules():
+            if isinstance(layer, nn.Linear) and layer.out_features == 1:
+                layer.register_forward_hook(lambda last, states, _: scores_of(last, *states))
 
     def description(self) -> dict[str, Any]:
         return {"name": NAME, "classifier": self.model.config.model_type, "length": self.length}

@@ -167,24 +167,37 @@ def for_search() -> Iterator[None]:
 
 
 def positions(name: str | Path) -> int | None:
-    """Return the number of positions of a checkpoint's encoder, or None if its config omits it."""
+    """Return the number of tokens that a checkpoint's encoder has positions for; None means no limit.
+
+    Only the encoder's shapes are built, not its weights.
+    """
     if _for_search.get():
         light = json_or_empty(Path(name) / "config.json")
         if light.get("model_type") == "bert" and isinstance(light.get("max_position_embeddings"), int):
             return int(light["max_position_embeddings"])
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModel
 
-    return most_positions(pretrained(AutoConfig, name))
+    if Path(name).is_dir():
+        _check_config(Path(name))
+    config = pretrained(AutoConfig, name)
+    if getattr(config, "max_position_embeddings", None) is None:
+        return None
+    with torch.device("meta"):
+        return most_positions(AutoModel.from_config(config))
 
 
-def most_positions(config: Any) -> int | None:
+def most_positions(model: nn.Module) -> int | None:
     """Return the number of tokens that an encoder has positions for; None means no limit.
 
-    The positions of RoBERTa's family begin after the padding token's id.
+    A table of positions that has a row for padding, as in RoBERTa and MPNet, numbers tokens from the row
+    after it.
     """
+    config: Any = model.config
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    shifted = limit is not None and "roberta" in str(getattr(config, "model_type", ""))
-    return limit - config.pad_token_id - 1 if limit is not None and shifted else limit
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    padding = (getattr(table, "padding_idx", None) for table in tables)
+    shift = next((row + 1 for row in padding if row is not None), 0)
+    return None if limit is None else limit - shift
 
 
 def check_backbone(name: str | Path) -> None:
@@ -262,6 +275,9 @@ def load_backbone(name: str | Path) -> Any:
         model.pooler = None
     if getattr(model.config, "use_cache", False):
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+    for part in model.modules():
+        if type(part).__name__ == "XmodAdapter":  # whose output is assigned to rows of its input's type
+            part.register_forward_hook(lambda _, states, output: output.to(states[0].dtype))
     return model
 
 

@@ -17,6 +17,9 @@ from contextvars import ContextVar
 from functools import cache
 
 import torch
+from torch import Tensor, nn
+
+from paradigms.core import at_least_float32
 
 # precision -> the type of matrix products under torch's autocast
 PRECISIONS: dict[str, torch.dtype | None] = {
@@ -92,3 +95,9 @@ def product_precision(device: torch.device) -> str:
         kind = torch.get_autocast_dtype(device.type)
         return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")
     return "int8" if _chosen.get() == "int8" else "no"
+
+
+def scores_of(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Apply the last layer of a score in float32 or wider, even under autocast: 16 bits tie close scores."""
+    with torch.autocast(x.device.type, enabled=False):
+        return nn.functional.linear(at_least_float32(x), layer.weight, layer.bias)

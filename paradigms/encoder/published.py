@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
     """Replace settings with the ones that the backbone's folder publishes, and log the changes.
 
-    The published pooling is used (if a side is pooled), the prompts replace the marker settings, and the
+    The published pooling is used (if a side is pooled), and so are the prompts and PyLate's prefixes; the
     lengths are limited to the encoder's training length. Without a published pooling, `default_pooling` is
     used. fixed: names of settings that keep their values. Raises ValueError if the folder names an unknown
     pooling.
@@ -113,20 +113,19 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read the texts to prepend to queries and to documents: PyLate's prefix, then the prompt.
+    """Read the token that comes before queries and before documents, PyLate's prefix, and the prompts.
 
-    The prefix and the prompt are empty if the configuration has none.
+    All are empty if the configuration has none. A prompt is a text, even if the vocabulary has an entry of
+    that name. The prompt that `default_prompt_name` chooses is for texts that are neither queries nor
+    documents: sentence-transformers gives each side its own prompt, or none.
     """
     named = config.get("prompts") or {}
-    default = named.get(config.get("default_prompt_name")) or ""
-    query = named.get("query")
-    document = next((named[name] for name in DOCUMENTS if named.get(name) is not None), None)
-    markers = {}
-    for side, text in (("query", query), ("document", document)):
-        prefix = config.get(f"{side}_prefix") or ""
-        prompt = default if text is None else text
-        markers[f"{side}_marker"] = prefix + prompt.removeprefix(prefix)
-    return markers
+    read: dict[str, str] = {}
+    for side, names in (("query", ("query",)), ("document", DOCUMENTS)):
+        marker = config.get(f"{side}_prefix") or ""
+        prompt = next((named[name] for name in names if named.get(name) is not None), "")
+        read |= {f"{side}_marker": marker, f"{side}_prompt": prompt.removeprefix(marker)}
+    return read
 
 
 def _folder(backbone: str | Path) -> Path | None:

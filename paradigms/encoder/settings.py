@@ -41,12 +41,14 @@ class EncoderSettings:
     pooled_dim: Annotated[int | None, Range(0, 1 << 14)] = 0
     query_length: Annotated[int, Range(1, LONGEST)] = 48
     document_length: Annotated[int, Range(1, LONGEST)] = 128
-    query_marker: str = ""  # precedes the text, as one token if the vocabulary has it, else as a text prefix
+    query_marker: str = ""  # a token of the vocabulary that comes after [CLS]
     document_marker: str = ""
+    query_prompt: str = ""  # a text that comes before the text, and is tokenised with it
+    document_prompt: str = ""
     query_augmentation: bool = False  # pad queries with [MASK] tokens that count
     attend_augmentation: bool = False  # let the other tokens attend to these [MASK] tokens
     skip: str = ""  # document tokens that consist of one of these characters do not count
-    skip_exact: bool = False  # skip only the bare token, not its forms after a space or inside a word
+    skip_tokens: str = ""  # nor do these tokens of the vocabulary; spaces separate them
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
     salience: Salience = "none"  # gate λ of ALIGNER's salience head
     salience_sides: Literal["both", "query", "document"] = "both"  # sides with a salience; otherwise it is 1
@@ -78,8 +80,6 @@ class EncoderSettings:
             )
         if self.attend_augmentation and not self.query_augmentation:
             raise ValueError("attend_augmentation needs query_augmentation")
-        if self.skip_exact and not self.skip:
-            raise ValueError("skip_exact qualifies skip: set skip")
         if self.pooled_dim != 0 and self.layer_norm:
             raise ValueError("layer_norm takes vectors of width dim; the pooled vector has width pooled_dim")
         if not self.lora_rank and (self.dora or self.lora_targets != "all-linear"):
@@ -112,11 +112,17 @@ class InputFormat(NamedTuple):
     """The maximum length and the marker token for tokenising queries, or for tokenising documents."""
 
     length: int
-    prefix: str  # the marker as text before the input, or
-    marker: list[int]  # the id of a one-token marker; else empty
+    prefix: str  # the text before the input
+    marker: list[int]  # the marker's id; empty without a marker
     at: int  # position of the marker: after [CLS] or <s>
 
 
 def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values in an encoder.json to settings; `vectors` was formerly called `first`."""
-    return {"vectors" if name == "first" else name: value for name, value in values.items()}
+    """Convert the values in an encoder.json to settings.
+
+    `vectors` was formerly called `first`; `skip_exact` said that `skip` lists tokens, now `skip_tokens`.
+    """
+    renewed = {"vectors" if name == "first" else name: value for name, value in values.items()}
+    if renewed.pop("skip_exact", False):
+        renewed |= {"skip": "", "skip_tokens": " ".join(renewed["skip"])}
+    return renewed

@@ -33,6 +33,7 @@ from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.frozen import LowerStates, SplitBackbone
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
+from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
 from paradigms.encoder.tokenizing import token_rows
 from paradigms.io.checks import check_several, check_text, json_or_empty, read_settings, require
@@ -80,6 +81,7 @@ class TextEncoder(nn.Module):
         learned = [side for side in SIDES if self._vectors(side) == "learned"]
         self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
         self._layouts = {side: self._layout(side) for side in SIDES}
+        self._skip_tokens = self._ids_of(settings.skip_tokens.split(), "skip_tokens")
         if settings.query_augmentation and self.tokenizer.mask_token_id is None:
             raise ValueError(f"query_augmentation needs a mask token; the tokenizer of {backbone} has none")
         if settings.lora_rank:
@@ -148,19 +150,31 @@ class TextEncoder(nn.Module):
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> InputFormat:
-        length, marker = (getattr(self.settings, f"{side}_{name}") for name in ("length", "marker"))
-        vocabulary = self.tokenizer.get_vocab() if marker else {}
-        ids = [vocabulary[marker]] if marker in vocabulary else []
-        prefix = "" if ids else marker
-        around = self.tokenizer(prefix)["input_ids"]
-        needed, limit = len(around) + len(ids), most_positions(self.backbone.config)
+        names = ("length", "marker", "prompt")
+        length, marker, prompt = (getattr(self.settings, f"{side}_{name}") for name in names)
+        text = f"; a text before every {side} is {side}_prompt"
+        ids = self._ids_of([marker] if marker else [], f"{side}_marker", text)
+        around = self.tokenizer(prompt)["input_ids"]
+        needed, limit = len(around) + len(ids), most_positions(self.backbone)
         if length <= needed:
             raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
         if limit is not None and length > limit:
             raise ValueError(f"{side}_length={length} is beyond the {limit} positions of the backbone")
+        return InputFormat(length, prompt, ids, int(bool(ids) and self.begins_specially))
+
+    @cached_property
+    def begins_specially(self) -> bool:
+        """Return whether the tokenizer begins every text with [CLS] or <s>."""
         starts = self.tokenizer.cls_token_id, self.tokenizer.bos_token_id
-        at = int(bool(ids) and self.tokenizer("a")["input_ids"][0] in starts)
-        return InputFormat(length, prefix, ids, at)
+        return self.tokenizer("a")["input_ids"][0] in starts
+
+    def _ids_of(self, tokens: Sequence[str], setting: str, remedy: str = "") -> list[int]:
+        """Look up tokens. Raises ValueError, which names the setting, if the vocabulary lacks one."""
+        vocabulary = self.tokenizer.get_vocab() if tokens else {}
+        for token in tokens:
+            if token not in vocabulary:
+                raise ValueError(f"{setting}={token!r} is no token of the vocabulary{remedy}")
+        return [vocabulary[token] for token in tokens]
 
     def layout(self, side: Side) -> str:
         """Describe all settings that determine the token ids and attention masks of a side's texts."""
@@ -310,8 +324,8 @@ class TextEncoder(nn.Module):
         positive score has salience 0, and its rel with Z = Σ A is 0.
         """
         s = self.settings
-        with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot distinguish scores ε apart
-            scores = self.salience_heads[side](vectors).squeeze(-1).relu().where(counts, 0)
+        head: Any = self.salience_heads[side]
+        scores = scores_of(head, vectors).squeeze(-1).relu().where(counts, 0)
         if s.salience == "relu":
             return scores
         budget = token_budget(s.query_ratio if side == "query" else s.document_ratio, counts)
@@ -321,11 +335,11 @@ class TextEncoder(nn.Module):
 
     @cached_property
     def _skip(self) -> Tensor:
-        """The ids of `settings.skip`, which only documents need."""
-        wanted, exact = set(self.settings.skip), self.settings.skip_exact
+        """The ids of `settings.skip` and `settings.skip_tokens`, which only documents need."""
+        wanted = set(self.settings.skip)
         vocabulary = self.tokenizer.get_vocab().items() if wanted else ()
-        ids = sorted(i for token, i in vocabulary if (token if exact else bare(token)) in wanted)
-        return torch.tensor(ids, dtype=torch.long)
+        ids = {i for token, i in vocabulary if bare(token) in wanted}
+        return torch.tensor(sorted(ids.union(self._skip_tokens)), dtype=torch.long)
 
     def save(self, folder: Path, *, merged: bool) -> None:
         """Write backbone/ in transformers' format, and every other weight to heads.safetensors.

@@ -20,6 +20,7 @@ from paradigms.saving.heads import (
     dense,
     encoder_with,
     late_interaction,
+    lengths,
     one_vector,
 )
 from paradigms.saving.weights import read_weights
@@ -56,9 +57,9 @@ def read_dpr(folder: Path) -> Paradigm:
         with quiet():
             _bert(encoder.bert_model).save_pretrained(temporary)
         load_tokenizer(folder).save_pretrained(temporary)
-        lengths = {"query_length": DPR_LENGTH, "document_length": DPR_LENGTH}
+        limits = lengths(folder, DPR_LENGTH, DPR_LENGTH)
         return one_vector(
-            encoder_with(Path(temporary), head, **POOLED, **lengths, pooling="cls", normalize=False)
+            encoder_with(Path(temporary), head, **POOLED, **limits, pooling="cls", normalize=False)
         )
 
 
@@ -90,8 +91,8 @@ def read_coil(folder: Path) -> Paradigm:
     if weights.keys() != COIL_HEADS:
         raise ValueError(f"{HEADS} or model.pt holds {sorted(weights)}, where {sorted(COIL_HEADS)} belong")
     tokens, pooled = (Head(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
-    lengths: dict[str, Any] = {"query_length": 16, "document_length": 128}
-    model: Any = coil(folder, pooled_dim=len(pooled.weight), **lengths, **tokens.settings())
+    limits = lengths(folder, 16, 128)
+    model: Any = coil(folder, pooled_dim=len(pooled.weight), **limits, **tokens.settings())
     tokens.put_into(model.encoder.projection)
     pooled.put_into(model.encoder.pooled_projection)
     return model.with_alignment(PositiveEqualIds())
@@ -109,7 +110,9 @@ def read_stanford(folder: Path) -> Paradigm:
 
     Khattab & Zaharia 2020; Santhanam et al. 2022. Settings missing from the metadata follow the authors'
     code: marker tokens [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of
-    maxima. Raises ValueError if the linear layer is missing or similarities are not cosines.
+    maxima. A marker outside the vocabulary is the unknown token there. A document's token is skipped if it is
+    padding, or the first token of a punctuation mark that is encoded alone. Raises ValueError if the linear
+    layer is missing, similarities are not cosines, or the tokenizer has no place for a marker.
     """
     weights = read_weights(folder, "linear.weight")
     if not weights:
@@ -117,21 +120,28 @@ def read_stanford(folder: Path) -> Paradigm:
     settings = json_or_empty(folder / METADATA)
     if settings.get("similarity", "cosine") != "cosine":
         raise ValueError(f"similarity is {settings['similarity']}")
-    skips = settings.get("mask_punctuation", True)
-    return late_interaction(
-        encoder_with(
-            folder,
-            Head(weights["linear.weight"], None),
-            query_length=settings.get("query_maxlen") or 32,
-            document_length=settings.get("doc_maxlen") or 220,
-            query_marker=settings.get("query_token_id") or "[unused0]",
-            document_marker=settings.get("doc_token_id") or "[unused1]",
-            query_augmentation=True,
-            attend_augmentation=bool(settings.get("attend_to_mask_tokens")),
-            skip=string.punctuation if skips else "",
-            skip_exact=skips,
-        )
+    tokenizer = load_tokenizer(folder, read_json(folder / "config.json").get("vocab_size"))
+    vocabulary, named = tokenizer.get_vocab(), tokenizer.convert_ids_to_tokens
+    markers = {}
+    for side, key, usual in (("query", "query_token_id", 0), ("document", "doc_token_id", 1)):
+        marker = vocabulary.get(settings.get(key) or f"[unused{usual}]", tokenizer.unk_token_id)
+        if marker is None:
+            raise ValueError(f"the tokenizer has neither the marker of a {side} nor an unknown token")
+        markers[f"{side}_marker"] = named([marker])[0]
+    marks = string.punctuation if settings.get("mask_punctuation", True) else ""
+    first = [tokenizer(mark, add_special_tokens=False)["input_ids"][:1] for mark in marks]
+    encoder = encoder_with(
+        folder,
+        Head(weights["linear.weight"], None),
+        **lengths(folder, settings.get("query_maxlen") or 32, settings.get("doc_maxlen") or 220),
+        **markers,
+        query_augmentation=True,
+        attend_augmentation=bool(settings.get("attend_to_mask_tokens")),
+        skip_tokens=" ".join(named(sorted({tokenizer.pad_token_id}.union(*first)))),
     )
+    if not encoder.begins_specially:
+        raise ValueError("the tokenizer begins a text with no special token, which a marker would follow")
+    return late_interaction(encoder)
 
 
 def is_xtr(folder: Path) -> bool:
@@ -166,7 +176,7 @@ def read_xtr(folder: Path) -> Paradigm:
     ValueError if the linear layer is missing.
     """
     head = dense(folder / DENSE)
-    own: dict[str, Any] = {"skip": "", "k_train": 320} | head.settings()
-    model: Any = xtr(folder, query_length=64, document_length=512, **own)
+    own: dict[str, Any] = {"skip": "", "k_train": 320} | head.settings() | lengths(folder, 64, 512)
+    model: Any = xtr(folder, **own)
     head.put_into(model.encoder.projection)
     return model

@@ -147,7 +147,7 @@ def transformer_config(settings: EncoderSettings, sparse: bool) -> dict[str, Any
 
 
 def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
-    """Make the model's configuration: the similarity, and the marker settings as prompts."""
+    """Make the model's configuration: the similarity, and markers and prompts as prompts."""
     s = model.encoder.settings
     single = "cosine" if s.normalize else "dot"
     if isinstance(s, SpladeSettings):
@@ -156,7 +156,10 @@ def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
         kind = {"model_type": "MultiVectorEncoder" if multi else "SentenceTransformer"}
     return kind | {
         "__version__": {PACKAGE: "6.0.0"},
-        "prompts": {"query": s.query_marker, "document": s.document_marker},
+        "prompts": {
+            "query": s.query_marker + s.query_prompt,
+            "document": s.document_marker + s.document_prompt,
+        },
         "default_prompt_name": None,
         "similarity_fn_name": SIMILARITY[model.recipe.normalise] if multi else single,
     }
@@ -164,9 +167,8 @@ def model_config(model: Paradigm, multi: bool) -> dict[str, Any]:
 
 def register_markers(encoder: TextEncoder, folder: Path) -> None:
     """Register markers in the vocabulary as special tokens, so that the tokenizer never splits them."""
-    vocabulary = encoder.tokenizer.get_vocab()
     markers = [encoder.settings.query_marker, encoder.settings.document_marker]
-    tokens = [marker for marker in markers if marker in vocabulary]
+    tokens = [marker for marker in markers if marker]
     if tokens:
         from transformers import AutoTokenizer
 

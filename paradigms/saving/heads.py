@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from paradigms.align import AllPairs, QueryToDocument
+from paradigms.encoder.backbone import positions
+from paradigms.encoder.settings import LONGEST
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.io.checks import read_json
 from paradigms.model import Paradigm
@@ -65,6 +67,12 @@ def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncode
     if head is not None:
         head.put_into(encoder.projection)
     return encoder
+
+
+def lengths(folder: Path, query: int, document: int) -> dict[str, Any]:
+    """The settings of both lengths in tokens, cut at the positions of the encoder in a folder."""
+    limit = positions(folder) or LONGEST
+    return {"query_length": min(query, limit), "document_length": min(document, limit)}
 
 
 def dense(folder: Path) -> Head:

@@ -9,11 +9,11 @@ import logging
 from pathlib import Path
 
 from paradigms.baselines.cross_attention import SequenceClassifier
-from paradigms.encoder.backbone import positions, pretrained
+from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.checks import json_or_empty
 from paradigms.model import Paradigm
-from paradigms.saving.heads import POOLED, encoder_with, one_vector
+from paradigms.saving.heads import POOLED, encoder_with, lengths, one_vector
 from paradigms.splade import splade
 
 LENGTH = 512  # longest text in tokens, if the encoder allows as many
@@ -34,14 +34,8 @@ def read_plain(folder: Path) -> Paradigm:
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)
-    length = min(LENGTH, longest(folder))
-    lengths = {"query_length": length, "document_length": length}
-    return one_vector(encoder_with(folder, None, **POOLED, **lengths, pooling="mean"))
-
-
-def longest(folder: Path) -> int:
-    """Return the encoder's number of positions, or `LENGTH` if this number is unlimited."""
-    return int(positions(folder) or LENGTH)
+    limits = lengths(folder, LENGTH, LENGTH)
+    return one_vector(encoder_with(folder, None, **POOLED, **limits, pooling="mean"))
 
 
 def check_encoder(folder: Path) -> None:
@@ -72,9 +66,8 @@ def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
 
 def read_masked(folder: Path) -> Paradigm:
     """Read SPLADE with its head, which layout "plain" drops. Raises ValueError if weights are missing."""
-    length = min(LENGTH, longest(folder))
     logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
-    return splade(folder, query_length=length, document_length=length)
+    return splade(folder, **lengths(folder, LENGTH, LENGTH))
 
 
 def is_reranker(folder: Path) -> bool:

@@ -5,18 +5,18 @@ MultiVectorMask and SpladePooling. Prompts and PyLate's prefixes become marker s
 PyLate wrote only Transformer and Dense, and normalised vectors without a Normalize module.
 """
 
+import string
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.backbone import load_tokenizer, positions
 from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
 from paradigms.encoder.settings import LONGEST
-from paradigms.encoder.text import bare
 from paradigms.io.checks import json_or_empty, read_json
 from paradigms.model import Paradigm
 from paradigms.saving.heads import POOLED, Head, dense, encoder_with, late_interaction, one_vector
-from paradigms.saving.plain import longest
+from paradigms.saving.plain import LENGTH
 from paradigms.splade import splade
 
 MULTI = ("ColBERT", "MultiVectorEncoder")  # model_type of token vectors: PyLate's, and its own
@@ -65,10 +65,8 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     if similarity not in ("maxsim", "meanmaxsim"):
         raise ValueError(f"similarity is {similarity}")
     shared |= lengths_of(settings | config, parts.backbone, pylate)
-    mask = config if pylate else parts.mask
-    encoder = encoder_with(parts.backbone, parts.head, **shared, **skipped(mask))
-    if not encoder.settings.skip_exact and set(mask.get("skiplist_words") or []) != set(encoder.skipped):
-        raise ValueError("the skip list has only some of the tokens that are one character")
+    shared |= {"skip_tokens": skipped(config if pylate else parts.mask, parts.backbone, pylate)}
+    encoder = encoder_with(parts.backbone, parts.head, **shared)
     return late_interaction(encoder, mean=similarity == "meanmaxsim")
 
 
@@ -116,7 +114,7 @@ def chain(folder: Path) -> Chain:
 
 def text_length(settings: dict[str, Any], backbone: Path) -> int:
     """Return the maximum number of tokens in a text: the smallest limit of module, tokenizer and encoder."""
-    limit = longest(backbone)
+    limit = positions(backbone) or LENGTH
     of_tokenizer = json_or_empty(backbone / "tokenizer_config.json").get("model_max_length")
     limits = [settings.get("max_seq_length"), of_tokenizer]
     return min([limit, LONGEST, *(int(length) for length in limits if length and length < 1e6)])
@@ -150,19 +148,28 @@ def lengths_of(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[s
     }
 
 
-def skipped(mask: dict[str, Any]) -> dict[str, Any]:
-    """Return encoder settings for the document skip list. Raises ValueError if the list is not supported."""
-    words = mask.get("skiplist_words") or []
-    characters = {word: word if len(word) == 1 else bare(word) for word in words}
-    longer = next((word for word, character in characters.items() if len(character) != 1), None)
-    if longer is not None:
-        raise ValueError(f"the skip list has {longer!r}")
+def skipped(mask: dict[str, Any], backbone: Path, pylate: bool) -> str:
+    """Return the document skip list, as `EncoderSettings.skip_tokens`.
+
+    A word outside the vocabulary is the unknown token for PyLate, which skips punctuation by default; it is
+    left out by sentence-transformers. Raises ValueError if the list is not supported.
+    """
+    words = mask.get("skiplist_words")
+    words = list(string.punctuation if pylate else "") if words is None else words
     if words and mask.get("skiplist_tasks", ["document"]) != ["document"]:
         raise ValueError(f"the skip list is of {' and '.join(mask['skiplist_tasks'])}")
     if mask.get("keep_only_token_ids"):
         raise ValueError("only some token ids are kept")
-    exact = bool(words) and all(len(word) == 1 for word in words)
-    return {"skip": "".join(dict.fromkeys(characters.values())), "skip_exact": exact}
+    if not words:
+        return ""
+    tokenizer = load_tokenizer(backbone, read_json(backbone / "config.json").get("vocab_size"))
+    vocabulary, unknown = tokenizer.get_vocab(), tokenizer.unk_token_id if pylate else None
+    ids = {vocabulary.get(word, unknown) for word in words} - {None}
+    tokens = tokenizer.convert_ids_to_tokens(sorted(ids))
+    spaced = next((token for token in tokens if token.split() != [token]), None)
+    if spaced is not None:
+        raise ValueError(f"the skip list has {spaced!r}, a token with a space")
+    return " ".join(tokens)
 
 
 def lowers(settings: dict[str, Any], backbone: Path) -> None:

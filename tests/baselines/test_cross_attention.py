@@ -13,7 +13,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    BertForSequenceClassification,
+)
 
 from paradigms import PARADIGMS, CrossAttention, Paradigm, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
@@ -27,7 +32,7 @@ from paradigms.train.losses import LossSettings
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.near import assert_same, assert_within_rounding
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, write_headed, write_roberta
 
 module = import_module("paradigms.baselines.cross_attention")  # a name that its builder has, too
 
@@ -123,6 +128,23 @@ def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
     # Each of the 2 layers rounds 8 products that follow each other.
     expected = score(model, list(QUERIES.values()), TEXTS[:3])
     assert_within_rounding(found, expected, torch.bfloat16, 2 * 8, scale=1)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_published_reranker_tells_scores_apart_in_16_bits(tmp_path, family):
+    """Its logits are around 8, where bfloat16 has steps of 1/16; texts are cut at its positions."""
+    if family == "bert":
+        write_headed(BertForSequenceClassification, tmp_path, num_labels=1)
+    else:
+        write_roberta(tmp_path, "bytes", "XLMRoberta", "ForSequenceClassification")
+    model = load(tmp_path)
+    assert model.length == (512 if family == "bert" else 64)
+    (last,) = (layer for layer in model.modules() if getattr(layer, "out_features", 0) == 1)
+    torch.nn.init.constant_(last.bias, 8.0)
+    pairs = [(query, text * repeats) for query in QUERIES.values() for text in TEXTS for repeats in (1, 2, 9)]
+    found = {name: model.score_texts(pairs, precision=name) for name in ("no", "bf16")}
+    assert len(set(found["bf16"])) >= len(set(found["no"])) > 30
+    assert_within_rounding(found["bf16"], found["no"], torch.bfloat16, 2 * 8, scale=8)
 
 
 def test_a_score_that_is_not_finite_is_refused(tiny_bert):

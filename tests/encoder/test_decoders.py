@@ -22,7 +22,7 @@ QUERIES, TEXTS = ["the fox", "a bird in winter?"], ["the fox is in the garden, a
 @pytest.mark.parametrize("family", DECODERS)
 def test_the_last_token_under_an_instruction(checkpoints, family):
     """The states of the last token (Qwen3's appended one) are pooled, although it pads left."""
-    model = PARADIGMS["dpr"](checkpoints[family], query_marker=INSTRUCTION).double()
+    model = PARADIGMS["dpr"](checkpoints[family], query_prompt=INSTRUCTION).double()
     assert model.encoder.settings.pooling == "last"
     texts = [INSTRUCTION + query for query in QUERIES] + [TEXTS[0], TEXTS[2]]
     last = torch.stack([hidden(checkpoints[family], [text], padding=False)[2][0, -1] for text in texts])

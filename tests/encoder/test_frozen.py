@@ -130,7 +130,7 @@ def test_adapters_of_the_upper_layers_alone_are_trained_and_merged_weights_read_
 
 
 def test_what_paradigms_tokenise_alike_is_kept_once(tiny_bert, tmp_path, monkeypatch):
-    colbert, dpr, marked = build(tiny_bert), build(tiny_bert, "dpr"), build(tiny_bert, document_marker="[D]")
+    colbert, dpr, marked = build(tiny_bert), build(tiny_bert, "dpr"), build(tiny_bert, document_prompt="[D]")
     for encoder in (colbert, dpr, marked):
         encoder.freeze(1)
     keep(colbert, tmp_path, TEXTS + TEXTS)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from paradigms import PARADIGMS
+from paradigms.encoder.published import prompts
+from paradigms.encoder.settings import SIDES
 from tests.tiny import built
 
 
@@ -39,13 +41,28 @@ def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
     (told,) = (record.getMessage() for record in caplog.records)
     assert own.pooling == ("mean" if pools else "cls")
     assert ("pooling='mean'" in told) == pools
-    assert (own.query_marker, own.document_marker) == ("query: ", "passage: ")
+    assert (own.query_prompt, own.document_prompt) == ("query: ", "passage: ")
     assert (own.query_length, own.document_length) == (40, 40)
-    explicit = {"pooling": "max", "query_marker": "", "query_length": 44, "document_length": 60}
+    explicit = {"pooling": "max", "query_prompt": "", "query_length": 44, "document_length": 60}
     chosen = built(name, folder, **explicit).encoder.settings
     assert {field: getattr(chosen, field) for field in explicit} == explicit
     plain = built(name, tiny_bert).encoder.settings
-    assert (plain.pooling, plain.query_marker, plain.query_length) == ("cls", "", 48)
+    assert (plain.pooling, plain.query_prompt, plain.query_length) == ("cls", "", 48)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"prompts": {"sts": "match: "}, "default_prompt_name": "sts"}, ("", "", "", "")),
+        ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, ("", "q: ", "", "")),
+        ({"prompts": {"query": None, "passage": "p: ", "corpus": "c: "}}, ("", "", "", "p: ")),
+        ({"query_prefix": "[Q]", "prompts": {"query": "[Q]find: "}}, ("[Q]", "find: ", "", "")),
+    ],
+)
+def test_each_side_has_its_own_prompt_or_none(config, expected):
+    """sentence-transformers keeps its default prompt for texts that are neither queries nor documents."""
+    read = prompts(config)
+    assert tuple(read[f"{side}_{kind}"] for side in SIDES for kind in ("marker", "prompt")) == expected
 
 
 def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert, tmp_path):
@@ -53,4 +70,4 @@ def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert, tmp
     with pytest.raises(ValueError, match="pooling is weightedmean; set the pooling yourself"):
         PARADIGMS["dpr"](folder)
     assert PARADIGMS["dpr"](folder, pooling="mean").encoder.settings.pooling == "mean"
-    assert PARADIGMS["colbert"](folder).encoder.settings.query_marker == "query: "
+    assert PARADIGMS["colbert"](folder).encoder.settings.query_prompt == "query: "

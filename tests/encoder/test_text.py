@@ -18,11 +18,12 @@ from transformers import (
 
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
+from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import hidden
-from tests.tiny import FAMILIES, TERMS, WIDTH, built, write_checkpoint
+from tests.tiny import FAMILIES, TERMS, WIDTH, built, write_checkpoint, write_roberta
 
 LONG = "the quick brown fox, and the lazy dog: " * 4
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -107,7 +108,7 @@ def test_every_trainable_parameter_gets_a_gradient(checkpoints, name, family):
 
 
 MASKED, BARE = {"query_augmentation": True, "query_length": 6}, {"special_tokens": False}
-UNUSED, PREFIX = {"query_marker": "[unused0]"}, {"query_marker": "ask: "}
+UNUSED, PREFIX = {"query_marker": "[unused0]"}, {"query_prompt": "ask: "}
 SHORT, SKIP = {"query_length": 6}, {"skip": ",:"}
 COUNTED = [
     ("bert", UNUSED, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
@@ -122,6 +123,9 @@ COUNTED = [
     ("bert", MASKED, "document", "fox", "[CLS] fox [SEP]"),
     ("bert", MASKED | BARE, "query", "fox", "fox [MASK] [MASK] [MASK]"),
     ("bert", BARE | {"document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
+    ("bert", BARE, "query", "the [SEP] fox [PAD]", "the [SEP] fox [PAD]"),  # the text's own are text
+    ("bert", UNUSED | PREFIX, "query", "the fox", "[CLS] [unused0] ask : the fox [SEP]"),
+    ("bert", {"query_prompt": "fish"}, "query", "ing", "[CLS] fish ##ing [SEP]"),  # a text, not a token
     ("bert", SKIP, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
     ("bert", SKIP, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
     ("qwen3", PREFIX, "query", "the fox", "a s k : Ġthe Ġfox <|endoftext|>"),
@@ -133,6 +137,7 @@ COUNTED = [
         "a s k : Ġthe Ġquick <|endoftext|>",
     ),  # its end is kept
     ("llama", {"query_marker": "Ġfire"}, "query", " fox", "<s> Ġfire Ġfox"),
+    ("t5", {"skip_tokens": "▁( ,"}, "document", "the (fox), dog", "▁the f o x ) ▁dog </s>"),
     ("t5", {"skip": "(),"}, "document", "the (fox), dog", "▁the f o x ▁dog </s>"),  # of which ▁( is one token
 ]
 
@@ -176,7 +181,7 @@ VARIANTS = [
     {},
     {"query_length": 5, "document_length": 6},
     {"query_augmentation": True, "query_length": 12},
-    {"query_marker": "[unused0]", "document_marker": "passage: "},
+    {"query_marker": "[unused0]", "document_prompt": "passage: "},
     {"special_tokens": False},
 ]
 
@@ -233,7 +238,8 @@ REFUSED = [
     ({"dim": None, "activation": "tanh"}, "set dim"),
     ({"dim": None, "projection_bias": True}, "set dim"),
     ({"attend_augmentation": True}, "needs query_augmentation"),
-    ({"skip_exact": True}, "set skip"),
+    ({"query_marker": "ask: "}, "query_marker='ask: ' is no token .* before every query is query_prompt"),
+    ({"skip_tokens": ", nowhere"}, "skip_tokens='nowhere' is no token of the vocabulary"),
     ({"salience": "relu", "salience_l1": -1.0}, "salience_l1 must be at least 0"),
     ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
     ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm takes vectors of width dim"),
@@ -253,6 +259,21 @@ REFUSED = [
 def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         encoder(tiny_bert, **settings)
+
+
+SHIFTED = ["XLMRoberta", "MPNet", "Camembert", "Xmod", "Longformer", "Data2VecText"]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_texts_are_cut_at_the_positions_that_a_model_can_number(tmp_path, name):
+    folder = write_roberta(tmp_path / "model", "bytes", name)
+    assert backbone.positions(folder) == backbone.most_positions(AutoModel.from_pretrained(folder)) == 64
+    with pytest.raises(ValueError, match="document_length=65 is beyond the 64 positions"):
+        TextEncoder(folder, EncoderSettings(document_length=65))
+    model = TextEncoder(folder, EncoderSettings(document_length=64)).eval()
+    for precision in ("no", "bf16"):
+        with autocast(torch.device("cpu"), precision):
+            assert encode(model, [LONG * 9]).mask.sum() == 64
 
 
 def test_augmentation_needs_a_mask_token(checkpoints):

@@ -22,13 +22,13 @@ def pair(tiny_bert, query_length: int = 9, **query) -> Paradigm:
 
 
 def test_both_towers_are_described(tiny_bert):
-    found = pair(tiny_bert, query_marker="find: ").description()
-    assert (found["query_length"], found["document_length"], found["query_marker"]) == (30, 20, "")
-    assert (found["query_tower"]["query_length"], found["query_tower"]["query_marker"]) == (9, "find: ")
+    found = pair(tiny_bert, query_prompt="find: ").description()
+    assert (found["query_length"], found["document_length"], found["query_prompt"]) == (30, 20, "")
+    assert (found["query_tower"]["query_length"], found["query_tower"]["query_prompt"]) == (9, "find: ")
     assert "query_tower" not in described(PARADIGMS["dpr"](tiny_bert).encoder)
 
 
-@pytest.mark.parametrize("change", [{"query_length": 10}, {"query_marker": "find: "}, {"pooling": "mean"}])
+@pytest.mark.parametrize("change", [{"query_length": 10}, {"query_prompt": "find: "}, {"pooling": "mean"}])
 def test_a_run_of_other_queries_is_another_run(tiny_bert, change):
     """A checkpoint is resumed only if the signature is the same."""
     first, same, other = (

@@ -27,18 +27,18 @@ from paradigms.baselines.cross_attention import cross_attention
 from paradigms.saving import read_checkpoint
 from paradigms.saving.authors import DIM
 from tests.near import assert_same
-from tests.tiny import WIDTH, write_checkpoint
+from tests.tiny import WIDTH, write_checkpoint, write_roberta
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
 IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
 
 
-def scores_of(model: Any) -> Tensor:
+def scores_of(model: Any, documents: list[str] = DOCUMENTS) -> Tensor:
     """The scores of all pairs, in float64, by a copy of the model."""
     wide = copy.deepcopy(model).double()
     with torch.inference_mode():
-        return wide.score(wide.encode_documents(DOCUMENTS), wide.encode_queries(QUERIES))
+        return wide.score(wide.encode_documents(documents), wide.encode_queries(QUERIES))
 
 
 def module(kind: str, path: str) -> dict[str, str]:
@@ -165,14 +165,22 @@ def with_marker(ids: Tensor, marker: int) -> Tensor:
     return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
 
 
-def late(folder: Path, weight: Tensor, *, lengths: tuple[int, int], markers: tuple[str, str], attend: bool):
+def late(
+    folder: Path,
+    weight: Tensor,
+    *,
+    lengths: tuple[int, int],
+    markers: tuple[str, str],
+    attend: bool,
+    documents: list[str] = DOCUMENTS,
+) -> Tensor:
     """The sum over query tokens of the best cosines, as Stanford's code and PyLate compute it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
-    vocabulary = tokenizer.get_vocab()
-    skip = {vocabulary[c] for c in string.punctuation if c in vocabulary}
+    skip = {tokenizer.encode(mark, add_special_tokens=False)[0] for mark in string.punctuation}
+    skip.add(tokenizer.pad_token_id)
     sides = []
-    for side, texts in enumerate((QUERIES, DOCUMENTS)):
+    for side, texts in enumerate((QUERIES, documents)):
         rows = tokenizer(
             texts,
             padding="max_length" if side == 0 else True,
@@ -180,7 +188,7 @@ def late(folder: Path, weight: Tensor, *, lengths: tuple[int, int], markers: tup
             max_length=lengths[side] - 1,
             return_tensors="pt",
         )
-        ids = with_marker(rows["input_ids"], vocabulary[markers[side]])
+        ids = with_marker(rows["input_ids"], tokenizer.convert_tokens_to_ids(markers[side]))
         attention = with_marker(rows["attention_mask"], 1)
         counts = attention.bool()
         if side == 0:
@@ -210,6 +218,39 @@ def test_stanford_colbert(bert, attend):
     (bert / "artifact.metadata").write_text(json.dumps(metadata))
     wanted = late(plain, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
     assert_same(scores_of(paradigms.load(bert)), wanted)
+
+
+@pytest.mark.parametrize("marker", ["[unused0]", "<s>"])  # the first is none of the vocabulary
+@pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
+def test_stanford_colbert_over_other_tokenizers(tmp_path, kind, marker):
+    """Markers are unknown tokens, and one piece of each mark is skipped; 66 positions take 64 tokens."""
+    folder = write_roberta(tmp_path / "roberta", kind)
+    weight = torch.randn(8, WIDTH)
+    save_file({"linear.weight": weight}, folder / "linear.safetensors")
+    (folder / "artifact.metadata").write_text(
+        json.dumps({"query_maxlen": 12, "doc_maxlen": 300, "query_token_id": marker})
+    )
+    documents = ["the fish, is ( in ) the sea ~", "cold, <pad> snow! and é", "the fox, " * 40]
+    found = scores_of(paradigms.load(folder), documents)
+    wanted = late(
+        folder, weight, lengths=(12, 64), markers=(marker, "[unused1]"), attend=False, documents=documents
+    )
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", {"post_processor": None}, "begins a text with no special token"),
+        ("tokenizer_config.json", {"unk_token": None}, "neither the marker of a query nor an unknown token"),
+    ],
+)
+def test_stanford_colbert_without_a_place_for_markers_is_refused(tmp_path, file, change, message):
+    folder = write_roberta(tmp_path / "roberta", "bytes")
+    save_file({"linear.weight": torch.randn(8, WIDTH)}, folder / "linear.safetensors")
+    (folder / "artifact.metadata").write_text("{}")
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    refused(folder, message)
 
 
 @pytest.mark.parametrize(("attend", "kind"), [(False, {"model_type": "ColBERT"}), (True, {})])
@@ -242,6 +283,9 @@ def test_multi_vector_encoder(bert, mean_of):
     expansion = {"strategy": "fixed", "attend": False, "length": 12, "token": None}
     config = {"document_length": 10, "query_expansion": expansion}
     (bert / "sentence_bert_config.json").write_text(json.dumps(config))
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    tokenizer.add_tokens(["fish", "fox"], special_tokens=True)  # else a prompt is split as any text
+    tokenizer.save_pretrained(bert)
     write_modules(
         bert,
         module("Dense", "1_Dense"),
@@ -418,7 +462,6 @@ HALF_RECOGNISED: list[tuple[list[tuple[str, dict[str, Any]]], dict[str, Any], st
     (POOLED, MANY, "and pooling mean"),
     ([("Dense", {"activation_function": "torch.nn.ReLU"})], {}, "0_Dense has the activation torch.nn.ReLU"),
     ([("Dense", {"activation_function": IDENTITY})], {}, "0_Dense lacks the weights"),
-    ([("MultiVectorMask", {"skiplist_words": ["and"]})], MANY, "the skip list has 'and'"),
     ([("MultiVectorMask", SKIPS | {"skiplist_tasks": ["query", "document"]})], MANY, "of query and document"),
     ([("MultiVectorMask", {"keep_only_token_ids": [1]})], MANY, "only some token ids"),
     ([], MANY | {"query_expansion": EXPANSION | {"strategy": "min"}}, "by the strategy min"),

@@ -1,5 +1,6 @@
 """Checkpoints that sentence-transformers itself writes score the same here (`make extras`)."""
 
+import json
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_sparse_encoders_come_in_and_go_out(tmp_path, most):
     prompts = {"query": "find: ", "document": "text: "}
     theirs = SparseEncoder(folder, prompts=prompts, max_active_dims=most)
     assert_same_scores(theirs, tmp_path / "theirs")
-    ours = paradigms.PARADIGMS["splade"](folder, most_terms=most, query_marker="find: ", query_length=9)
+    ours = paradigms.PARADIGMS["splade"](folder, most_terms=most, query_prompt="find: ", query_length=9)
     assert_exported_scores(ours, tmp_path / "out", SparseEncoder)
 
 
@@ -100,6 +101,25 @@ def test_heads_and_prompts(backbone, tmp_path, similarity):
     assert_same_scores(theirs, tmp_path / "theirs")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"prompts": {"query": "fish", "document": "[unused0]"}},  # entries of the vocabulary
+        {"prompts": {"query": "fish", "sts": "match: "}, "default_prompt_name": "sts"},
+        {"prompts": {"sts": "match: "}, "default_prompt_name": "sts"},
+    ],
+    ids=str,
+)
+def test_prompts_are_texts_and_each_side_has_its_own(tmp_path, config):
+    folder = write_checkpoint("bert", tmp_path / "bert")
+    SentenceTransformer(modules=[Transformer(str(folder)), Pooling(WIDTH, "mean")]).save_pretrained(
+        str(tmp_path / "theirs")
+    )
+    (tmp_path / "theirs" / "config_sentence_transformers.json").write_text(json.dumps(config))
+    theirs = SentenceTransformer(str(tmp_path / "theirs")).eval()
+    assert_within_rounding(scores_of(paradigms.load(tmp_path / "theirs")), their_scores(theirs), **SCORES)
+
+
 @pytest.mark.parametrize("name", ["query", None])
 def test_a_decoder_with_instructions_comes_in_is_trained_and_goes_out(checkpoints, tmp_path, name):
     """As Qwen3-Embedding is published: the last token, an instruction before queries or before all texts."""
@@ -113,7 +133,7 @@ def test_a_decoder_with_instructions_comes_in_is_trained_and_goes_out(checkpoint
     )
 
     marker = "Instruct: find a fish\nQuery:"
-    ours = paradigms.PARADIGMS["dpr"](tmp_path / "theirs", lora_rank=2, query_marker=marker)
+    ours = paradigms.PARADIGMS["dpr"](tmp_path / "theirs", lora_rank=2, query_prompt=marker)
     read: list[str] = []
     ours.register_forward_pre_hook(
         lambda _, given: read.extend(ours.encoder.tokenizer.batch_decode(given[0].input_ids))
@@ -167,7 +187,7 @@ def test_colbert(tmp_path, attend):
     assert_same_scores(theirs, tmp_path / "theirs")
 
 
-HEAD = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_marker": "query: "}
+HEAD = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_prompt": "query: "}
 MARKED = {"query_marker": "fish", "document_marker": "fox", "query_augmentation": True}  # of the vocabulary
 OUT = [("dpr", HEAD | {"pooling": pooling}) for pooling in ("cls", "mean", "max", "last")]
 OUT += [("dpr", HEAD | {"pooling": "mean", "normalize": False})]
