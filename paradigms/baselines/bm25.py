@@ -266,15 +266,16 @@ def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:
 def _terms(
     texts: Iterable[str], ngrams: int, stopwords: frozenset[str], tokenizer: Any
 ) -> Iterator[list[str]]:
-    """Yield the terms of each text, without a tokenizer's unknown pieces."""
+    """Yield the terms of each text, without a tokenizer's special and unknown pieces."""
     if tokenizer is None:
         yield from (tokenize(text, ngrams, stopwords) for text in texts)
         return
     stream = iter(texts)
+    special = {tokenizer.unk_token_id, *tokenizer.all_special_ids}
     while batch := [text.lower() for text in islice(stream, BATCH)]:
         # verbose=False: no warning about texts that are longer than a model's input
         for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-            content = [id for id in ids if id != tokenizer.unk_token_id]
+            content = [id for id in ids if id not in special]
             yield _runs(tokenizer.convert_ids_to_tokens(content), ngrams, stopwords)
 
 

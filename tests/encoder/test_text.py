@@ -19,6 +19,7 @@ from transformers import (
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.settings import settings_fields
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from tests import needs
 from tests.near import assert_same, assert_within_rounding
@@ -259,6 +260,12 @@ REFUSED = [
 def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         encoder(tiny_bert, **settings)
+
+
+def test_a_skip_list_of_an_older_version_is_read():
+    old = {"first": 3, "skip": ".,", "skip_exact": True}
+    assert settings_fields(old) == {"vectors": 3, "skip": "", "skip_tokens": ". ,"}
+    assert settings_fields(old | {"skip_exact": False}) == {"vectors": 3, "skip": ".,"}
 
 
 SHIFTED = ["XLMRoberta", "MPNet", "Camembert", "Xmod", "Longformer", "Data2VecText"]
