@@ -59,7 +59,7 @@ ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f in ("bert", "t5"
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize(("name", "family"), ROUND_TRIPS)
 def test_a_saved_paradigm_loads_bit_for_bit(checkpoints, tmp_path, name, family, lora_rank):
-    markers = {"query_marker": "[unused0]", "document_prompt": "passage: ", "document_length": 20}
+    markers = {"query_marker": "a", "document_prompt": "passage: ", "document_length": 20}
     paradigm = trained(name, checkpoints[family], lora_rank=lora_rank, **markers)
     expected = tokens(paradigm)
     assert not same(expected[1], tokens(built(name, checkpoints[family], **markers))[1])
