@@ -3,8 +3,10 @@
 A claim says that the mean of a contrast over queries and training seeds lies above −margin or, if it claims
 equality, within ±margin. The verdict is
 
-- reproduced, if the interval over seeds and queries lies within these bounds, and the paired test over
-  queries agrees, with Holm's correction for all claims of a study;
+- reproduced, if the interval over seeds and queries lies within these bounds, and a test over queries
+  agrees, with Holm's correction for all claims of a study. Without a margin this is the paired randomisation
+  test, since signs are random if the systems do not differ; with one it is `mean_test`, which asks how large
+  unseen losses may be;
 - contradicted, if both say the opposite;
 - otherwise not decided here: the sample is too small, the study lacks what the claim is about, a system has
   not learned enough to test the claim, or the claim is about training and training did not significantly
@@ -19,15 +21,16 @@ ask. The verdict on a control is yes, no, or not decided here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log, sqrt
 
 import numpy as np
 from jaxtyping import Float
 
 from paradigms.evaluate.measures import Interval, seeds_interval
-from paradigms.evaluate.significance import holm, paired_test
+from paradigms.evaluate.significance import holm, mean_test, paired_test
 
 ALPHA = 0.05
+UNSEEN = -log(ALPHA / 2)  # n queries without a loss leave room for losses of probability UNSEEN / n
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
 YES, NO = "yes", "no"  # verdicts on controls
 ONE_SEED = "with one seed, the interval is over queries alone"  # added to a verdict
@@ -98,9 +101,12 @@ def _clusters(claim: Claim, clusters: Sequence[str] | None) -> Sequence[str] | N
 
 def _p(claim: Claim, clusters: Sequence[str] | None) -> float:
     """p-value of mean(contrast) = −margin; for equality, the larger of the p-values of −margin and margin."""
-    ends = (claim.margin, -claim.margin) if claim.equal else (claim.margin,)
     queries = claim.contrast.mean(0)
-    return max(paired_test(queries + end, np.zeros_like(queries), clusters) for end in ends)
+    if claim.equal:
+        return max(mean_test(queries, end, clusters) for end in (-claim.margin, claim.margin))
+    if claim.margin:
+        return mean_test(queries, -claim.margin, clusters)
+    return paired_test(queries, np.zeros_like(queries), clusters)
 
 
 def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
@@ -118,18 +124,25 @@ def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
         words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
         word = words[0] if inside else words[1]
         reason = "" if claim.contrast.shape[0] > 1 else ONE_SEED
-    elif inside or outside:
-        word, reason = UNDECIDED, f"the interval decides, but p is {p:.2f} after Holm's correction"
     else:
-        word, reason = UNDECIDED, _needed(claim, interval, upper)
+        word, reason = UNDECIDED, _missing(claim, interval, p, inside or outside)
     return Verdict(claim, interval, p, word, reason)
 
 
-def _needed(claim: Claim, interval: Interval, upper: float) -> str:
-    """Estimate how many queries would decide a claim with this mean: interval widths shrink with √queries."""
-    distance = min(abs(interval.mean + claim.margin), abs(upper - interval.mean))
-    half, queries = (interval.high - interval.low) / 2, claim.contrast.shape[1]
+def _missing(claim: Claim, interval: Interval, p: float, decides: bool) -> str:
+    """Say what would decide a claim with this mean, such as a number of queries n.
+
+    The half-width of the interval shrinks with √n; with a margin, an unseen query of difference −1 or 1 also
+    keeps the mean within UNSEEN/n of the margin (`mean_test`).
+    """
+    distance = abs(interval.mean + claim.margin)
+    if claim.equal:
+        distance = min(distance, abs(claim.margin - interval.mean))
     if not distance:
         return "the mean equals the margin"
-    count = max(ceil(queries * (half / distance) ** 2), queries + 1)
-    return f"a mean of this size needs about {count:,} queries"
+    queries, half = claim.contrast.shape[1], (interval.high - interval.low) / 2
+    spread, unseen = half * sqrt(queries), UNSEEN if claim.margin else 0.0
+    count = ceil(((spread + sqrt(spread**2 + 4 * distance * unseen)) / (2 * distance)) ** 2)
+    if decides and count <= queries:
+        return f"the interval decides, but p is {p:.2f} after Holm's correction"
+    return f"a mean of this size needs about {max(count, queries + 1):,} queries"

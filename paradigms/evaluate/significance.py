@@ -59,6 +59,34 @@ def paired_test(
     return min(1.0, 2 * float(tail + extra) / (len(sums) + extra))
 
 
+def mean_test(
+    values: Float[np.ndarray, " queries"], mean: float, clusters: Sequence[str] | None = None
+) -> float:
+    """Return the two-sided p-value of E[value] = `mean`, for differences of measures, which lie in [−1, 1].
+
+    For each side, one unseen query with the worst possible difference joins the sample, and p is the
+    probability that a mean with random weights, exponential before they are normalised, lies on the other
+    side (Gaffke 2005; Learned-Miller and Thomas 2020, arXiv:1905.06208). No shape or variance is assumed:
+    100 equal differences leave room for rare larger ones. For values 0 and 1, the bounds are Clopper and
+    Pearson's. Values beyond [−1, 1] (logarithms) extend the range. clusters: each query's cluster, which has
+    one weight; an unseen cluster has their mean size.
+    """
+    if np.isnan(values).any():
+        raise ValueError("a test of a mean needs values without NaN")
+    ends = np.array([min(-1.0, values.min()), max(1.0, values.max())]) - mean
+    values = values - mean
+    size = len(values)
+    if clusters is not None:
+        values = np.bincount(np.unique(clusters, return_inverse=True)[1], values)
+    generator, chunk = np.random.default_rng(0), max(1, 1_000_000 // len(values))
+    wrong = np.zeros(2)
+    for start in range(0, RESAMPLES, chunk):
+        weights = generator.exponential(size=(min(chunk, RESAMPLES - start), len(values) + 1))
+        sums = (weights[:, 1:] @ values)[:, None] + weights[:, :1] * ends * size / len(values)
+        wrong += (sums[:, 0] <= 0).sum(), (sums[:, 1] >= 0).sum()
+    return float(min(1.0, 2 * (1 + wrong.min()) / (1 + RESAMPLES)))
+
+
 def _flipped_sums(values: Float[np.ndarray, " n"]) -> Iterator[Float[np.ndarray, " patterns"]]:
     """Yield Σ ±values for every sign pattern, or for RESAMPLES random patterns if there are more."""
     n = len(values)

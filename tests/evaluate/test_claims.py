@@ -1,10 +1,13 @@
 """Verdicts on claims: what a sample shows, refutes or leaves open."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from scipy.stats import binom, binomtest
 
+from paradigms.evaluate import claims, seeds_interval, significance
 from paradigms.evaluate.claims import (
     CONTRADICTED,
     NO,
@@ -16,6 +19,7 @@ from paradigms.evaluate.claims import (
     Claim,
     judge,
 )
+from paradigms.evaluate.significance import mean_test
 
 
 def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
@@ -73,6 +77,50 @@ def test_the_queries_that_would_decide_decide():
     needed = int(few.reason.split()[-2].replace(",", ""))
     assert few.word == UNDECIDED
     assert judge([claim(0.01, queries=2 * needed)])[0].word == REPRODUCED
+
+
+def test_equal_results_exclude_only_what_so_many_queries_can():
+    """n queries without a loss leave room for losses of probability 1 − .025^(1/n)."""
+    zeros = claim(0.0, spread=0.0, seeds=1, queries=100)
+    for equal in (False, True):
+        few = judge([replace(zeros, margin=0.01, equal=equal)])[0]
+        assert few.row["verdict"] == "not decided here: a mean of this size needs about 369 queries"
+        more = judge([replace(zeros, contrast=np.zeros((1, 400)), margin=0.01, equal=equal)])[0]
+        assert (more.word, judge([replace(zeros, margin=0.04, equal=equal)])[0].word) == (REPRODUCED,) * 2
+
+
+@pytest.mark.parametrize(("n", "losses"), [(100, 0), (100, 3), (30, 9)])
+def test_bounds_of_zeros_and_ones_are_exact(n, losses):
+    """Above the margin, a loss of 1 is the worst; below it, so is a gain of 1, and the bound is not exact."""
+    lost = -np.repeat([1.0, 0.0], [losses, n - losses])
+    for margin in (0.02, 0.1, 0.2, 0.5):
+        p = 2 * binomtest(losses, n, margin, alternative="less").pvalue
+        if p < 0.9:
+            assert mean_test(lost, -margin) == pytest.approx(p, abs=0.02)
+            four = np.repeat(lost, 4), -margin, [f"{c:02}" for c in np.repeat(np.arange(n), 4)]
+            assert mean_test(*four) == mean_test(lost, -margin)
+
+
+# Differences whose mean is −margin, drawn as [studies, seeds, queries].
+BOUNDARY = {
+    "rare losses": (0.02, lambda g, size: -(g.random(size) < 0.02).astype(float)),
+    "losses and gains": (0.05, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.1, 0.85, 0.05])),
+    "mostly ties": (0.02, lambda g, size: -g.random(size) * (g.random(size) < 0.04)),
+    "small gains": (0.02, lambda g, size: np.where(g.random(size) < 0.05, -0.59, 0.01)),
+    "no ties": (0.02, lambda g, size: 0.1 * g.standard_normal(size) - 0.02),
+    "no margin": (0.0, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.05, 0.9, 0.05])),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDARY)
+def test_a_loss_at_the_margin_is_rarely_called_none(monkeypatch, name):
+    """Of 200 studies whose true mean lies at the margin, 2.5% may be reproduced, and a few more by chance."""
+    monkeypatch.setattr(significance, "RESAMPLES", 999)
+    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=500))
+    margin, draw = BOUNDARY[name]
+    studies = draw(np.random.default_rng(1), (200, 1, 100))
+    words = [judge([Claim("P", "s", "q", study, margin=margin)])[0].word for study in studies]
+    assert words.count(REPRODUCED) <= binom.isf(0.001, 200, 0.025)
 
 
 def test_row_reads_alone():
