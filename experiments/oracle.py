@@ -124,7 +124,7 @@ def measured(
 ) -> Iterator[dict[str, Any]]:
     """Measure a system at each number of dimensions below its full width, and at full width.
 
-    Query vectors that answer a query on the first principal axes also answer it on more axes.
+    Query vectors that answer a query on the first principal axes are tried on more axes.
     """
     known: list[np.ndarray | None] = []
     for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):

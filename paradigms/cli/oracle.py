@@ -27,6 +27,7 @@ from theory.answerable import Answer, max_over_tokens, maxima, one_vector, separ
 
 QUERIES = 100  # maximum number of judged queries, drawn at random
 FEW = 100  # below this number of queries, the bootstrap interval of R-precision is too narrow near 0 and 1
+SAMPLED, ROUNDED = 1000, 0.01  # tokens to measure, and the error of a stored unit vector's length
 VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum dimensions of their vectors
 
 
@@ -34,7 +35,8 @@ class Stored(NamedTuple):
     """All tokens in an index, in float64, sorted by document. ids, salience: None if the index has none.
 
     axes [h, k]: all vectors, including query vectors, are projected onto these axes; None means no
-    projection.
+    projection. unit: the index's vectors have length 1, and so have projected ones, as in an index of as few
+    numbers (`Paradigm.truncated`).
     """
 
     vectors: np.ndarray  # [t, h]
@@ -43,6 +45,7 @@ class Stored(NamedTuple):
     ids: np.ndarray | None = None
     salience: np.ndarray | None = None
     axes: np.ndarray | None = None
+    unit: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,15 +147,26 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
     lengths = np.diff(store.offsets)[rows]
     vectors = np.empty((lengths.sum(), store.dim if axes is None else axes.shape[1]))
-    others = []
+    some = store.decoded(slice(0, SAMPLED))["vectors"].astype(np.float64)  # one encoder made them all
+    unit, others = np.allclose(np.linalg.norm(some, axis=1), 1, atol=ROUNDED), []
     for row, end, length in zip(rows, np.cumsum(lengths), lengths, strict=True):
         part = store.decoded(slice(store.offsets[row], store.offsets[row + 1]))
         own = part.pop("vectors").astype(np.float64)
-        vectors[end - length : end] = own if axes is None else own @ axes
+        own = projected(own, axes, unit)
+        vectors[end - length : end] = own if axes is None else own.astype(np.float16)  # as a store rounds
         others.append(part)
     fields = {name: np.concatenate([part[name] for part in others]) for name in (others[0] if others else ())}
     owners, names = np.repeat(np.arange(len(rows)), lengths), store.names(rows)
-    return Stored(vectors, owners, names, fields.get("ids"), fields.get("salience"), axes)
+    return Stored(vectors, owners, names, fields.get("ids"), fields.get("salience"), axes, unit)
+
+
+def projected(vectors: np.ndarray, axes: np.ndarray | None, unit: bool) -> np.ndarray:
+    """Project vectors [t, h] onto axes [h, k], or return them if axes is None. unit: to length 1."""
+    if axes is None:
+        return vectors
+    vectors = vectors @ axes
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if unit else 1.0
+    return vectors / np.maximum(lengths, np.finfo(np.float64).tiny)
 
 
 def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
@@ -187,7 +201,7 @@ def outcomes(
         scores = question.scores(question.query)
         best = np.argsort(-scores, kind="stable")[: len(rows)]
         given = known[n] if known else None
-        given = given if given is None or tokens.axes is None else given @ tokens.axes
+        given = given if given is None else projected(given, tokens.axes, tokens.unit)
         answer, held = question.answer(rows, given), None
         if question.salience is None and question.kinds is None and left.get(bool(answer.answerable)):
             held = verify(question, answer, rows)
@@ -209,7 +223,7 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
 
     query, ids, weights = field(queries.vectors.double()), field(queries.ids), field(queries.salience)
     assert query is not None
-    query = query if tokens.axes is None else query @ tokens.axes
+    query = projected(query, tokens.axes, tokens.unit)
     if "ids" not in align.reads:
         both = None if weights is None or tokens.salience is None else (tokens.salience, weights)
         return Question(tokens.vectors, tokens.owners, query, salience=both)

@@ -30,7 +30,7 @@ from paradigms.store import Store
 from paradigms.store.columns import FolderWriter
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import dpr_towers, write_like_xtr
-from tests.tiny import write_checkpoint, write_collection
+from tests.tiny import TERMS, write_checkpoint, write_collection
 
 TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "snow.txt": "cold snow on ice"}
 
@@ -671,6 +671,25 @@ def test_oracle_ranks_documents_by_rel(models, name):
         question = question_of(stored(store), queries, n, model.recipe.align)
         scores, wanted = question.scores(question.query), row.detach().numpy()
         assert_same(scores / abs(scores).max(), wanted / abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_oracle_of_fewer_numbers_is_that_of_an_index_with_as_few(models, name):
+    """Projected tokens have length 1, as an index of as few numbers stores them, if the model's have."""
+    model = load(models[name])
+    short, texts = model.truncated(3), list(TEXTS.values())
+    whole, fewer = (Store.build(kinds.exact(), m, TEXTS, texts) for m in (model, short))
+    axes = np.eye(whole.dim)[:, :3]
+    study, index = stored(whole, axes), stored(fewer)
+    assert study.unit
+    assert_within_rounding(study.vectors, index.vectors, torch.float16, 4)
+    for n in range(3):
+        ours = question_of(study, model.encode_queries(texts), n, model.recipe.align)
+        theirs = question_of(index, short.encode_queries(texts), n, model.recipe.align)
+        assert_within_rounding(ours.query, theirs.query, torch.float32, TERMS)
+    longer = [(["a"], whole.tokens([0]).map(lambda t: 2 * t if t.is_floating_point() else t))]
+    free = Store.build_from(kinds.exact(), longer, paradigm=name, dim=whole.dim)
+    assert_same(stored(free, axes).vectors, stored(free).vectors @ axes)
 
 
 def test_no_vectors_answer_a_query_whose_ids_no_document_has(models):
