@@ -85,7 +85,6 @@ class Settings(OneCollection, Results):
                     raise SystemExit(f"{name}: unknown {system}; there are {there}")
         different(self, "systems", "seeds", "lengths")
         at_least(self, depth=2, samples=2, negatives=int(CROSS in self.systems), vectors=1, theory_queries=1)
-        at_least(self, trained_layers=0)
         at_least(self, train_queries=1, dev_queries=1, test_queries=1, steps=1, batch_size=1, lengths=1)
         if self.task == "answers" and max(self.lengths) > self.tokens:
             raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")

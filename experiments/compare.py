@@ -94,11 +94,12 @@ class Settings(Results, EncoderTraining):
 
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)
-        at_least(self, passages=0, depth=1, best_passages=1, minutes=0)
+        at_least(self, depth=1, best_passages=1)
         different(self, "seeds")
         self.ends = time.monotonic() + 60 * self.minutes if self.minutes else math.inf
         for name, system in self.chosen.items():
-            with refusing(f"system {name}, training: ", options=True):
+            where = f"system {name}, training: " if system.training else ""  # else from the options above
+            with refusing(where, options=True):
                 systems.training_settings(system, self, self.seeds[0])
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")

@@ -56,7 +56,7 @@ class Settings(OneCollection):
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        at_least(self, passages=0, batch_size=1, parts=0, part=-1)
+        at_least(self, batch_size=1)
         if self.part >= max(1, self.parts):
             raise SystemExit(f"part must be below parts, {self.parts}, got {self.part}")
 

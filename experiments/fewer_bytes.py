@@ -37,7 +37,7 @@ class Settings:
     output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
-        at_least(self, documents=0, queries=1)
+        at_least(self, queries=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports

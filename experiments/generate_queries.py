@@ -48,7 +48,7 @@ class Settings(OneCollection):
     """results folder; empty: results/queries-COLLECTION"""
 
     def __post_init__(self) -> None:
-        at_least(self, queries=1, words=1, length=1, batch_size=1, documents=0, rank=0)
+        at_least(self, queries=1, words=1, length=1, batch_size=1)
         if self.prompt.count("{}") != 1:
             raise SystemExit(f"prompt must hold one {{}}, where the document goes, got {self.prompt!r}")
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"

@@ -59,7 +59,7 @@ class Settings(OneCollection, Results):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds", "rerank_depths")
-        at_least(self, trained_layers=0, rerank_depths=1, vectors=1, steps=1, negatives=1, depth=1)
+        at_least(self, rerank_depths=1, vectors=1, steps=1, negatives=1, depth=1)
         at_least(self, rerank_steps=1, rerank_negatives=1)
         if max(self.rerank_depths) > self.depth:
             raise SystemExit(

@@ -64,7 +64,7 @@ class Settings(Results):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "parts", "dimensions", "tokens")
-        at_least(self, others=0, steps=0, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1)
+        at_least(self, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1)
         at_least(self, largest=2 * self.relevant if "free" in self.parts else 1)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")

@@ -50,7 +50,7 @@ class Settings(OneCollection):
     """precision of encoding; fp16 needs a GPU"""
 
     def __post_init__(self) -> None:
-        at_least(self, depth=1, best_passages=1, passages=0)
+        at_least(self, depth=1, best_passages=1)
         if (self.fuse == "sum") != bool(self.dev_run):
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
 

@@ -62,7 +62,7 @@ class Settings(OneCollection):
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in (*PARADIGMS, BM25)]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        at_least(self, documents=0, queries=0, k=1, rounds=1, probes=1)
+        at_least(self, k=1, rounds=1, probes=1)
         self.threads = self.threads or os.cpu_count() or 1
 
 

@@ -37,7 +37,7 @@ class Settings:
     """comma-separated names or shell patterns of the theorems to check"""
 
     def __post_init__(self) -> None:
-        at_least(self, samples=20, seed=0, seeds=1)
+        at_least(self, samples=20, seeds=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports

@@ -168,7 +168,7 @@ class EncoderStudy(Results, EncoderTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds")
-        at_least(self, batch_size=1, queries=0)
+        at_least(self, batch_size=1)
 
 
 @dataclass
@@ -225,7 +225,7 @@ class PairSettings(Results, OneCollection):
         at_least(
             self, steps=1, generative_steps=1, batch_size=1, passages=1, passage_words=1, depth=1, span=1
         )
-        at_least(self, decoder_layers=1, documents=0, trained_layers=0, queries=0)
+        at_least(self, decoder_layers=1)
         different(self, "seeds")
         suffix = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
         self.models = self.models or f"results/pairs-{suffix}"

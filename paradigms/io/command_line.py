@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -97,7 +98,21 @@ def command_line(
         for name, entries in given.items():
             if isinstance(entries, dict) and isinstance(chosen := values.get(name), list):
                 values[name] = {key: entries.get(key, {}) for key in chosen}
+    _check_signs(kind, values)
     return values
+
+
+def _check_signs(kind: type, values: Mapping[str, Any]) -> None:
+    """Raise SystemExit if a number is below 0, unless that is its default or its default is null.
+
+    Objects that receive the number would refuse it in their own words.
+    """
+    for option in fields(kind):
+        value = values[option.name]
+        numbers = value if isinstance(value, list) else [value]
+        below = any(isinstance(number, int | float) and number < 0 for number in numbers)
+        if below and value != option.default is not None:
+            raise SystemExit(f"{option.name} must be at least 0, got {value}")
 
 
 def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:

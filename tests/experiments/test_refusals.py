@@ -41,6 +41,9 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"backbone": "bert-base-uncasedd"}, "the backbone 'bert-base-uncasedd' is not a folder"),
         ({"split": "tset"}, "has no split 'tset'"),
         ({"options": '{"dims": 3}'}, "dims"),
+        ({"steps": -1}, "^steps must be at least 0, got -1"),
+        ({"batch_size": 0}, "^batch_size must be at least 1, got 0"),
+        ({"learning_rate": 0}, "^learning_rate must be positive, got 0"),
     ],
     "encode": [
         (
@@ -92,7 +95,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"run": HERE, "negatives": 1}, "is not a checkpoint of"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
         ({"options": '{"dims": 3}'}, "dims"),
-        ({"learning_rate": -1.0}, "learning_rate must be positive"),
+        ({"learning_rate": 0}, "learning_rate must be positive"),
         ({"teacher": "some.run", "distil": "kl", "negatives": 0}, "teacher needs hard negatives: set"),
         ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
         ({"distil": "kl"}, "set both --teacher and --distil, or neither"),

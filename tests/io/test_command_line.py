@@ -1,5 +1,6 @@
 """The command line: strings are taken literally; errors about malformed lists and mappings name them."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ class Settings:
     options: dict[str, Any] = field(default_factory=dict)
     also: list[str] | None = None
     named: list[str] | dict[str, dict[str, int]] = field(default_factory=list)
+    steps: int = 30
+    rate: float = 0.5
+    part: int = -1
+    margin: float | None = None
 
 
 @pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
@@ -55,3 +60,12 @@ def test_a_config_file_that_is_nested_too_deeply_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         command_line(Settings, "", ["--config", str(file)])
     assert f"{file}: not JSON or YAML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["--steps=-1", "--rate=-0.1", "--seeds=[0, -1]", "--part=-2"])
+def test_a_number_below_zero_is_named_as_its_option(given):
+    name, _, value = given.removeprefix("--").partition("=")
+    with pytest.raises(SystemExit, match=f"{name} must be at least 0, got {re.escape(value)}"):
+        command_line(Settings, "", [given])
+    kept = command_line(Settings, "", ["--part=-1", "--margin=-2", "--steps=0"])
+    assert (kept["part"], kept["margin"], kept["steps"]) == (-1, -2, 0)
