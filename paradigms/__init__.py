@@ -18,6 +18,10 @@ __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative
 
 def __getattr__(name: str) -> Any:
     """Import names in `__all__` on first use, so that submodules that do not need torch import quickly."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("retrieval-paradigms")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paradigms import registry

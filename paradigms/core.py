@@ -10,8 +10,8 @@ against it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -39,12 +39,13 @@ class Tokens:
     mask: Bool[Tensor, "x n l"]  # True = a token that counts
     ids: Int[Tensor, "x n l"] | None = None  # vocabulary ids, for alignments that match them (COIL)
     salience: Float[Tensor, "x n l"] | None = None  # u of ALIGNER, >= 0; None = 1 everywhere
+    side: Literal["document", "query"] | None = field(default=None, kw_only=True)  # None = unknown
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
         """Apply `function` to every tensor that is not None, and return the new tokens."""
         ids = None if self.ids is None else function(self.ids)
         salience = None if self.salience is None else function(self.salience)
-        return Tokens(function(self.vectors), function(self.mask), ids, salience)
+        return Tokens(function(self.vectors), function(self.mask), ids, salience, side=self.side)
 
     def to(self, device: torch.device | str) -> "Tokens":
         return self.map(lambda t: t.to(device))
@@ -53,6 +54,8 @@ class Tokens:
         """Select queries with a slice of the first axis."""
         return self.map(lambda t: t[texts])
 
+
+TENSORS = "vectors", "mask", "ids", "salience"  # fields of `Tokens`
 
 # A of the formula: (S, valid, documents, queries) -> A, of S's shape. Hard alignments are 0/1 and carry
 # no gradient, so rel has exactly the gradient of max or top-k; soft alignments are differentiable.
@@ -85,8 +88,24 @@ class Interaction:
         return view.framed(view.explanations_of(self))
 
 
+def check_sides(documents: Tokens, queries: Tokens) -> None:
+    """Raise TypeError unless both are `Tokens`, and ValueError if they are swapped, which would broadcast."""
+    for name, tokens in (("documents", documents), ("queries", queries)):
+        if not isinstance(tokens, Tokens):
+            kind = type(tokens).__name__
+            raise TypeError(f"{name} must be Tokens, as from encode_{name}(texts), not a {kind}")
+    d, q = documents.mask.shape, queries.mask.shape
+    if documents.side == "query" or queries.side == "document" or q[1] != 1 or d[0] not in (1, q[0]):
+        raise ValueError(
+            "documents [1 or b, n, i, h] come first, then queries [b, 1, j, h]; got "
+            f"{documents.side or 'tokens'} {list(documents.vectors.shape)}, then "
+            f"{queries.side or 'tokens'} {list(queries.vectors.shape)}"
+        )
+
+
 def similarity(documents: Tokens, queries: Tokens) -> tuple[TokenPairs, Valid]:
     """Compute S = DᵀQ and the mask of pairs of real tokens; padded entries of S are 0."""
+    check_sides(documents, queries)
     valid = documents.mask[..., :, None] & queries.mask[..., None, :]
     S = torch.einsum("bnih,bmjh->bnij", documents.vectors, queries.vectors)
     return S.where(valid, 0), valid
@@ -145,5 +164,6 @@ def join_documents(parts: Sequence[Tokens]) -> Tokens:
 def _join(parts: Sequence[Tokens], axis: int) -> Tokens:
     length = max(part.mask.shape[-1] for part in parts)
     padded = [pad_tokens(part, length) for part in parts]
-    names = [f.name for f in fields(Tokens) if all(getattr(p, f.name) is not None for p in padded)]
-    return Tokens(**{name: torch.cat([getattr(part, name) for part in padded], axis) for name in names})
+    names = [name for name in TENSORS if all(getattr(p, name) is not None for p in padded)]
+    tensors = {name: torch.cat([getattr(part, name) for part in padded], axis) for name in names}
+    return Tokens(**tensors, side=parts[0].side)

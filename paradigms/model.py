@@ -27,7 +27,14 @@ from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
 from paradigms.encoder.towers import Encoder, TwoTowers, described
 from paradigms.explanation import Explanation
 from paradigms.impute import IMPUTATIONS
-from paradigms.io.checks import check_known, check_several, check_text, json_or_empty, read_settings
+from paradigms.io.checks import (
+    as_sequence,
+    check_known,
+    check_several,
+    check_text,
+    json_or_empty,
+    read_settings,
+)
 from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
 from paradigms.io.progress import progress_bar
@@ -179,6 +186,7 @@ class Paradigm(Trainable):
 
     def count_corpus(self, texts: Iterable[str]) -> Statistics:
         """Count the documents in which each token occurs, for alignments that use counts (`align.Idf`)."""
+        check_several(texts, "texts")
         encoder, rows = self.encoder, iter(texts)
 
         def documents() -> Iterator[Tensor]:
@@ -189,11 +197,11 @@ class Paradigm(Trainable):
         return Statistics.of(documents(), len(encoder.tokenizer))
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
-        return count_cut(self.encoder, texts)
+        return count_cut(self.encoder, as_sequence(texts, "texts"))
 
     def read_part(self, texts: Sequence[str]) -> list[str]:
         """Cut each document after the last token that the encoder reads."""
-        return read_part(self.encoder, texts)
+        return read_part(self.encoder, as_sequence(texts, "texts"))
 
     def forward(self, queries: Batch, documents: Batch, chunk: int = 0) -> tuple[Tokens, Tokens]:
         """Encode tokenised texts as (Q, D) in one call, as DistributedDataParallel requires.
@@ -204,7 +212,7 @@ class Paradigm(Trainable):
 
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         side: Side = "document",
         *,
         batch_size: int = 32,
@@ -213,16 +221,20 @@ class Paradigm(Trainable):
     ) -> list[np.ndarray]:
         """Encode each text as a float32 array [l, h]; l = 1 for one pooled vector.
 
+        A text without tokens, such as a blank one, has rel 0 with everything: its pooled vector is 0, and its
+        token vectors are none, l = 0.
+
         batch_size: number of texts, of similar length, to encode together. device: the device to move the
         model to first, for example "cuda". progress: show a progress bar.
 
-        Raises TypeError if `texts` is a string or contains anything but strings.
+        Raises TypeError if `texts` is a string or a mapping, or contains anything but strings.
         """
-        check_several(texts, "texts")
-        for text in texts:
-            check_text(text, "a text")
+        texts = as_sequence(texts, "texts")
+        for n, text in enumerate(texts):
+            check_text(text, f"text {n}")
         if device is not None:
             self.to(device)
+        pooled = getattr(self.encoder.settings, f"{side}_vectors") == "pooled"
         arrays: list[np.ndarray] = [np.empty(0)] * len(texts)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {self.name}", total=len(texts))
@@ -230,27 +242,29 @@ class Paradigm(Trainable):
                 tokens = self.tokens([texts[n] for n in places], side)
                 vectors, mask = (x.flatten(0, 1).cpu() for x in (tokens.vectors, tokens.mask))
                 for n, rows, real in zip(places, vectors.float(), mask, strict=True):
-                    arrays[n] = rows[real].numpy()
+                    arrays[n] = (rows.where(real[:, None], 0) if pooled else rows[real]).numpy()
                 bar.advance(task, len(places))
         return arrays
 
-    def tokens(self, texts: Sequence[Input], side: Side) -> Tokens:
-        """Encode raw texts as D or Q in one batch, without gradients or dropout.
+    def tokens(self, texts: Iterable[Input], side: Side) -> Tokens:
+        """Encode any number of texts as D or Q in one batch, without gradients or dropout.
 
         The surrounding `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if
         the device multiplies bf16 natively.
         """
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
-            return self.encoder(self.encoder.tokenize(texts, side).to(device), side)
+            texts = as_sequence(texts, f"{side} texts")
+            tokens = self.encoder(self.encoder.tokenize(texts or [""], side).to(device), side)
+            return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
 
-    def encode_queries(self, texts: Sequence[Input]) -> Tokens:
+    def encode_queries(self, texts: Iterable[Input]) -> Tokens:
         """Encode x queries as Q, with axes [x, 1, l, h]."""
-        return self.tokens(texts, "query")
+        return replace(self.tokens(texts, "query"), side="query")
 
-    def encode_documents(self, texts: Sequence[Input]) -> Tokens:
+    def encode_documents(self, texts: Iterable[Input]) -> Tokens:
         """Encode x documents as D, with axes [1, x, l, h]."""
-        return self.tokens(texts, "document")
+        return replace(self.tokens(texts, "document"), side="document")
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
         """Compute similarities S, alignment A and normaliser Z for every query and candidate."""
@@ -371,7 +385,11 @@ def paradigm(
 
     def decorate(recipe: Callable[[S], Recipe]) -> Callable[Concatenate[str | Path, P], Paradigm]:
         @wraps(recipe)
-        def build(backbone: Any, **settings: Any) -> Paradigm:
+        def build(backbone: Any = None, **settings: Any) -> Paradigm:
+            if backbone is None:
+                raise TypeError(
+                    f'{recipe.__name__} needs a backbone: "offline", or the name or folder of an encoder'
+                )
             chosen = defaults | settings
             encoder = encoder_class(chosen["encoder"])
             known = {field.name for field in fields(encoder.Settings)}

@@ -20,7 +20,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.pag import pag
 from paradigms.generative.ripor import ripor
 from paradigms.generative.seal import seal
-from paradigms.io.checks import check_files, naming
+from paradigms.io.checks import Named, check_files, naming
 from paradigms.io.files import settle
 from paradigms.io.plugins import load_plugins
 from paradigms.me_bert import me_bert
@@ -32,28 +32,30 @@ from paradigms.splade import splade
 from paradigms.xtr import xtr
 
 # name -> builder(backbone, **settings)
-PARADIGMS: dict[str, Callable[..., Paradigm]] = {
-    "dpr": dpr,
-    "me_bert": me_bert,
-    "colbert": colbert,
-    "coil": coil,
-    "aligner": aligner,
-    "xtr": xtr,
-    "splade": splade,
-    "bge_m3": bge_m3,
-}
+PARADIGMS: dict[str, Callable[..., Paradigm]] = Named(
+    "paradigm",
+    dpr=dpr,
+    me_bert=me_bert,
+    colbert=colbert,
+    coil=coil,
+    aligner=aligner,
+    xtr=xtr,
+    splade=splade,
+    bge_m3=bge_m3,
+)
 
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
-GENERATIVE: dict[str, Callable[..., Generative]] = {
-    "dsi": dsi,
-    "genre": genre,
-    "seal": seal,
-    "ripor": ripor,
-    "pag": pag,
-}
+GENERATIVE: dict[str, Callable[..., Generative]] = Named(
+    "generative paradigm",
+    dsi=dsi,
+    genre=genre,
+    seal=seal,
+    ripor=ripor,
+    pag=pag,
+)
 
 # name -> builder(backbone, **settings): models that score pairs of texts, not by a rel
-RERANKERS: dict[str, Callable[..., CrossAttention]] = {"cross_attention": cross_attention}
+RERANKERS: dict[str, Callable[..., CrossAttention]] = Named("reranker", cross_attention=cross_attention)
 
 
 def load(
@@ -112,6 +114,11 @@ def _folder(name: str | Path, pickled: bool, revision: str | None = None) -> Pat
         if revision is not None:
             raise ValueError(f"{name} is a folder: a revision belongs to a repository of the hub")
         return Path(name)
+    if str(name) in PARADIGMS | GENERATIVE | RERANKERS:
+        raise ValueError(
+            f"{name} is a kind of model, and load opens saved models: make one with PARADIGMS, GENERATIVE or "
+            "RERANKERS, as in PARADIGMS['colbert']('offline')"
+        )
     return download(str(name), pickled, revision)
 
 

@@ -43,6 +43,7 @@ from paradigms.core import (
     similarity,
 )
 from paradigms.muvera import random_planes
+from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.statistics import Statistics
 from tests.near import assert_same
 
@@ -390,6 +391,21 @@ def test_what_an_alignment_may_read_is_checked_when_it_is_made():
     with pytest.raises(TypeError, match="got the string"):
         type("Wrong", (Alignment,), {}, reads="ids")
     assert "Wrong" not in ALIGNMENTS
+
+
+@ALL
+def test_swapped_sides_are_refused(case):
+    """They would broadcast to numbers. One pair has equal axes: only the encoded sides tell them apart."""
+    documents, queries = texts(case)
+    one_pair = documents.map(lambda t: t[:, :1]), queries[:1]
+    for d, q in (queries, documents), (queries[:1], documents), (queries, one_pair[0]):
+        for score in (case.rel, case.interact, lambda d, q: in_batch_rel(d, q, case.A, case.Z)):
+            with pytest.raises(ValueError, match=r"documents .* come first, then queries"):
+                score(d, q)
+    marked = [replace(t, side=side) for t, side in zip(one_pair, ("document", "query"), strict=True)]
+    assert_same(case.rel(*marked), case.rel(*one_pair))
+    with pytest.raises(ValueError, match=r"got query .*, then document"):
+        case.rel(*reversed(marked))
 
 
 def test_ids_are_asked_for():

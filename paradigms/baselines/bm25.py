@@ -28,7 +28,7 @@ import regex  # type: ignore[import-untyped]
 
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
-from paradigms.io.checks import naming, read_json
+from paradigms.io.checks import check_texts, naming, read_json
 from paradigms.io.files import atomic_folder, contents, settle
 from paradigms.io.progress import progress_bar
 
@@ -138,6 +138,7 @@ class BM25:
         """Find the k best documents that share a term with each query; equal scores are ordered by id."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        check_texts(queries, "query")
         run: Run = {}
         with progress_bar(progress) as bar:
             for query, text in bar.track(queries.items(), description="search bm25"):

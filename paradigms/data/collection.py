@@ -15,6 +15,8 @@ from typing import Any, overload
 
 import numpy as np
 
+from paradigms.io.checks import as_sequence, check_id, check_texts
+
 Judgements = dict[str, dict[str, int]]
 """Query id -> document id -> grade; a grade above 0 is relevant."""
 Run = dict[str, dict[str, float]]
@@ -56,6 +58,10 @@ class Corpus(Sequence[str]):
     """
 
     def __init__(self, ids: list[str], texts: Sequence[str], titles: Sequence[str] | None = None):
+        ids = ids if isinstance(ids, list) else list(as_sequence(ids, "ids"))
+        texts = as_sequence(texts, "texts")
+        for id in ids:
+            check_id(id, "document")
         self.ids = ids
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         if not len(ids) == len(texts) == len(self.titles):
@@ -70,7 +76,10 @@ class Corpus(Sequence[str]):
     @classmethod
     def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
         """Make a corpus from document id → text; a `Corpus` is returned unchanged."""
-        return texts if isinstance(texts, Corpus) else cls(list(texts), list(texts.values()))
+        if isinstance(texts, Corpus):
+            return texts
+        check_texts(texts, "document")
+        return cls(list(texts), list(texts.values()))
 
     @classmethod
     def joined(cls, corpora: "Sequence[Corpus]") -> "Corpus":
@@ -212,7 +221,8 @@ def ranked(query: str, scores: Mapping[str, float], count: int | None = None) ->
 
 
 def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
-    """Raise KeyError if a query in the run has no text."""
+    """Raise KeyError if a query in the run has no text, and the errors of `check_texts`."""
+    check_texts(queries, "query")
     unknown = next((query for query in run if query not in queries), None)
     if unknown is not None:
         raise KeyError(f"the run has the query {unknown!r}, which has no text")

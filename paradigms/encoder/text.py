@@ -36,7 +36,7 @@ from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
 from paradigms.encoder.tokenizing import token_rows
-from paradigms.io.checks import check_several, check_text, json_or_empty, read_settings, require
+from paradigms.io.checks import as_sequence, check_text, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
@@ -116,12 +116,14 @@ class TextEncoder(nn.Module):
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.
 
-        Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if a text
-        contains a lone surrogate.
+        Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if there
+        is no text or a text contains a lone surrogate.
         """
-        check_several(texts, f"{side} texts")
+        texts = as_sequence(texts, f"{side} texts")
         for n, text in enumerate(texts):
             check_text(text, f"{side} text {n}")
+        if not texts:
+            raise ValueError(f"there is no {side} text to tokenise")
         s, layout = self.settings, self._layouts[side]
         augment = side == "query" and s.query_augmentation
         ids, attention, special = token_rows(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from paradigms.align import UNBOUNDED
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
-from paradigms.io.checks import naming
+from paradigms.io.checks import check_texts, naming
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import text_of
@@ -133,6 +133,7 @@ class EngineRetriever:
         return 0
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        check_texts(queries, "query")
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:

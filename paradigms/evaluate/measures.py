@@ -7,7 +7,7 @@ ordered alike for every measure, and intervals come from resampling queries (and
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import ir_measures
 import numpy as np
@@ -16,11 +16,13 @@ from jaxtyping import Float
 
 from paradigms.data import Corpus, Judgements, Run, Split
 from paradigms.data.collection import best_first, body, ranked
+from paradigms.io.checks import Range, check_type
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 TAILS = (0.025, 0.975)  # quantiles of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
+COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
 
 
 @dataclass(frozen=True)
@@ -189,12 +191,16 @@ def seeds_interval(
 
 def _parse(name: str) -> ir_measures.Measure:
     try:
-        return ir_measures.parse_measure(name)
-    except (NameError, ValueError, KeyError) as error:
+        measure = ir_measures.parse_measure(name)
+        measure.validate_params()
+        for limit in COUNTED & measure.params.keys():
+            check_type(limit, measure.params[limit], Annotated[int, Range(1, 1 << 31)])
+    except (NameError, ValueError, KeyError, AssertionError) as error:
         known = ", ".join(MEASURES)
         raise ValueError(
             f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {known}"
         ) from None
+    return measure
 
 
 def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:

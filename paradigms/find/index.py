@@ -152,10 +152,11 @@ class Index:
     def checked(self, recipe: Recipe, queries: Tokens) -> Tokens:
         """Convert queries to float32. Raises ValueError if this store cannot score them."""
         store = self.store
-        if queries.vectors.shape[1] != 1 or queries.vectors.shape[-1] != store.dim:
+        shape = queries.vectors.shape
+        if queries.side == "document" or shape[1] != 1 or shape[-1] != store.dim:
             raise ValueError(
-                f"queries need axes [b, 1, j, {store.dim}] to search {store}, not "
-                f"{list(queries.vectors.shape)}"
+                f"queries need axes [b, 1, j, {store.dim}] to search {store}, not those of "
+                f"{queries.side or 'tokens'} {list(shape)}"
             )
         if "ids" in recipe.align.reads and "ids" not in store.manifest["fields"]:
             raise ValueError(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens
+from paradigms.core import TENSORS, Tokens
 from paradigms.data import best_first
 from paradigms.find.encodings import NearDocuments
 from paradigms.find.index import Index
@@ -277,5 +277,5 @@ def _joined(one: Tokens, other: Tokens) -> Tokens:
         values = getattr(one, name), getattr(other, name)
         return None if values[0] is None else torch.cat([wide(value) for value in values], 1)
 
-    fields = {name: both(name) for name in ("vectors", "mask", "ids", "salience")}
+    fields = {name: both(name) for name in TENSORS}
     return Tokens(**fields)  # type: ignore[arg-type]

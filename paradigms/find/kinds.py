@@ -16,6 +16,7 @@ from paradigms.find.nearest import FLAT
 from paradigms.find.predictors import Predictors
 from paradigms.find.scan import Exact
 from paradigms.find.terms import BlockMax
+from paradigms.io.checks import Named
 from paradigms.store.codecs import Float16, Weights
 from paradigms.store.kind import Kind
 from paradigms.store.residuals import Residuals
@@ -97,14 +98,15 @@ def lemur(
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)
 
 
-INDEXES: dict[str, Callable[..., Kind]] = {
-    "exact": exact,
-    "faiss": faiss,
-    "compressed": compressed,
-    "inverted": inverted,
-    "fixed": fixed,
-    "lemur": lemur,
-}
+INDEXES: dict[str, Callable[..., Kind]] = Named(
+    "kind of index",
+    exact=exact,
+    faiss=faiss,
+    compressed=compressed,
+    inverted=inverted,
+    fixed=fixed,
+    lemur=lemur,
+)
 
 
 def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:

@@ -15,6 +15,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import first_step, query_grams, seal_scores
+from paradigms.io.checks import check_texts
 from paradigms.io.progress import progress_bar
 
 HYPOTHESES = {"cpu": 640}  # decoded at once, over all queries; each takes logits of the whole vocabulary
@@ -59,6 +60,7 @@ class GenerativeRetriever:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        check_texts(queries, "query")
         settings, ranked = self.model.settings, Run()
         wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, wanted), QUERIES)

@@ -4,15 +4,16 @@ The checks reject wrong values and unknown keys. Every error names the file, lin
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+T = TypeVar("T")
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
 LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1  # what compiled code and seeds can hold
 LABELS = 1 << 20
@@ -136,10 +137,58 @@ def naming(what: object) -> Iterator[None]:
         raise ValueError(f"{what}: {kind}{error}") from error
 
 
+class Named(dict[str, T]):
+    """A table of entries by name, which names all of them when it lacks one. what: an entry, in words."""
+
+    def __init__(self, what: str, **entries: T) -> None:
+        super().__init__(entries)
+        self.what = what
+
+    def __missing__(self, name: object) -> T:
+        raise KeyError(f"there is no {self.what} {name!r:.80}; there are {', '.join(self)}")
+
+
+def _brief(value: object) -> str:
+    """Return the start of a value's representation, on one line."""
+    return " ".join(repr(value).split())[:60]
+
+
 def check_several(values: object, what: str) -> None:
-    """Raise TypeError if `values` is a single string, which would be read letter by letter."""
-    if isinstance(values, str | bytes):
-        raise TypeError(f"{what} must be a list of strings, got the string {values[:40]!r}")
+    """Raise TypeError if `values` is no iterable, or one string, which would be read letter by letter."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        kind = "string" if isinstance(values, str) else type(values).__name__
+        raise TypeError(f"{what} must be a list of strings, got the {kind} {_brief(values)}")
+
+
+def as_sequence(values: Iterable[T], what: str) -> Sequence[T]:
+    """Return a sequence unchanged, and any other iterable as a list in the order of iteration.
+
+    Indexing a pandas Series by a number would look up a label. Raises TypeError for a string, and for a
+    mapping, whose keys would be read.
+    """
+    check_several(values, what)
+    if isinstance(values, Mapping):
+        raise TypeError(f"{what} must be a list of strings, got a mapping: use list(mapping.values())")
+    return values if isinstance(values, Sequence) else list(values)
+
+
+def check_texts(texts: object, what: str) -> None:
+    """Raise TypeError unless `texts` maps ids to texts, all strings, and ValueError as `check_text`.
+
+    what: "document" or "query".
+    """
+    if not isinstance(texts, Mapping):
+        kind = type(texts).__name__
+        raise TypeError(f"{what} texts must be a dict, id → text, got the {kind} {_brief(texts)}")
+    for id, text in texts.items():
+        check_id(id, what)
+        check_text(text, f"the text of {what} {id!r}")
+
+
+def check_id(id: object, what: str) -> None:
+    """Raise TypeError unless an id is a string, as in judgements and runs. what: as in `check_texts`."""
+    if not isinstance(id, str):
+        raise TypeError(f"the id of a {what} must be a string, got {id!r:.80}: use str(id)")
 
 
 def check_text(text: object, what: str) -> None:

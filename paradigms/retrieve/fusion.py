@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite, isnan
 
 from paradigms.data import Run
 from paradigms.data.collection import best_first, ranked
@@ -72,8 +72,8 @@ def fuse(
 
     weights: one finite weight ≥ 0 per run; all are 1 by default. A run with weight 0 adds 0, whatever its
     scores. method: rrf, sum or raw. k: number of documents to keep per query; None keeps all. Raises
-    ValueError if a weight or the method is invalid, if a sum is NaN, or if the method is raw and a run lacks
-    a document.
+    ValueError if a weight or the method is invalid, if a score is NaN or +∞, or if the method is raw and a
+    run lacks a document. −∞ is the score of a document without tokens.
 
     >>> fuse([{"q": {"x": 9.0, "y": 7.0}}, {"q": {"y": 0.2, "z": 0.1}}], method="sum")
     {'q': {'x': 1.0, 'y': 1.0, 'z': 0.0}}
@@ -84,6 +84,12 @@ def fuse(
     fused: Run = {query: {} for run in runs for query in run}
     for run, weight in zip(runs, weights, strict=True):
         for query, scores in run.items():
+            wrong = next((d for d, score in scores.items() if weight and not score < inf), None)
+            if wrong is not None:
+                score = "NaN" if isnan(scores[wrong]) else "infinite"
+                raise ValueError(
+                    f"the score of document {wrong!r} for query {query!r} is {score}: it has no rank"
+                )
             summed = fused[query]
             for document, value in METHODS[method](scores).items():
                 summed[document] = summed.get(document, 0.0) + (weight * value if weight else 0.0)

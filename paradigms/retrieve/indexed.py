@@ -16,6 +16,7 @@ from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
 from paradigms.find import INDEXES, Folders, Index, Indexes, open_indexes
 from paradigms.find.scan import Exact
+from paradigms.io.checks import check_texts
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
@@ -88,6 +89,7 @@ class Indexed:
         return replace(self, index=self.index.only(ids))
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        check_texts(queries, "query")
         self.index.store.check(self.model)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"search {self.model.name}", total=len(queries))

@@ -15,6 +15,7 @@ from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
 from paradigms.find import Index, kinds, open_index
+from paradigms.io.checks import check_texts
 from paradigms.io.files import remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
@@ -110,6 +111,7 @@ class Readouts:
         return round(sum(index.store.bytes_per_document * len(index) for index in self.indexes.values()))
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        check_texts(queries, "query")
         depth, run = max(k, self.depth) if k > 0 else k, Run()
         for names, encoded in self._encoded(queries, progress):
             candidates: list[dict[str, float]] = [{} for _ in names]

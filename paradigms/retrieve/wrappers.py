@@ -12,6 +12,7 @@ from paradigms.data import Run, best_first
 from paradigms.data.identical import without_own
 from paradigms.data.pieces import Pieces
 from paradigms.explanation import Explanation
+from paradigms.io.checks import check_texts
 from paradigms.retrieve.indexed import Indexed
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
@@ -52,6 +53,7 @@ class Passages(Wrapper):
 
         If best > 1, only the 2k documents with the best single passages are scored by multiple passages.
         """
+        check_texts(queries, "query")
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
         wanted = 2 * k if summed else k
@@ -116,6 +118,7 @@ class AllProcesses(Wrapper):
     launch: Launch
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        check_texts(queries, "query")
         rank, count, whole = self.launch.process_index, self.launch.num_processes, self.retriever
         if count > 1 and isinstance(whole, Indexed) and (part := whole.part(rank, count)):
             return self._merged(queries, part.search(queries, k, progress=progress), k)

@@ -12,7 +12,7 @@ code, load it yourself with `trust_remote_code=True` and then wrap it; this modu
 `trust_remote_code`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -27,7 +27,7 @@ from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.published import MODEL
 from paradigms.encoder.settings import Side
 from paradigms.explanation import Explanation
-from paradigms.io.checks import check_several, json_or_empty, read_settings
+from paradigms.io.checks import as_sequence, json_or_empty, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.model import Input, Paradigm, check_plugins, read_statistics
 from paradigms.recipe import Recipe, recipe_fields
@@ -65,8 +65,8 @@ class Library(Paradigm):
     def read_part(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def tokens(self, texts: Sequence[Input], side: Side) -> Tokens:
-        check_several(texts, f"{side}s")
+    def tokens(self, texts: Iterable[Input], side: Side) -> Tokens:
+        texts = as_sequence(texts, f"{side}s")
         with self.evaluating(), torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             encoded = self.encoder.encode(texts, side)
             return encoded.map(lambda t: t.transpose(0, 1)) if side == "query" else encoded

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding_bag, pad
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.align import Alignment, ids_of, one
-from paradigms.core import Align, Interaction, Normalise, Tokens, rel, similarity
+from paradigms.core import Align, Interaction, Normalise, Tokens, check_sides, rel, similarity
 
 
 class AlignedPairs(NamedTuple):
@@ -87,6 +87,7 @@ def in_batch_rel(
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
     bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.
     """
+    check_sides(documents, queries)
     if documents.mask.shape[0] != 1:
         raise ValueError(f"in-batch documents have axes [1, n, i, h], got x = {documents.mask.shape[0]}")
     with torch.autocast(documents.vectors.device.type, enabled=False):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from paradigms.core import Tokens, similarity
+from paradigms.core import Tokens, check_sides, similarity
 from paradigms.impute import IMPUTATIONS, filled_mean, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
@@ -38,6 +38,7 @@ PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the c
 
 def score(recipe: Recipe, documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"]:
     """Compute `core.rel`, or `impute.imputed_rel` with these documents [1, n, i, h] as the pool."""
+    check_sides(documents, queries)
     if recipe.search == "impute":
         return imputed_rel(*similarity(documents, queries), recipe.search_tokens, recipe.imputation)
     one = _one_vector(documents) and _one_vector(queries)

@@ -113,7 +113,9 @@ def test_arrays_hold_the_vectors_that_count(tiny_bert, name, side):
     for text, array in zip(texts, arrays, strict=True):
         alone = paradigm.tokens([text], side)
         assert array.dtype == np.float32
-        assert_within_rounding(array, alone.vectors[alone.mask], torch.float32, 1)
+        blank = name == "dpr" and not text  # a pooled vector of 0
+        expected = torch.zeros(array.shape) if blank else alone.vectors[alone.mask]
+        assert_within_rounding(array, expected, torch.float32, 1)
     assert paradigm.encode([], side) == []
     with pytest.raises(TypeError, match="texts must be a list of strings, got the string"):
         paradigm.encode("a text", side)

@@ -99,6 +99,18 @@ def test_measure_names_are_kept_and_bad_ones_named():
         per_query(RUN, JUDGEMENTS, ["recall@ten"])
 
 
+NUMBERED = ["nDCG", "R", "P", "AP", "Success", "RR", "ERR", "Judged"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [*(f"{m}@{k}" for m in NUMBERED for k in (0, 10.5)), "P(rel=0)@5", "RBP(p=2)"]
+)
+def test_a_number_that_no_measure_takes_is_named(wrong):
+    """Compiled code ends the process at a cutoff of 0."""
+    with pytest.raises(ValueError, match=rf"{re.escape(repr(wrong))} is not a measure of ir_measures \(\w+"):
+        per_query(RUN, JUDGEMENTS, ["nDCG@10", wrong])
+
+
 def test_bad_input_is_named():
     for id in ("a", ""):
         with pytest.raises(ValueError, match=f"document '{id}' for query 'q' is NaN"):

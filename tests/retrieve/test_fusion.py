@@ -1,5 +1,6 @@
 """Fused runs: by hand, raw scores of every document, and retrievers whose runs are fused."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -70,6 +71,16 @@ def test_a_raw_score_that_is_missing_is_not_0():
     for dense, sparse in ((DENSE, {}), ({}, SPARSE), ({"p": {}, **DENSE}, SPARSE)):
         with pytest.raises(ValueError, match=r"only some of the runs have the (document|query)"):
             fuse([dense, sparse], method="raw")
+
+
+@pytest.mark.parametrize("method", ["rrf", "sum", "raw"])
+@pytest.mark.parametrize(("score", "word"), [(math.nan, "NaN"), (math.inf, "infinite")])
+def test_a_score_without_a_rank_is_refused(method: str, score: float, word: str):
+    """Sorting puts NaN anywhere, and scaling takes +∞ for −∞, a document without tokens."""
+    wrong = {"q": {"x": 1.0, "y": score}}
+    with pytest.raises(ValueError, match=f"document 'y' for query 'q' is {word}: it has no rank"):
+        fuse([{"q": {"x": 1.0, "y": 0.5}}, wrong], method=method)
+    assert fuse([{"q": {"x": 1.0, "y": 0.5}}, wrong], (1.0, 0.0), method)["q"].keys() == {"x", "y"}
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]])
