@@ -47,7 +47,7 @@ class Settings(EncoderStudy):
         at_least(self, depth=1, shots=1)
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 import torch

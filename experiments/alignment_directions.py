@@ -22,7 +22,7 @@ class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of

@@ -92,7 +92,7 @@ class Settings(OneCollection, Results):
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from accelerate import Accelerator

@@ -111,7 +111,7 @@ class Settings(Results, EncoderTraining):
         self.output = self.output or f"results/compare-{folder_name(self.collection)}{split}"
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console

@@ -83,7 +83,7 @@ class Settings(PairSettings):
         self.systems = [name for name in self.systems if name not in left_out]
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024 import trained_pairs

@@ -61,7 +61,7 @@ class Settings(OneCollection):
             raise SystemExit(f"part must be below parts, {self.parts}, got {self.part}")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console

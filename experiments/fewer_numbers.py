@@ -41,7 +41,7 @@ class Settings(EncoderStudy, OneCollection):
             raise SystemExit("models must contain control, and dims must lie below dim")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from collections.abc import Iterator
 from functools import partial

@@ -44,7 +44,7 @@ class Settings:
             raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 

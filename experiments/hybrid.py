@@ -68,7 +68,7 @@ class Settings(OneCollection, Results):
             )
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridResults, describe, hybrid_name

@@ -7,7 +7,6 @@ small p is, how each query's candidates are ordered by the logit, by the logit m
 vocabulary, and by log p, and how good these orders are.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -66,8 +65,6 @@ Values = dict[str, np.ndarray]  # quantity -> [seeds, states, queries]
 
 
 def main(settings: Settings) -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SystemExit("logit_relevance.py runs on one process: start it without accelerate launch")
     tasks = {settings.paradigm: (settings.paradigm,)}
     study(settings, "The logit as relevance", tasks, measure, report, keep_recall=True)
 

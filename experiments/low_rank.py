@@ -22,7 +22,7 @@ class Settings(PairSettings):
     """paradigm whose alignment is measured: dsi, genre or seal"""
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.attention import Array, Seen, best_name, seen

@@ -55,7 +55,7 @@ class Settings(OneCollection):
             raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
@@ -81,11 +81,11 @@ from paradigms.io.terminal import Terminal
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, fuse, retriever_of
 from paradigms.train.script import open_collection
-from paradigms.train.tracking import PATIENCE, check_launch
+from paradigms.train.state import check_shared
+from paradigms.train.tracking import PATIENCE
 
 
 def main(settings: Settings) -> None:
-    check_launch()
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
@@ -166,6 +166,7 @@ def rescored(
             if state.num_processes > 1:  # processes encode together, and share a folder
                 temporary = stack.enter_context(tempfile.TemporaryDirectory())
                 [folder] = broadcast_object_list([f"{temporary}/index"])
+                check_shared(Path(folder).parent, state)
             how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
             retriever = retriever_of(model, part, folder, **how)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)

@@ -41,7 +41,7 @@ class Settings(EncoderStudy, OneCollection):
             raise SystemExit(f"eps must be above 0, got {self.eps:g}")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from accelerate import Accelerator

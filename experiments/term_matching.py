@@ -29,7 +29,7 @@ class Settings(PairSettings):
     """minimum number of tokens that a bin needs to support a claim"""
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from jaxtyping import Float, Int

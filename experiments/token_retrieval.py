@@ -50,7 +50,7 @@ class Settings(EncoderStudy, OneCollection):
         return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import torch
 from accelerate import Accelerator

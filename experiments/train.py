@@ -121,7 +121,7 @@ class Settings(OneCollection, Results):
         return f"train-{self.paradigm}"
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import torch
 from accelerate import Accelerator

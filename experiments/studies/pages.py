@@ -175,7 +175,7 @@ def publish(
     accelerator: "Accelerator | None" = None,
     minutes: float | None = None,
 ) -> None:
-    """Write a study's files: sections, an HTML page, verdicts.md, and study.json.
+    """Write a study's files: sections, an HTML page, verdicts.md, and study.json. Only process 0 does.
 
     study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
     settings: a dataclass with an output folder; headings name its `division` of queries, if it has one.
@@ -183,6 +183,8 @@ def publish(
     """
     from paradigms.train.script import environment
 
+    if os.environ.get("RANK", "0") != "0":
+        return
     folder, where = Path(settings.output), environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}
     if division := DIVISIONS.get(getattr(settings, "division", "")):

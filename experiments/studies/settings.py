@@ -1,5 +1,6 @@
 """Define and check the settings that the studies share. Importing this module is fast."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,17 +20,34 @@ TAKEN = {"bm25", "bm25-cut", "runs", "pictures", "wandb", "small-t5"}  # files o
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # names in tables
 
 
-def launch(module: str, settings: type, description: str | None) -> None:
+def launch(module: str, settings: type, description: str | None, *, processes: bool = False) -> None:
     """Run `main` of the launched script, with settings parsed from the command line.
 
     A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
-    another module imports the script.
+    another module imports the script. processes: whether several processes share the script's work; if not,
+    only the first process of a launch runs it.
     """
     if module == "__main__":
+        if not processes:
+            leave_to_first()
         with interruptible():
             arguments = command_line(settings, description or "", device=True)
             script = import_module(Path(sys.argv[0]).resolve().stem)
+            if processes:
+                from paradigms.train.launcher import check_launch
+
+                check_launch(arguments["precision"])
             raise SystemExit(script.main(script.Settings(**arguments)))
+
+
+def leave_to_first() -> None:
+    """End all processes of a launch except the first, which goes on as if it had been started alone."""
+    if os.environ.get("RANK", "0") != "0":
+        raise SystemExit(0)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        print(f"{Path(sys.argv[0]).name} runs in one process; the others end at once.", file=sys.stderr)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ from paradigms.train.examples import Example, build_examples, step_batches
 from paradigms.train.loop import Dev, Paused, TrainingSettings, freeze, train
 from paradigms.train.losses import Objective
 from paradigms.train.mining import mine
-from paradigms.train.state import by_main
+from paradigms.train.state import by_main, locked_by_main
 from paradigms.train.teacher import FalseNegatives, ScorePairs
 
 Encoded = TypeVar("Encoded", Paradigm, CrossAttention)
@@ -176,8 +176,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
     States left there by a killed or `Paused` run are reused. Raises BlockingIOError while another run uses
     the folder.
     """
-    with ExitStack() as stack:
-        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+    with locked_by_main(folder, accelerator):
         by_main(lambda: (folder / PAUSED).unlink(missing_ok=True), accelerator)
         try:
             yield folder

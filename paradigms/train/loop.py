@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 
 from paradigms.core import at_least_float32
 from paradigms.encoder.text import TextEncoder
-from paradigms.io.files import locked
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
 from paradigms.train.checkpoint import append_history, place, read_progress
@@ -31,7 +30,7 @@ from paradigms.train.examples import step_batches
 from paradigms.train.fast_cpu import fast_cpu
 from paradigms.train.losses import LossSettings, Objective
 from paradigms.train.parallel import gathered, prepare, sharded, unwrap
-from paradigms.train.state import RunState, by_main, ending_all, signature
+from paradigms.train.state import RunState, by_main, ending_all, locked_by_main, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run resumes.
@@ -133,7 +132,7 @@ def train(
     _check_negatives(objective.configure(settings), settings, accelerator)
     freeze(paradigm, settings.trained_layers)
     with ExitStack() as stack:
-        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        stack.enter_context(locked_by_main(folder, accelerator))
         if settings.fast_cpu:
             stack.enter_context(fast_cpu(paradigm))
         stack.enter_context(_multiplying(settings.matmul_precision))

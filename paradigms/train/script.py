@@ -43,7 +43,6 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     another run has locked the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are
     missing. If the collection or backbone does not exist, SystemExit is raised before the folder is created.
     """
-    tracking.check_launch()
     check_names(settings)
     folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
     automatic = settings.precision == "auto"

@@ -3,19 +3,20 @@
 import hashlib
 import json
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from paradigms.io.files import atomic_folder, flush, settle, sweep, write_json
+from paradigms.io.files import atomic_folder, flush, locked, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
 from paradigms.train.parallel import gathered, spread
@@ -98,11 +99,6 @@ class RunState:
 
     def _load(self, place: Path) -> dict[str, Any]:
         """Load weights, moments, generator states and gradient scale; return progress.json."""
-        if not place.is_dir():
-            raise RuntimeError(
-                f"process {self.accelerator.process_index} does not see {place}: give all processes a folder "
-                "on a disk that they share"
-            )
         progress = checkpoint.read_json(place / "progress.json")
         if progress["signature"] != self.signature:
             changed = _differences(progress["signature"], self.signature)
@@ -163,7 +159,39 @@ class RunState:
         self.best, self.best_step = value, step
 
 
-def by_main(action: Callable[[], Result], accelerator: Accelerator) -> Result:
+def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
+    """Raise FileNotFoundError on every process unless all see a file that the main process writes."""
+    if accelerator.num_processes == 1:
+        return
+
+    def write() -> str:
+        file = folder / f".seen-{secrets.token_hex(8)}"
+        file.touch()
+        return file.name
+
+    file = folder / by_main(write, accelerator)
+    blind = [n for n, seen in enumerate(gather_object([file.is_file()])) if not seen]
+    by_main(lambda: file.unlink(missing_ok=True), accelerator)
+    if blind:
+        raise FileNotFoundError(
+            f"process {blind[0]} of {accelerator.num_processes} does not see what process 0 writes to "
+            f"{folder}: give all processes a folder on a disk that they share"
+        )
+
+
+@contextmanager
+def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Create and lock a folder on the main process, and check that all processes see it (`check_shared`).
+
+    All processes raise BlockingIOError while another run writes to the folder.
+    """
+    with ExitStack() as stack:
+        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        check_shared(folder, accelerator)
+        yield
+
+
+def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialState) -> Result:
     """Run `action` on the main process while the others wait; all return the result or raise the error.
 
     The action must not call functions in which processes wait for each other.

@@ -1,44 +1,28 @@
-"""Set up a script's environment: lock the results folder, check the launch, join the W&B run."""
+"""Set up a script's environment: lock the results folder, join the W&B run."""
 
 import netrc
 import os
 import secrets
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from paradigms.io.files import held, write_text
-from paradigms.train.state import by_main
+from paradigms.train.state import by_main, check_shared
 
 # How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.
 PATIENCE = timedelta(days=2)
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
-    """Lock the results folder. All processes raise SystemExit while another run holds the lock."""
+    """Lock the results folder. All raise SystemExit if another run holds it, or if a process misses it."""
     by_main(lambda: held(folder), accelerator)
-
-
-def check_launch() -> None:
-    """Raise SystemExit if `accelerate launch` started processes for GPUs and this machine has none.
-
-    Otherwise, a single process would train on the CPU, and each of several processes would run as if it were
-    alone. A launch of one process without a configuration sets no LOCAL_RANK; it uses a GPU or the CPU.
-    """
-    cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
-    if cpu or torch.accelerator.is_available() or "LOCAL_RANK" not in os.environ:
-        return
-    if os.environ["LOCAL_RANK"] != "0":
-        time.sleep(2)  # only the first process prints; the launcher then ends the others
-        raise SystemExit(1)
-    raise SystemExit(
-        "accelerate launch is configured for GPUs, and torch finds none on this machine: launch one process "
-        "without --config_file, or two with ACCELERATE_USE_CPU=true and experiments/configs/cpu_2.yaml"
-    )
+    try:
+        check_shared(folder, accelerator)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
 
 
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:

@@ -47,7 +47,13 @@ def test_figures_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     figure.subplots().plot([1, 2])
     tracker = SimpleNamespace(tracker=SimpleNamespace(log=logged.update))
     accelerator = SimpleNamespace(trackers=[tracker], get_tracker=lambda name: tracker)
-    publish(Settings(), "T", "S.", {"curve": Section("C", rows=[{"k": 1}], figure=figure)}, accelerator)
+    sections = {"curve": Section("C", rows=[{"k": 1}], figure=figure)}
+    monkeypatch.setenv("RANK", "1")  # the second process of a launch
+    publish(Settings(), "T", "S.", sections, accelerator)
+    assert not logged
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("RANK", "0")
+    publish(Settings(), "T", "S.", sections, accelerator)
     assert logged.keys() == {"curve"}
 
 

@@ -15,9 +15,10 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
+from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.fit import keep_states
+from paradigms.train.fit import deleted_after, keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, LossSettings
 from paradigms.train.state import signature
@@ -130,6 +131,22 @@ def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> No
         signature(build("dpr", backbone), {}, EXAMPLES[accelerator.process_index :], accelerator)
 
 
+def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Folders that the processes do not share are named by both of them, before anything is computed."""
+    paradigm, own = build("dpr", backbone), folder / f"disk{accelerator.process_index}"
+    settings, objective = TrainingSettings(steps=1, batch_size=2), Contrastive(paradigm, CORPUS, EXAMPLES)
+    objective.collate = lambda examples: pytest.fail("began")  # type: ignore[method-assign]
+    named = f"process 1 of 2 does not see what process 0 writes to {own}"
+    with pytest.raises(FileNotFoundError, match=named):
+        train(paradigm, objective, settings, own, accelerator=accelerator, progress=False)
+    with pytest.raises(SystemExit, match=named):
+        tracking.take(own, accelerator)
+    with pytest.raises(FileNotFoundError, match=named), deleted_after(own / "states", accelerator):
+        pass
+    tracking.take(folder / "shared", accelerator)
+    assert list((folder / "shared").iterdir()) == []
+
+
 def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Two processes compute the states together and train the upper layers to equal weights."""
     frozen.SHARD = 2
@@ -157,6 +174,7 @@ CHECKS = (
     equal_losses_and_gradients,
     cached_steps,
     frozen_layers,
+    apart,
     stop_together,
     uneven_batches,
     other_examples,

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
-from paradigms.train import script, tracking
+from paradigms.train import launcher, script, tracking
 
 
 @pytest.fixture
@@ -74,21 +75,58 @@ def test_results_are_named_after_the_collection(tmp_path: Path, monkeypatch: pyt
     assert [folder_name(name) for name in names] == expected
 
 
+AS_LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_MIXED_PRECISION": "no"}
+GPUS, ONE = "configured for GPUs", "started one"
+
+
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
-        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, True),  # as gpu.yaml
-        ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, True),  # as gpus.yaml
-        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, False),  # as cpu_2.yaml
-        ({"ACCELERATE_USE_CPU": "False"}, False),  # as accelerate launch without a configuration
-        ({}, False),
+        ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, GPUS),  # as gpu.yaml
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "0"}, GPUS),  # as gpus.yaml
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, ""),  # as cpu_2.yaml
+        ({"ACCELERATE_USE_CPU": "False"}, ""),  # as accelerate launch without a configuration
+        ({}, ""),
+        ({"MASTER_ADDR": "host"}, ""),  # as a cluster
+        (AS_LAUNCHED | {"MASTER_ADDR": "127.0.0.1"}, ONE),  # as --cpu --num_processes 2
+        (AS_LAUNCHED | {"MASTER_ADDR": "127.0.0.1", "OMPI_COMM_WORLD_RANK": "0"}, ""),
+        (AS_LAUNCHED | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "--precision is auto: set --precision bf16"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "ACCUMULATION_STEPS=4, which this script would"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true"),
     ],
 )
-def test_a_launch_on_gpus_without_one_is_refused(environment, refused, monkeypatch):
-    for name in ("ACCELERATE_USE_CPU", "WORLD_SIZE", "LOCAL_RANK"):
+def test_a_launch_that_a_script_would_not_follow_is_refused(environment, refused, monkeypatch):
+    for name in [*launcher.RANKS, *launcher.REQUESTS, *AS_LAUNCHED, "ACCELERATE_USE_CPU", "WORLD_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("LOCAL_RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="configured for GPUs") if refused else nullcontext():
-        tracking.check_launch()
+    with pytest.raises(SystemExit, match=refused) if refused else nullcontext():
+        launcher.check_launch()
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "refused"),
+    [
+        ("--cpu --gradient_accumulation_steps 4", "auto", "--gradient_accumulation_steps 4, which"),
+        ("--gradient_clipping=2 --zero_stage 2", "auto", "--gradient_clipping 2.0, --zero_stage 2"),
+        ("--mixed_precision no", "auto", "set --precision no"),
+        ("--mixed_precision bf16", "no", "--precision is no: set --precision bf16"),
+        ("--cpu --mixed_precision bf16 --num_processes 1", "bf16", ""),
+        ("--use_fsdp --fsdp_version 2 --num_machines 2 --machine_rank 1", "auto", ""),
+        ("--use_fsdp --fsdp_auto_wrap_policy NO_WRAP", "auto", "--fsdp_auto_wrap_policy NO_WRAP"),
+    ],
+)
+@pytest.mark.parametrize("how", ["bin/accelerate launch", "-m accelerate.commands.launch"])
+def test_flags_that_accelerate_keeps_to_itself_are_refused_too(how, flags, precision, refused, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    words = f"python {how} {flags} experiments/train.py --mixed_precision x --paradigm dpr".split()
+
+    class Parent:
+        def parents(self) -> list[Any]:
+            return [SimpleNamespace(cmdline=lambda words=words: words) for words in (["sh"], words, ["init"])]
+
+    monkeypatch.setattr(launcher.psutil, "Process", Parent)
+    assert launcher.ignored(precision).count(refused or "x") == bool(refused)
