@@ -56,7 +56,10 @@ def from_file(file: str) -> dict[str, str]:
             id, row = json_row(line, where)
             text = row.get("text") or ""
         elif form == "\t":
-            id, text = columns(line, where, 2, 2)
+            cells = columns(line, where, 2)
+            if cells is None:
+                continue
+            id, text = cells
         else:
             id, text = str(number), line
         if id in queries:

@@ -21,9 +21,9 @@ from paradigms.data.collection import (
     gathered,
     grade,
 )
-from paradigms.data.lines import json_document, json_row, read_documents
+from paradigms.data.lines import is_header, json_document, json_row, read_documents
 from paradigms.io.files import atomic_folder, atomic_text, contents
-from paradigms.io.gzipped import byte_lines, numbered_lines
+from paradigms.io.gzipped import byte_lines, existing, names_in, numbered_lines
 
 HEADER = ("query-id", "corpus-id", "score")
 # Files of `write_folder`, and meta.json of `pydocs`.
@@ -34,7 +34,7 @@ SPLITS = ("train", "dev", "test")
 
 
 def is_beir(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("corpus.jsonl", "corpus.jsonl.gz", "queries.jsonl"))
+    return not {"corpus.jsonl", "queries.jsonl"}.isdisjoint(names_in(folder))
 
 
 def read_folder(path: str | Path) -> Collection:
@@ -46,8 +46,8 @@ def read_folder(path: str | Path) -> Collection:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     problems = Problems()
-    documents, stored = read_documents([_existing(folder, "corpus.jsonl")], json_document)
-    queries = _existing(folder, "queries.jsonl")
+    documents, stored = read_documents([existing(folder, "corpus.jsonl")], json_document)
+    queries = existing(folder, "queries.jsonl")
     return assemble(
         folder.resolve().name,
         documents,
@@ -98,18 +98,10 @@ def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
     return gathered(str(file), ((n, *row) for n, row in enumerate(rows)), stored)
 
 
-def _existing(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
-    raise FileNotFoundError(f"{folder} holds neither {name} nor {name}.gz (BEIR layout)")
-
-
 def _qrels(folder: Path) -> dict[str, Path]:
     """Map splits to files: train, dev and test first, then others by name."""
-    files: dict[str, Path] = {}
-    for file in sorted([*folder.glob("qrels/*.tsv.gz"), *folder.glob("qrels/*.tsv")]):
-        files[file.name.removesuffix(".gz").removesuffix(".tsv")] = file
+    names = [name for name in names_in(folder / "qrels") if name.endswith(".tsv")]
+    files = {name.removesuffix(".tsv"): existing(folder / "qrels", name) for name in names}
     if not files:
         raise FileNotFoundError(f"{folder} holds no qrels/<split>.tsv (BEIR layout)")
     known = [name for name in SPLITS if name in files]
@@ -132,13 +124,12 @@ def _query(line: bytes, where: str) -> tuple[str, str]:
 def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]]:
     for number, line in numbered_lines(path):
         parts = line.split("\t")
+        if is_header(parts):
+            continue
         try:
             query, document, value = parts
             row = query, document, grade(value)
         except ValueError:
-            if number > 1 or tuple(parts) != HEADER:  # files without a header are also read
-                problems.add(
-                    "malformed judgement line (left out)", f"{path.name}, line {number}: {line[:60]!r}"
-                )
+            problems.add("malformed judgement line (left out)", f"{path.name}, line {number}: {line[:60]!r}")
         else:
             yield row

@@ -4,17 +4,18 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data.collection import Collection, Document, assemble, grade, joined
-from paradigms.data.lines import columns, json_document, json_object, read_documents
-from paradigms.data.trec import read_judgements
-from paradigms.io.gzipped import decoded, numbered_lines
+from paradigms.data.collection import Collection, Document, assemble, joined
+from paradigms.data.lines import Parse, columns, json_document, json_object, read_documents
+from paradigms.data.trec import judged_rows
+from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 MIRACL, LOTTE = ("nDCG@10", "R@100"), ("Success@5",)  # measures that their papers report
-SHARD = re.compile(r"docs-(\d+)\.jsonl(?:\.gz)?")
+SHARD = re.compile(r"docs-(\d+)\.jsonl")
 QRELS = re.compile(r"qrels\.(?P<stem>.*-(?P<split>train|dev|test|test-a|test-b))\.tsv")
 QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")
 QUERIES = re.compile(r"queries\.[\w.]+\.tsv")
 JUDGEMENTS = re.compile(r"(?P<kind>qrels?|triples)\.(?P<split>\w+)(\.[\w.]+)?\.tsv")
+PASSAGES = "collection.tsv"
 
 
 def is_miracl(folder: Path) -> bool:
@@ -22,7 +23,7 @@ def is_miracl(folder: Path) -> bool:
 
 
 def read_miracl(folder: Path) -> Collection:
-    """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl[.gz].
+    """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl.
 
     Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
     and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published separately. The
@@ -32,23 +33,17 @@ def read_miracl(folder: Path) -> Collection:
     """
     folder = folder.resolve()
     stems = {
-        match["split"]: match["stem"] for match in map(QRELS.fullmatch, _names(folder / "qrels")) if match
+        match["split"]: match["stem"] for match in map(QRELS.fullmatch, names_in(folder / "qrels")) if match
     }
     if not stems:
         raise FileNotFoundError(f"{folder}/qrels holds no qrels.*-<split>.tsv (MIRACL's layout)")
     splits = [split for split in ("train", "dev", "test", "test-a", "test-b") if split in stems]
     documents, stored = read_documents(_shards(folder), json_document)
-    judged = {split: read_judgements(folder / "qrels" / f"qrels.{stems[split]}.tsv") for split in splits}
     return assemble(
         folder.name,
         documents,
-        {split: _pairs(folder / "topics" / f"topics.{stems[split]}.tsv") for split in splits},
-        {
-            split: (
-                (query, document, grade) for query, row in rows.items() for document, grade in row.items()
-            )
-            for split, rows in judged.items()
-        },
+        {split: _pairs(existing(folder / "topics", f"topics.{stems[split]}.tsv")) for split in splits},
+        {split: judged_rows(existing(folder / "qrels", f"qrels.{stems[split]}.tsv")) for split in splits},
         measures=MIRACL,
         stored=stored,
     )
@@ -59,20 +54,15 @@ def _shards(folder: Path) -> list[Path]:
     corpus = folder.name.replace("miracl-", "miracl-corpus-", 1)
     places = [folder, folder.parent / corpus, folder.parent.parent / "miracl-corpus" / corpus]
     for place in places:
-        numbered = {int(match[1]): place / match[0] for match in map(SHARD.fullmatch, _names(place)) if match}
+        numbered = {int(match[1]): match[0] for match in map(SHARD.fullmatch, names_in(place)) if match}
         if numbered:
-            return [numbered[number] for number in sorted(numbered)]
+            return [existing(place, numbered[number]) for number in sorted(numbered)]
     looked = ", ".join(map(str, dict.fromkeys(places)))
     raise FileNotFoundError(f"no docs-<n>.jsonl or docs-<n>.jsonl.gz (MIRACL's passages) in any of {looked}")
 
 
-def _names(folder: Path) -> list[str]:
-    """List a folder's files, .gz before plain: if two have the same stem, callers use the plain file."""
-    return sorted((file.name for file in folder.iterdir()), reverse=True) if folder.is_dir() else []
-
-
 def is_lotte(folder: Path) -> bool:
-    return (folder / "collection.tsv").is_file()
+    return PASSAGES in names_in(folder)
 
 
 def read_lotte(folder: Path) -> Collection:
@@ -84,24 +74,24 @@ def read_lotte(folder: Path) -> Collection:
     questions. Raises ValueError if a line is invalid, and FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
-    splits = [match["split"] for match in map(QUESTIONS.fullmatch, _names(folder)) if match]
+    splits = [match["split"] for match in map(QUESTIONS.fullmatch, names_in(folder)) if match]
     if not splits:
         raise FileNotFoundError(f"{folder} holds no questions.<split>.tsv (LoTTE's layout)")
     splits.sort(key=lambda split: (split != "search", split))
-    documents, stored = read_documents([folder / "collection.tsv"], _passage)
+    documents, stored = read_documents([existing(folder, PASSAGES)], _passage)
     return assemble(
         f"{folder.parent.name}-{folder.name}",
         documents,
-        {split: _pairs(folder / f"questions.{split}.tsv") for split in splits},
-        {split: _answers(folder / f"qas.{split}.jsonl") for split in splits},
+        {split: _pairs(existing(folder, f"questions.{split}.tsv")) for split in splits},
+        {split: _answers(existing(folder, f"qas.{split}.jsonl")) for split in splits},
         measures=LOTTE,
         stored=stored,
     )
 
 
-def _passage(line: bytes, where: str) -> Document:
-    id, text = columns(decoded(line, where), where, 2, 2)
-    return id, "", text
+def _passage(line: bytes, where: str) -> Document | None:
+    cells = columns(decoded(line, where), where, 2)
+    return None if cells is None else (cells[0], "", cells[1])
 
 
 def _answers(path: Path) -> Iterator[tuple[str, str, int]]:
@@ -115,7 +105,7 @@ def _answers(path: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def is_msmarco(folder: Path) -> bool:
-    return is_lotte(folder) and any(folder.glob("queries.*.tsv"))
+    return is_lotte(folder) and any(map(QUERIES.fullmatch, names_in(folder)))
 
 
 def read_msmarco(folder: Path) -> Collection:
@@ -123,7 +113,8 @@ def read_msmarco(folder: Path) -> Collection:
 
     Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout is
     ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) uses it for NQ320K and a subset of MS
-    MARCO's documents, as processed by Sun et al. (arXiv:2304.04171).
+    MARCO's documents, as processed by Sun et al. (arXiv:2304.04171). Documents have titles if the first line
+    of collection.tsv has three columns; otherwise, all after the first tab is text.
 
     queries.all.tsv replaces all other query files. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
     (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); other words may
@@ -132,16 +123,16 @@ def read_msmarco(folder: Path) -> Collection:
     text, and FileNotFoundError if a file is missing.
     """
     folder = folder.resolve()
-    names = _names(folder)[::-1]
+    names = names_in(folder)
     matches = [match for match in map(JUDGEMENTS.fullmatch, names) if match]
     matches.sort(key=lambda match: match["kind"] != "triples")  # qrels replace triples of the same split
-    files = {match["split"]: folder / match.string for match in matches}
+    files = {match["split"]: existing(folder, match.string) for match in matches}
     if not files:
         raise FileNotFoundError(f"{folder} holds no qrels.<split>.tsv and no triples.<split>.tsv")
     if "dev" in files and "test" not in files:
         files["test"] = files.pop("dev")
     every = ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
-    queries = [pair for name in every for pair in _pairs(folder / name, 0)]
+    queries = [pair for name in every for pair in _pairs(existing(folder, name))]
     known = {id for id, _ in queries}
     judgements: dict[str, Iterable[tuple[str, str, int]]] = {}
     for split, file in sorted(files.items()):
@@ -149,30 +140,31 @@ def read_msmarco(folder: Path) -> Collection:
         if rows and not any(query in known for query, _, _ in rows):
             read = ", ".join(every) or "no queries.<split>.tsv"
             raise ValueError(f"{file} judges no query that has a text; queries were read from: {read}")
-    documents, stored = read_documents([folder / "collection.tsv"], _titled)
+    passages = existing(folder, PASSAGES)
+    _, first = next(numbered_lines(passages), (0, ""))
+    parse: Parse = _titled if first.count("\t") == 2 else _passage
+    documents, stored = read_documents([passages], parse)
     return assemble(folder.name, documents, queries, judgements, stored=stored)
 
 
-def _titled(line: bytes, where: str) -> Document:
-    id, text, *title = columns(decoded(line, where), where, 2)
-    name = title[0] if title else ""
-    return id, name, joined(name, text)
+def _titled(line: bytes, where: str) -> Document | None:
+    """Parse a line of id, text and title; the title follows the last tab, and may be missing."""
+    document = _passage(line, where)
+    if document is None or "\t" not in document[2]:
+        return document
+    text, _, title = (part.strip() for part in document[2].rpartition("\t"))
+    return document[0], title, joined(title, text)
 
 
 def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
-    if path.name.startswith("triples"):
-        yield from ((query, document, 1) for query, document in dict.fromkeys(_pairs(path, 0)))
-    else:
-        yield from ((cells[0], cells[2], grade(cells[3], where)) for where, cells in _rows(path, 4))
+    if not path.name.startswith("triples"):
+        return judged_rows(path)
+    pairs = ((query, rest.split("\t", 1)[0].strip()) for query, rest in _pairs(path))
+    return ((query, document, 1) for query, document in dict.fromkeys(pairs))
 
 
-def _pairs(path: Path, most: int = 2) -> Iterator[tuple[str, str]]:
-    """Yield the first two columns of each line, which is split into at most `most` columns (0: no limit)."""
-    return ((cells[0], cells[1]) for _, cells in _rows(path, 2, most))
-
-
-def _rows(path: Path, least: int, most: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Yield (file and line, columns) for each line, split into `least` to `most` columns (0: no limit)."""
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (id, text) of each line; all after the first tab is text."""
     for number, line in numbered_lines(path):
-        where = f"{path}, line {number}"
-        yield where, columns(line, where, least, most)
+        if cells := columns(line, f"{path}, line {number}", 2):
+            yield cells[0], cells[1]

@@ -1,13 +1,14 @@
-"""Read documents that are stored one per line: stream them once, then read them from disk on demand.
+"""Parse lines, and read documents stored one per line: stream them, then read them from disk on demand.
 
 For a plain file, only the offsets of lines are kept in memory (8 bytes per document). A .gz file is read into
 memory.
 """
 
 import mmap
+import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ Parse = Callable[[bytes, str], Document | None]
 """(line, file and line number) -> document, or None for a line without a document, such as a header."""
 TITLE, TEXT = 1, 2
 IDS = ("_id", "id", "docid", "doc_id")  # JSON keys of an id
+# A column's name; a line of names alone is a header, in every layout.
+NAME = re.compile(
+    r"[_qp]?id|(query|topic|doc|document|corpus|passage)([-_]?id)?|docno|text|title|contents|question|answers?"
+    r"|iter(ation)?|q0|rank|grade|label|rel(evance)?|score|tag",
+    re.IGNORECASE,
+)
+CELL = re.compile(r'(?:^|\t)(?:"([^"]*(?:""[^"]*)*)"(?=\t|$)|([^\t]*))')  # quoted as in CSV, or plain
 
 
 class Lines(Sequence[str]):
@@ -77,15 +85,32 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
     return stream(), None if any(path.suffix == ".gz" for path in paths) else stored
 
 
-def columns(line: str, where: str, least: int, most: int = 0) -> list[str]:
-    """Split a line at tabs into at most `most` cells (0: no limit).
+def is_header(cells: Iterable[str]) -> bool:
+    """Return whether all cells are names of columns.
 
-    Raises ValueError if there are fewer than `least` cells or if the first cell, the id, is empty.
+    >>> is_header(["query-id", "corpus-id", "score"])
+    True
     """
-    cells = [cell.strip() for cell in line.split("\t", most - 1)]
-    if len(cells) < least or not cells[0]:
-        raise ValueError(f"{where}: not {least} columns with tabs between them: {line[:60]!r}")
-    return cells
+    return all(NAME.fullmatch(cell.strip()) for cell in cells)
+
+
+def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str] | None:
+    """Split a line at tabs into `count` cells, or return None for a header (`is_header`).
+
+    The last cell holds any further tabs. quoted: whether cells may be quoted as in CSV; a cell with other
+    quotes is read as it is, and further tabs are an error. Raises ValueError if there are fewer cells or if
+    the first one is empty.
+    """
+    cells = line.split("\t")
+    if quoted and '"' in line:
+        cells = [cell[2] if cell[1] is None else cell[1].replace('""', '"') for cell in CELL.finditer(line)]
+    if is_header(cells):
+        return None
+    if not quoted:
+        cells = line.split("\t", count - 1)
+    if len(cells) != count or not cells[0].strip():
+        raise ValueError(f"{where}: not {count} columns with tabs between them: {line[:60]!r}")
+    return [cell.strip() for cell in cells]
 
 
 def json_object(line: bytes | str, where: str) -> dict[str, Any]:

@@ -7,28 +7,27 @@ accuracy, here Success@k: the share of questions with an answer in the first k p
 """
 
 import ast
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paradigms.data.collection import Collection, Document, Problems, assemble, joined
-from paradigms.data.lines import json_object, read_documents
+from paradigms.data.lines import columns, json_object, read_documents
 from paradigms.io.checks import parse_json
-from paradigms.io.gzipped import decoded, numbered_lines
+from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
-PASSAGES = ("psgs_w100.tsv", "psgs_w100.tsv.gz", "passages.tsv", "passages.tsv.gz")
+PASSAGES = ("psgs_w100.tsv", "passages.tsv")
 PLACES = ("", *(f"{above}{split}" for above in ("", "dataset/") for split in ("train", "dev", "test")))
-FILE = re.compile(r"(?P<stem>.+?)(?:\.qa)?\.(?P<form>csv|tsv|json|jsonl)(?:\.gz)?")
+FILE = re.compile(r"(?P<stem>.+?)(?:\.qa)?\.(?P<form>csv|tsv|json|jsonl)")
 RELATION = re.compile(r"(?P<relation>P\d+\w*)\.(?P<split>\w+)")
 
 Question = tuple[str, list[str]]
 
 
 def is_open_qa(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in PASSAGES)
+    return not set(PASSAGES).isdisjoint(names_in(folder))
 
 
 def read_open_qa(folder: Path) -> Collection:
@@ -41,9 +40,8 @@ def read_open_qa(folder: Path) -> Collection:
     invalid.
     """
     folder = folder.resolve()
-    documents, stored = read_documents(
-        [next(folder / n for n in PASSAGES if (folder / n).is_file())], _document
-    )
+    passages = next(name for name in PASSAGES if name in names_in(folder))
+    documents, stored = read_documents([existing(folder, passages)], _document)
     problems = Problems()
     queries: dict[str, dict[str, str]] = {}
     answers: dict[str, dict[str, list[str]]] = {}
@@ -73,9 +71,9 @@ def _question_files(folder: Path) -> dict[str, Path]:
     """Map file stems to paths, in sorted order. Raises ValueError if two files share a stem."""
     files: dict[str, Path] = {}
     for place in PLACES:
-        for path in sorted((folder / place).glob("*")):
-            match = FILE.fullmatch(path.name)
-            if match and path.is_file() and path.name not in PASSAGES:
+        for match in filter(None, map(FILE.fullmatch, names_in(folder / place))):
+            if match.string not in PASSAGES:
+                path = existing(folder / place, match.string)
                 if match["stem"] in files:
                     raise ValueError(f"two question files have one name: {files[match['stem']]} and {path}")
                 files[match["stem"]] = path
@@ -85,19 +83,16 @@ def _question_files(folder: Path) -> dict[str, Path]:
 
 
 def _document(line: bytes, where: str) -> Document | None:
-    row = _row(decoded(line, where), where, 3, "id, text, title")
-    if row == ["id", "text", "title"]:
+    cells = columns(decoded(line, where), where, 3, quoted=True)
+    if cells is None:
         return None
-    id, text, title = row
-    if not id:
-        raise ValueError(f"{where}: the passage has no id")
-    return id, title.strip(), joined(title, text)
+    id, text, title = cells
+    return id, title, joined(title, text)
 
 
 def _questions(path: Path, problems: Problems) -> Iterator[Question]:
-    match = FILE.fullmatch(path.name)
-    form = match["form"] if match else ""
-    if form == "json":
+    form = Path(path.name.removesuffix(".gz")).suffix
+    if form == ".json":
         rows = parse_json("\n".join(line for _, line in numbered_lines(path)), str(path))
         if not isinstance(rows, list):
             raise ValueError(f"{path}: not a list of questions but a {type(rows).__name__}")
@@ -106,8 +101,9 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
         return
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
-        row = json_object(line, where) if form == "jsonl" else _columns(line, where)
-        yield _question(row, where, problems)
+        row = json_object(line, where) if form == ".jsonl" else _columns(line, where)
+        if row is not None:
+            yield _question(row, where, problems)
 
 
 def _question(row: Any, where: str, problems: Problems) -> Question:
@@ -126,20 +122,12 @@ def _question(row: Any, where: str, problems: Problems) -> Question:
     return question, kept
 
 
-def _columns(line: str, where: str) -> dict[str, Any]:
-    question, answers = _row(line, where, 2, "question, answers")
+def _columns(line: str, where: str) -> dict[str, Any] | None:
+    cells = columns(line, where, 2, quoted=True)
+    if cells is None:
+        return None
+    question, answers = cells
     try:
-        return {"question": question, "answers": ast.literal_eval(answers.strip())}
+        return {"question": question, "answers": ast.literal_eval(answers)}
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{where}: the answers are not a Python list: {answers[:60]!r}") from error
-
-
-def _row(line: str, where: str, columns: int, form: str) -> list[str]:
-    """Split a line at tabs, honouring CSV quoting. Raises ValueError unless it has `columns` cells."""
-    try:
-        row = next(csv.reader([line], delimiter="\t"))
-    except csv.Error as error:
-        raise ValueError(f"{where}: {error}") from error
-    if len(row) != columns:
-        raise ValueError(f"{where}: {len(row)} columns instead of {columns} ({form}, separated by tabs)")
-    return row

@@ -1,39 +1,48 @@
 """Read and write TREC files, plain or .gz.
 
-The lines of a run are "query Q0 document rank score tag", those of judgements are "query 0 document grade".
+The lines of a run are "query Q0 document rank score tag", where the tag may be missing, those of judgements
+are "query 0 document grade". Headers and comments (lines that begin with "#") are passed over.
 
 White space separates the columns, as in trec_eval, so ids cannot contain any.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.data.collection import Judgements, Run, best_first, grade
+from paradigms.data.collection import Judgements, Problems, Run, best_first, grade
+from paradigms.data.lines import is_header
 from paradigms.io.checks import check_text
 from paradigms.io.files import atomic_text
 from paradigms.io.gzipped import numbered_lines
 
 INFINITY = 0x7F800000  # the bits of ∞ in float32
+Value = TypeVar("Value")
 
 
-def read_run(path: str | Path) -> Run:
-    """Read a run. Raises ValueError, with file and line, for an invalid line, NaN or a repeated document."""
-    run: Run = {}
-    for where, (query, _, document, _, text, _) in _rows(path, 6, "query Q0 document rank score tag"):
+def read_run(path: str | Path, problems: Problems | None = None) -> Run:
+    """Read a run. Raises ValueError, with file and line, for an invalid line or NaN.
+
+    If a document is repeated for a query, its first line counts. problems: counts the repeats; without it, a
+    warning reports them.
+    """
+    return _first_ones(path, _scored_rows(path), problems)
+
+
+def _scored_rows(path: str | Path) -> Iterator[tuple[str, str, float]]:
+    for where, (query, _, document, _, text, *_) in _rows(path, "query Q0 document rank score [tag]"):
         try:
             score = float(text)
         except ValueError:
             raise ValueError(f"{where}: the score {text!r} is not a number") from None
         if math.isnan(score):
             raise ValueError(f"{where}: the score is NaN, which has no rank")
-        if document in run.setdefault(query, {}):
-            raise ValueError(f"{where}: document {document!r} appears twice for query {query!r}")
-        run[query][document] = score
-    return run
+        yield query, document, score
 
 
 def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
@@ -41,9 +50,11 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
     equal in single precision, as trec_eval compares them, the better one is raised to the next float. Reading
-    the file gives the same ranking, and the same scores except for raised scores.
+    the file gives the same ranking, and the same scores except for raised scores. White space in the tag is
+    written as "-". Raises ValueError, before anything is replaced, if an id cannot stand in the file.
     """
-    check_ids([tag, *run], "tag or query id")
+    check_ids(run, "query id")
+    tag = "-".join(tag.split()) or "run"
     with atomic_text(path) as stream:
         for query, scores in run.items():
             if any(math.isnan(score) for score in scores.values()):
@@ -69,14 +80,18 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return np.where(raised == steps, scores, floats)
 
 
-def read_judgements(path: str | Path) -> Judgements:
-    """Read judgements. Raises ValueError, with file and line, for an invalid line or a repeated document."""
-    judgements: Judgements = {}
-    for where, (query, _, document, text) in _rows(path, 4, "query 0 document grade"):
-        if document in judgements.setdefault(query, {}):
-            raise ValueError(f"{where}: document {document!r} is judged twice for query {query!r}")
-        judgements[query][document] = grade(text, where)
-    return judgements
+def read_judgements(path: str | Path, problems: Problems | None = None) -> Judgements:
+    """Read judgements. Raises ValueError, with file and line, for an invalid line.
+
+    Repeated documents are treated as in `read_run`.
+    """
+    return _first_ones(path, judged_rows(path), problems)
+
+
+def judged_rows(path: str | Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (query, document, grade) of each line. Raises the same errors as `read_judgements`."""
+    for where, (query, _, document, text) in _rows(path, "query 0 document grade"):
+        yield query, document, grade(text, where)
 
 
 def write_judgements(path: str | Path, judgements: Judgements) -> None:
@@ -88,11 +103,37 @@ def write_judgements(path: str | Path, judgements: Judgements) -> None:
                 stream.write(f"{query} 0 {document} {int(value)}\n")
 
 
-def _rows(path: str | Path, columns: int, form: str) -> Iterator[tuple[str, list[str]]]:
+def _first_ones(
+    path: str | Path, rows: Iterable[tuple[str, str, Value]], problems: Problems | None
+) -> dict[str, dict[str, Value]]:
+    """Map queries to documents to the value of their first row (query, document, value)."""
+    read: dict[str, dict[str, Value]] = {}
+    counted = Problems() if problems is None else problems
+    for query, document, value in rows:
+        if document in read.setdefault(query, {}):
+            counted.add("repeated document of a query (first one kept)", f"{query} -> {document}")
+        else:
+            read[query][document] = value
+    if problems is None and counted:
+        warnings.warn(f"{path}: {counted}", stacklevel=3)
+    return read
+
+
+def _rows(path: str | Path, form: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (file and line, columns) of each line, without headers and comments.
+
+    form: names of the columns; one in brackets may be missing. A line that begins with "#" is a comment,
+    unless it has these columns and, as the second one, that of `form`: its query's id begins with "#".
+    """
+    names = form.split()
+    most, least = len(names), len(names) - form.count("[")
     for number, line in numbered_lines(path):
         parts = line.split()
-        if len(parts) != columns:
-            raise ValueError(f"{path}, line {number}: {len(parts)} columns instead of {columns} ({form})")
+        fits = least <= len(parts) <= most
+        if is_header(parts) or (parts[0].startswith("#") and not (fits and parts[1] == names[1])):
+            continue
+        if not fits:
+            raise ValueError(f"{path}, line {number}: {len(parts)} columns instead of {most} ({form})")
         yield f"{path}, line {number}", parts
 
 

@@ -1,4 +1,4 @@
-"""Read text files line by line; files whose names end in .gz are gunzipped."""
+"""Find text files, plain or .gz, and read them line by line; files named .gz are gunzipped."""
 
 import gzip
 import zlib
@@ -7,6 +7,23 @@ from functools import partial
 from pathlib import Path
 
 LONGEST = 1 << 27  # bytes of a line; gzip expands up to a thousandfold
+
+
+def names_in(folder: Path) -> list[str]:
+    """List a folder's entries in order, without .gz; a missing folder has none."""
+    names = {entry.name.removesuffix(".gz") for entry in folder.iterdir()} if folder.is_dir() else set()
+    return sorted(names)
+
+
+def existing(folder: Path, name: str) -> Path:
+    """Return the file `name` in a folder or, if there is none, `name`.gz.
+
+    Raises FileNotFoundError if the folder has neither.
+    """
+    for file in (folder / name, folder / f"{name}.gz"):
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"{folder / name}: no such file, plain or .gz")
 
 
 def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from paradigms.data import (
     Corpus,
+    Problems,
     Split,
     load_collection,
     read_judgements,
@@ -333,14 +334,12 @@ def test_judgements_survive_their_file(tmp_path):
 @pytest.mark.parametrize(
     ("read", "first", "line", "message"),
     [
-        (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 0.5", "5 columns instead of 6"),
+        (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1", "4 columns instead of 6"),
         (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 high tag", "score 'high' is not a number"),
         (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 nan tag", "NaN"),
-        (read_run, "q Q0 a 1 1.0 tag", "q Q0 a 2 0.1 tag", "document 'a' appears twice"),
         (read_judgements, "q 0 a 1", "q 0 d", "3 columns instead of 4"),
         (read_judgements, "q 0 a 1", "q 0 d x", "grade 'x' is not an integer"),
         (read_judgements, "q 0 a 1", "q 0 d inf", "grade 'inf' is not an integer"),
-        (read_judgements, "q 0 a 1", "q 0 a 1", "judged twice"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, read, first, line, message):
@@ -350,6 +349,40 @@ def test_bad_lines_are_named(tmp_path, read, first, line, message):
         read(path)
     with pytest.raises(FileNotFoundError, match="absent"):
         read(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["file.txt", "file.txt.gz"])
+def test_comments_headers_and_tags_of_trec_files_are_passed_over(tmp_path, name):
+    def read(function, text):
+        packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+        (tmp_path / name).write_bytes(packed)
+        return function(tmp_path / name)
+
+    comments = "# k1 0.9 b 0.4 bm25\n#k1 0.9 b 0.4\n# pool depth 100\n#\n# a longer line of some words\n"
+    run = {"q": {"a": 2.5}, "#q": {"b": 1.0}}
+    for tag in ("", " x"):
+        rows = f"q Q0 a 1 2.5{tag}\n#q Q0 b 1 1.0{tag}\n"
+        for first in ("", "query Q0 docid rank score tag\n", comments):
+            assert read(read_run, first + rows) == run
+    for first in ("", "query-id\titer\tcorpus-id\tscore\n", comments):
+        assert read(read_judgements, first + "q Q0 a 2\n#q 0 b 1\n") == {"q": {"a": 2}, "#q": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("read", "lines", "kept"),
+    [
+        (read_run, "q Q0 a 1 2.0 x\nq Q0 b 2 1.5 x\nq Q0 a 3 1.0 x\n", {"a": 2.0, "b": 1.5}),
+        (read_judgements, "q 0 a 1\nq 0 a 1\nq 0 a 0\n", {"a": 1}),
+    ],
+)
+def test_repeated_documents_of_trec_files_are_counted(tmp_path, read, lines, kept):
+    path, problems = tmp_path / "file.txt", Problems()
+    path.write_text(lines)
+    assert read(path, problems) == {"q": kept}
+    (count,) = problems.counts.values()
+    assert count == len(lines.splitlines()) - len(kept)
+    with pytest.warns(UserWarning, match=rf"file\.txt: repeated document .*: {count}, e\.g\. q -> a"):
+        assert read(path) == {"q": kept}
 
 
 def test_what_trec_cannot_hold_is_not_written(tmp_path):
@@ -362,6 +395,8 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path):
             write_judgements(path, {"q": {"a\tb": 1}})
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["run.txt"]
+    write_run(path, {"q": {"a": 1.0}}, tag="my model")
+    assert path.read_text() == "q Q0 a 1 1.0 my-model\n"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,22 @@ def test_nq320k(tmp_path):
     assert collection.split("test").judgements == {"1": {"9": 1}}, "dev, on which papers report"
 
 
+def test_what_follows_a_tab_is_text(tmp_path):
+    """Without titles, all after the first tab is text; with titles, all up to the last tab is."""
+    folder = nq320k(tmp_path / "plain")
+    put(folder / "collection.tsv", "7\tcats sleep\n8\tdogs\tbark\n9\tfish\tswim\tfar\n")
+    put(folder / "queries.all.tsv", "0\tdo cats\tsleep\n1\twho swims\n2\twho barks\n")
+    collection = load_collection(folder)
+    assert list(collection.corpus) == ["cats sleep", "dogs\tbark", "fish\tswim\tfar"]
+    assert list(collection.corpus.titles) == ["", "", ""]
+    assert collection.split("train").queries == {"0": "do cats\tsleep", "2": "who barks"}
+    put(folder / "collection.tsv", "7\tcats sleep\tCats\n8\tdogs\tbark\tDogs\n9\tfish swim\n")
+    titled = load_collection(folder).corpus
+    assert list(titled) == ["Cats cats sleep", "Dogs dogs\tbark", "fish swim"]
+    assert list(titled.titles) == ["Cats", "Dogs", ""]
+    assert not collection.problems
+
+
 @pytest.mark.parametrize("name", ["queries.dev.tsv", "queries.dev.small.tsv"])
 def test_ms_marco(tmp_path, name):
     folder = marco(tmp_path)
@@ -216,6 +232,55 @@ def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
     assert load_collection(tmp_path / "b" / "wikipedia").fingerprint != first
 
 
+HEADERS = {
+    "collection.tsv": "pid\tpassage\ttitle\n",
+    "psgs_w100.tsv": "",  # has one
+    "nq-test.qa.csv": "question\tanswers\n",
+    "trivia-test.csv.gz": '"question"\t"answers"\n',
+    "topics": "qid\tquery\n",
+    "qu": "id\ttext\n",
+    "qrel": "query-id\titer\tcorpus-id\tscore\n",
+}
+
+
+@pytest.mark.parametrize("make", [miracl, marco, lotte, questions])
+def test_every_file_of_a_layout_may_be_gzipped_and_have_a_header(tmp_path, make):
+    folder = make(tmp_path)
+    plain = load_collection(folder)
+    for file in [*folder.rglob("*.*sv*"), *folder.rglob("*.json*")]:
+        start = next((line for name, line in HEADERS.items() if file.name.startswith(name)), "")
+        data = file.read_bytes()
+        text = start.encode() + (gzip.decompress(data) if file.suffix == ".gz" else data)
+        file.unlink()
+        put(file.with_name(f"{file.name.removesuffix('.gz')}.gz"), text)
+    packed = load_collection(folder)
+    assert packed.fingerprint == plain.fingerprint
+    assert list(packed.corpus) == list(plain.corpus)
+    assert packed.problems.counts == plain.problems.counts
+
+
+def test_a_repeated_judgement_of_miracl_is_counted(tmp_path):
+    folder = miracl(tmp_path)
+    put(folder / "qrels" / "qrels.miracl-v1.0-sw-dev.tsv", "1 Q0 9#0 1\n1 Q0 9#0 1\n1 Q0 9#0 0\n")
+    collection = load_collection(folder)
+    assert collection.split("dev").judgements == {"1": {"9#0": 1}}
+    assert collection.problems.counts == {"repeated judgement (first one kept)": 2}
+
+
+def test_cells_of_any_length_and_with_any_quotes(tmp_path):
+    """Cells are quoted as in CSV or not at all: what is no whole quoted cell is text, with its quotes."""
+    folder, long = questions(tmp_path), "mill " * 40_000
+    cells = [f'{long}\t"The ""Mill"""', '"Yes," he said\t"Quotes" of men', '"a\tb"\tc', '7" nails\t"']
+    put(folder / "psgs_w100.tsv", "".join(f"{n}\t{cell}\n" for n, cell in enumerate(cells)))
+    put(folder / "nq-test.qa.csv", "\"Who\" said 'mill'?\t['he']\n")
+    collection = load_collection(folder)
+    titles = ['The "Mill"', '"Quotes" of men', "c", '"']
+    assert list(collection.corpus.titles) == titles
+    texts = [long.strip(), '"Yes," he said', "a\tb", '7" nails']
+    assert list(collection.corpus) == [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
+    assert collection.split("nq-test").queries == {"nq-test-0": "\"Who\" said 'mill'?"}
+
+
 LINES = "line 1: the answers are not a Python list"
 LACKS = {
     miracl: [
@@ -230,7 +295,7 @@ LACKS = {
     marco: [
         ("qrels.test.tsv", "5\t0\t7\t1\n", r"judges no query that has a text.*queries\.dev\.small.*\.train"),
         ("qrels.test.tsv", "3\t0\t7\tgood\n", r"qrels\.test\.tsv, line 1: the grade 'good'"),
-        ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: not 4 columns"),
+        ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: 2 columns instead of 4"),
         ("[qt]r*", None, r"holds no qrels\.<split>\.tsv"),
     ],
     lotte: [
@@ -241,7 +306,7 @@ LACKS = {
         ("questions.*", None, r"holds no questions\.<split>\.tsv"),
     ],
     questions: [
-        ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: 1 columns instead of 2"),
+        ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: not 2 columns"),
         ("nq-test.qa.csv", "where\tx\n", LINES),
         ("nq-test.qa.csv", "where\t__import__('os')\n", LINES),
         ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: an answer is not a text"),
@@ -252,9 +317,9 @@ LACKS = {
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: not a list of questions but a dict"),
         ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
         ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
-        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: 2 columns instead of 3"),
-        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: the passage has no id"),
-        ("psgs_w100.tsv", '1\t"x\ty\n', r"psgs_w100\.tsv, line 1: 2 columns instead of 3"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
+        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
+        ("psgs_w100.tsv", '1\t"x\ty"\n', r"psgs_w100\.tsv, line 1: not 3 columns"),
     ],
 }
 

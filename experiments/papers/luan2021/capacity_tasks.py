@@ -20,7 +20,7 @@ from paradigms.baselines.lexical_vectors import count_terms, weigh
 from paradigms.data import Collection, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
-from paradigms.io.gzipped import numbered_lines
+from paradigms.io.gzipped import existing, numbered_lines
 from paradigms.train.fit import DEV_DEPTH, NEGATIVES_DEPTH
 from paradigms.train.mining import with_random
 from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
@@ -115,11 +115,7 @@ def question_passages(
 
 def read_answers(folder: Path) -> dict[str, list[str]]:
     """Read {query id: answers} from answers.jsonl or answers.jsonl.gz, with {"_id", "answers"} per line."""
-    files = [folder / "answers.jsonl", folder / "answers.jsonl.gz"]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        raise FileNotFoundError(f"{folder} has no answers.jsonl or answers.jsonl.gz, which the task needs")
-    answers = {}
+    file, answers = existing(folder, "answers.jsonl"), {}
     for number, line in numbered_lines(file):
         try:
             row = json.loads(line)
