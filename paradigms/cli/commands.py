@@ -24,6 +24,7 @@ from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
+from paradigms.data.trec import check_ids
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -43,7 +44,7 @@ from paradigms.retrieve import Fused, Passages, Reranking, Retriever, WithoutOwn
 from paradigms.saving import push_to_hub
 from paradigms.saving.card import model_card, results_of
 
-BASELINE, FUSED = "bm25", "fused"
+BASELINE, FUSED, TREC = "bm25", "fused", "trec"
 
 
 def run_index(settings: argparse.Namespace) -> None:
@@ -65,12 +66,16 @@ def run_index(settings: argparse.Namespace) -> None:
 def run_search(settings: argparse.Namespace) -> None:
     """Print the results for the given queries, or for each line of standard input."""
     corpus: Corpus | None = None
-    source, retriever = None, retriever_in(settings)
-    if retriever is None:
+    source, generative = None, generative_in(settings)
+    retriever: Retriever
+    if generative is not None:
+        retriever, ids = generative, generative.model.identifiers.documents
+    else:
         folders = [settings.folder, *takewhile(is_indexed, settings.query)]
         settings.query = settings.query[len(folders) - 1 :]
         opened = open_folders(folders, pickled=settings.pickled, best=settings.best_passages)
         corpus, source = opened.corpus, opened.made.source or None
+        ids = corpus.ids
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
         if settings.among:
@@ -82,6 +87,8 @@ def run_search(settings: argparse.Namespace) -> None:
         if settings.hybrid:
             retriever = Fused([retriever, BM25(corpus)])
     queries = read_queries(settings, source)
+    if settings.format == TREC:
+        check_ids([*queries, *ids], "id")
     if queries:
         if corpus is not None and source is not None:
             retriever = WithoutOwn(retriever, identical(settings, source, corpus, queries))
@@ -95,7 +102,7 @@ def run_search(settings: argparse.Namespace) -> None:
         raise ValueError("no query: the standard input is empty")
 
 
-def retriever_in(settings: argparse.Namespace) -> Retriever | None:
+def generative_in(settings: argparse.Namespace) -> GenerativeRetriever | None:
     """Open the folder to search if it contains a generative model; otherwise, return None."""
     if not (Path(settings.folder) / GENERATIVE_SETTINGS).is_file():
         return None
@@ -115,11 +122,12 @@ def run_rerank(settings: argparse.Namespace) -> None:
     words = words_of(settings.source, settings.words, words_that_fit(model), split)
     problems = Problems()
     corpus = corpus_of(settings.source, words, problems)
-    report_source(settings, words, problems)
+    if settings.format == TREC:
+        check_ids([*queries, *corpus.ids], "id")
     ids = identical(settings, settings.source, corpus, queries)
-    if settings.run:
-        run = without_own(read_run(settings.run), ids)
-    else:
+    run = without_own(read_run(settings.run, problems), ids) if settings.run else {}
+    report_source(settings, words, problems)
+    if not settings.run:
         run = WithoutOwn(BM25(corpus), ids).search(queries, settings.depth)
     known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
     if not known:
@@ -161,6 +169,8 @@ def run_compare(settings: argparse.Namespace) -> None:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
     if settings.dev and not settings.fuse:
         raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
+    if settings.output:
+        check_ids([*queries, *corpus.ids], "id")
     retrievers: dict[str, Retriever] = {BASELINE: BM25(corpus)}
     retrievers |= {system.name: system.retriever for system in systems}
 

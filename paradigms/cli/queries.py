@@ -9,6 +9,7 @@ from rich.text import Text
 from paradigms.data import load_collection
 from paradigms.data.collection import mended
 from paradigms.data.lines import columns, json_row
+from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
 
@@ -36,7 +37,7 @@ def read_queries(settings: argparse.Namespace, source: str | None) -> dict[str, 
 
 def refuse_blank(queries: Mapping[str, str]) -> None:
     """Raise ValueError if a query has no text, because it would match all documents alike."""
-    blank = next((id for id, text in queries.items() if not text.strip()), None)
+    blank = next((id for id, text in queries.items() if is_blank(text)), None)
     if blank is not None:
         raise ValueError(f"query {blank} is blank: give it a text")
 
@@ -64,7 +65,7 @@ def from_file(file: str) -> dict[str, str]:
             id, text = str(number), line
         if id in queries:
             raise ValueError(f"{where}: the id {id!r} is repeated")
-        if not text.strip():
+        if is_blank(text):
             raise ValueError(f"{where}: the text of the query {id!r} is blank")
         queries[id] = mended(text)
     if not queries:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
-from paradigms.data.trec import check_ids
 from paradigms.evaluate.report import PALETTE
 from paradigms.explanation import Explanation
 from paradigms.io.terminal import Terminal, shown
@@ -40,7 +39,6 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             continue
         for rank, (id, score) in enumerate(documents.items(), 1):
             if form == "trec":
-                check_ids([query, id], "id")
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
             known = score if isfinite(score) else None

@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from paradigms.io.checks import as_sequence, check_id, check_texts
+from paradigms.io.checks import as_sequence, check_id, check_texts, is_blank
 
 Judgements = dict[str, dict[str, int]]
 """Query id -> document id -> grade; a grade above 0 is relevant."""
@@ -414,7 +414,7 @@ def checked(
         texts = list(map(mended, parts))
         if texts != parts:
             problems.add(f"{kind} {LONE}", id)
-        if not texts[-1].strip():
+        if is_blank(texts[-1]):
             problems.add(f"{kind} with empty text (kept)", id)
         yield place, (id, *texts)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from paradigms.data.collection import Collection, Document, Problems, assemble, joined
 from paradigms.data.lines import columns, json_object, read_documents
-from paradigms.io.checks import parse_json
+from paradigms.io.checks import is_blank, parse_json
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
@@ -114,7 +114,7 @@ def _question(row: Any, where: str, problems: Problems) -> Question:
         raise ValueError(f'{where}: no "question" with a list of "answers": {str(row)[:100]}')
     if not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"{where}: an answer is not a text: {str(answers)[:100]}")
-    kept = [answer for answer in answers if answer.strip()]
+    kept = [answer for answer in answers if not is_blank(answer)]
     if len(kept) < len(answers):
         problems.add("empty answer (left out)", where)
     if not kept:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from paradigms.data.collection import Document, Problems, checked, joined
 from paradigms.data.lines import json_id, json_object
+from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # maximum words per passage: about 128 tokens
@@ -165,7 +166,7 @@ def read_text(file: Path, name: str, problems: Problems) -> str:
     if "\0" in text:
         problems.add("file that is not UTF-8 text (left out)", name)
         return ""
-    if not text.strip():
+    if is_blank(text):
         problems.add("file without text (left out)", name)
     return text
 

@@ -36,7 +36,7 @@ from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
 from paradigms.encoder.tokenizing import token_rows
-from paradigms.io.checks import as_sequence, check_text, json_or_empty, read_settings, require
+from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 
@@ -133,7 +133,7 @@ class TextEncoder(nn.Module):
             whole=augment,
         )
         content = special == 0  # neither special tokens nor padding
-        blank = torch.tensor([not text.strip() for text in texts]) | ~content.any(-1)
+        blank = torch.tensor([is_blank(text) for text in texts]) | ~content.any(-1)
         counts = attention.bool() if s.special_tokens else content
         for marker in layout.marker:
             ids, attention = (insert(t, layout.at, v) for t, v in ((ids, marker), (attention, 1)))

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
-from paradigms.io.checks import check_type, naming, parse_json, require
+from paradigms.io.checks import check_type, is_blank, naming, parse_json, require
 from paradigms.io.files import write_json
 
 START, END, FIRST = 0, 1, 2
 TITLE_WORDS = 10  # words of the text that replace a missing title
 BATCH = 1000  # texts per call of a tokenizer
+SPACE = "▁"  # how SentencePiece writes a space; tokenizers without a decoder leave it
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Identifiers:
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of d's title, at most `length` including the end token (GENRE).
 
-    If a title is missing or has only unknown tokens, the document is named by the first words of its text, or
+    If no known token of a title shows a character, the document is named by the first words of its text, or
     else by its id. Long titles are truncated; documents with equal titles share their identifier. tokenizer:
     a fast Hugging Face tokenizer. Raises ValueError if the tokenizer has no end token.
     """
@@ -212,10 +213,11 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     for source, name in sources.items():
         for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
             id, row = corpus.ids[i], tokenized.ids[: length - 1]
-            if source != "id" and tokenizer.unk_token_id in row:
+            unsure = tokenizer.unk_token_id in row or tokenized.special or is_blank(tokenized.text)
+            if source != "id" and row and unsure:
                 known = [token for token in row if token != tokenizer.unk_token_id]
-                if not tokenizer.decode(known).strip():
-                    problems.add(f"{source} of unknown tokens only (not used)", id)
+                if is_blank(tokenizer.decode(known).replace(SPACE, " ")):
+                    problems.add(f"{source} without a visible, known token (not used)", id)
                     continue
             if not row:
                 continue

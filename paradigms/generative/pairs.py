@@ -21,6 +21,7 @@ from rapidfuzz.process import cdist
 from paradigms.data import Corpus, Problems, Split
 from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
+from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words in the n-grams that compare queries with passages
@@ -87,7 +88,7 @@ def generated_pairs(
     for id, query in generated:
         if id not in position:
             problems.add("generated query for an absent document (left out)", id)
-        elif not query.strip():
+        elif is_blank(query):
             problems.add("empty generated query (left out)", id)
         else:
             without.pop(id, None)

@@ -4,6 +4,7 @@ The checks reject wrong values and unknown keys. Every error names the file, lin
 """
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -17,6 +18,7 @@ T = TypeVar("T")
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
 LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1  # what compiled code and seeds can hold
 LABELS = 1 << 20
+UNSEEN = {"Cc", "Cf", "Mn", "Zl", "Zp", "Zs"}  # categories of characters that show nothing by themselves
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
 
 
@@ -204,6 +206,15 @@ def check_text(text: object, what: str) -> None:
         except UnicodeEncodeError as error:
             place = f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}"
             raise ValueError(f"{place}: tokenizers reject it") from None
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a text has no visible character, such as white space or U+200B alone.
+
+    >>> is_blank(" \u200b"), is_blank("a")
+    (True, False)
+    """
+    return all(unicodedata.category(character) in UNSEEN for character in text)
 
 
 def read_json(file: Path) -> dict[str, Any]:

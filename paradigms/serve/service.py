@@ -33,6 +33,7 @@ from starlette.routing import Route
 from paradigms.align import ALIGNMENTS, NORMALISERS, Cost
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate.measures import on_split
+from paradigms.io.checks import is_blank
 from paradigms.retrieve import Retriever
 from paradigms.serve import cost, requests
 from paradigms.serve.guard import Guard
@@ -384,7 +385,7 @@ def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, f
 
 def check_not_blank(queries: Mapping[str, str]) -> None:
     for id, text in queries.items():
-        if not text.strip():
+        if is_blank(text):
             raise ValueError(f"{id!r:.80} is blank: nothing can be found by it")
 
 

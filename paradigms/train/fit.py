@@ -23,6 +23,7 @@ from paradigms.data import (
     write_run,
 )
 from paradigms.data.identical import own_documents, without_own
+from paradigms.data.trec import check_ids
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import KEPT, LowerStates
 from paradigms.encoder.settings import SIDES, Side
@@ -149,10 +150,11 @@ def own_run(
 ) -> Run:
     """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
 
-    One process opens the model and searches. Raises ValueError if the model cannot search or the file is
-    damaged.
+    One process opens the model and searches. Raises ValueError if the model cannot search, if the file is
+    damaged, or if it cannot hold an id.
     """
     file = folder / "mined.run"
+    check_ids([*split.queries, *corpus.ids], "id")
 
     def search() -> None:
         if not file.is_file():

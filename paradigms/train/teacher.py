@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from paradigms.baselines.cross_attention import HEAD, is_classifier
 from paradigms.data import Corpus, Run, read_run, write_run
+from paradigms.data.trec import check_ids
 from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.registry import load
@@ -103,11 +104,12 @@ def scored_once(
     load: creates the reranker; only processes with pairs to score call it. All processes call the returned
     function and split the work into chunks of whole queries, with about `pairs` pairs per chunk (None: one
     chunk). Each chunk's scores stay in a file next to `file` until all chunks are done, so that an
-    interrupted run resumes after the last complete chunk.
+    interrupted run resumes after the last complete chunk. An id that no run can hold is refused before.
     """
     parts = file.with_suffix(".parts")
 
     def scores(wanted: Mapping[str, Sequence[str]]) -> Run:
+        check_ids((id for query, documents in wanted.items() for id in (query, *documents)), "id")
         stored = _stored(file, parts)
         turns: list[Run] = []
         room = 0.0  # for pairs in the last turn

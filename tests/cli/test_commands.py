@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, load
+from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.cli import indexed as indexed_folders
 from paradigms.cli import show
@@ -25,7 +26,7 @@ from paradigms.cli.queries import from_file, typed_lines
 from paradigms.data import Corpus, read_run
 from paradigms.find import kinds
 from paradigms.generative.dsi import dsi
-from paradigms.retrieve import fuse
+from paradigms.retrieve import Indexed, fuse
 from paradigms.store import Store
 from paradigms.store.columns import FolderWriter
 from tests.near import assert_same, assert_within_rounding
@@ -507,10 +508,28 @@ def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatc
     index(".", models["colbert"], "--output", "../x")  # the same, by other names
 
 
-def test_white_space_in_ids_stands_in_no_trec_run(source, models):
-    write_rows(source.parent / "rows.jsonl", {f"a {name}": text for name, text in TEXTS.items()})
-    index("rows.jsonl", models["colbert"])
-    assert "white space" in refused("search", "rows.jsonl.index", "snow", "--format", "trec")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("search", "rows.jsonl.index", "snow", "--format", "trec"),
+        ("search", "rows.jsonl.index", "--format", "trec"),
+        ("rerank", "rows.jsonl", "snow", "--format", "trec"),
+        ("compare", "rows.jsonl.index", "--query", "snow", "--output", "compared"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_white_space_in_ids_is_refused_before_a_search(source, models, monkeypatch, capsys, arguments):
+    names = list(TEXTS)
+    ids = [*names[:-1], f"a {names[-1]}"]  # the last one, so that a check of each line would print some
+    write_rows(source.parent / "rows.jsonl", dict(zip(ids, TEXTS.values(), strict=True)))
+    if arguments[0] != "rerank":
+        index("rows.jsonl", models["colbert"])
+    capsys.readouterr()
+    for retriever in (BM25, Indexed):
+        monkeypatch.setattr(retriever, "search", lambda *_, **__: pytest.fail("it searches"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("snow\n"))
+    assert "white space" in refused(*arguments)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.fixture

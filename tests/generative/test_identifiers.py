@@ -176,15 +176,25 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
                 "title that spells special tokens (left out)": ["b"],
             },
         ),
+        # Nor must titles that show no character.
+        (
+            ["the dog", "the cat"],
+            ["\u200b", "</s> \u200b"],
+            ["▁the ▁dog", "▁the ▁cat"],
+            {
+                "title without a visible, known token (not used)": ["a", "b"],
+                "document without a usable title (named by its first words)": ["a", "b"],
+            },
+        ),
         # Texts of which the tokenizer knows no token must not share an identifier.
         (
             ["the dog", "☃", "text"],
             ["☃ ☃", "", "☃ cat"],
             ["▁the ▁dog", "▁ b", "▁ <unk> ▁cat"],
             {
-                "title of unknown tokens only (not used)": ["a"],
+                "title without a visible, known token (not used)": ["a"],
                 "document without a usable title (named by its first words)": ["a"],
-                "first words of unknown tokens only (not used)": ["b"],
+                "first words without a visible, known token (not used)": ["b"],
                 "document without a usable title (named by its id)": ["b"],
                 "title with a token unknown to the tokenizer (kept)": ["red sea"],
             },
@@ -198,7 +208,7 @@ def test_a_document_is_named_by_its_title_or_what_stands_for_it(t5, texts, title
     assert (found.kind, found.end, found.vocabulary, found.documents) == ("title", 1, len(t5), corpus.ids)
     assert found.target(0) == (*found[0].tolist(), 1)
     assert found.problems.examples == problems
-    assert found.problems.counts == dict.fromkeys(problems, 1)
+    assert found.problems.counts == {kind: len(examples) for kind, examples in problems.items()}
 
 
 def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
