@@ -2,8 +2,8 @@
 
 python experiments/examples/train_on_own_pairs.py rows.jsonl
 
-Each line is {"query", "document"}, and may have "negatives", a list of texts. A Hugging Face `Dataset` with
-these columns can replace the file.
+Each line is {"query", "document"}, and may have "negatives", a list of texts. A CSV file with these columns
+or, in Python, a Hugging Face `Dataset` can replace the file.
 """
 
 import sys
@@ -11,11 +11,9 @@ import sys
 if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
     sys.exit(print(__doc__))
 
-import json
 from pathlib import Path
 
 from paradigms import PARADIGMS
-from paradigms.io.gzipped import numbered_lines
 from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
@@ -23,7 +21,7 @@ from paradigms.train.rows import examples_from_rows
 
 
 def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs", steps: int = 30) -> None:
-    corpus, examples = examples_from_rows(json.loads(line) for _, line in numbered_lines(pairs))
+    corpus, examples = examples_from_rows(pairs)
     model = PARADIGMS["colbert"](backbone, dim=128)
     settings = TrainingSettings(steps=int(steps), batch_size=min(16, len(examples)), learning_rate=3e-5)
     train(model, Contrastive(model, corpus, examples), settings, Path(output) / "training")

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from collections.abc import Collection as Names
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, chain
 from math import isnan
 from typing import Any, overload
@@ -108,6 +109,23 @@ class Corpus(Sequence[str]):
             return self._positions[id]
         except KeyError:
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Map each document whose text an earlier document has to the first document with this text."""
+        hashes = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in self)
+        every = np.fromiter(hashes, "S32", len(self))
+        _, firsts, numbers = np.unique(every, return_index=True, return_inverse=True)
+        first = firsts[numbers]
+        return {self.ids[n]: self.ids[first[n]] for n in np.flatnonzero(first < np.arange(len(self)))}
+
+    def first(self, id: str) -> int:
+        """Return the position of the first document with the text of document `id`.
+
+        Training compares documents by this position: a copy of a relevant document is relevant. Raises
+        KeyError if the id is unknown.
+        """
+        return self.position(self.copies.get(id, id))
 
     def only(self, ids: Iterable[str]) -> "Corpus":
         """Restrict the corpus to the given documents, in corpus order. Raises KeyError for an unknown id."""

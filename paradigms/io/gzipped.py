@@ -1,10 +1,13 @@
 """Find text files, plain or .gz, and read them line by line; files named .gz are gunzipped."""
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+
+from paradigms.io.checks import naming
 
 LONGEST = 1 << 27  # bytes of a line; gzip expands up to a thousandfold
 
@@ -26,16 +29,21 @@ def existing(folder: Path, name: str) -> Path:
     raise FileNotFoundError(f"{folder / name}: no such file, plain or .gz")
 
 
+def opened(path: str | Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a file for reading bytes. Raises FileNotFoundError if it does not exist."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return gzip.open(path) if Path(path).suffix == ".gz" else open(path, "rb")
+
+
 def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
     """Yield (line number from 1, offset of the first byte, line) for each line that is not blank.
 
     Raises FileNotFoundError if the file does not exist. Raises ValueError if a .gz file is truncated, or if a
     line is longer than `LONGEST`, without reading the rest of the line.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
     start = 0
-    with gzip.open(path) if Path(path).suffix == ".gz" else open(path, "rb") as stream:
+    with opened(path) as stream:
         try:
             for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
                 if len(line) > LONGEST:
@@ -70,3 +78,12 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
         text = decoded(line, f"{path}, line {number}")
         if text.strip():
             yield number, text
+
+
+def text_lines(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file with their line breaks, blank lines too, as `csv` needs them.
+
+    Raises FileNotFoundError if the file does not exist, and ValueError, naming the file, if it is damaged.
+    """
+    with naming(path), io.TextIOWrapper(opened(path), "utf-8-sig", newline="") as stream:
+        yield from stream

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -16,7 +17,7 @@ from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
 from paradigms.train.coded import straight_through
-from paradigms.train.examples import Example, TrainingBatch, own_count, teacher_scores
+from paradigms.train.examples import Example, TrainingBatch, own_count
 from paradigms.train.losses import LossSettings, Objective, contrastive, sparsity
 from paradigms.train.parallel import gather, gather_documents, place_among
 
@@ -67,7 +68,7 @@ class Contrastive(Objective):
             tokenize([self.corpus[p] for p in positions], "document"),
             torch.tensor(positions),
             pad_sequence(relevant, batch_first=True, padding_value=-1),
-            teacher_scores(examples),
+            torch.tensor([e.teacher for e in examples]) if self.settings.distillation else None,
         )
 
     def prepare(self, step: int, steps: int) -> None:
@@ -77,6 +78,10 @@ class Contrastive(Objective):
         queries, documents = model(batch.queries, batch.documents, self.settings.chunk)
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
+        which = torch.arange(len(positions), device=positions.device)
+        if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
+            places, which = distinct(positions)
+            pool = pool.map(lambda t: t[:, places])
         settings = self.model.encoder.settings
         loss = pool.vectors.new_zeros(())
         for dim in (None, *self.settings.matryoshka):
@@ -84,7 +89,7 @@ class Contrastive(Objective):
             if self.settings.coded_bits:
                 sides[0] = straight_through(sides[0], self.settings.coded_bits)
             scores = in_batch_rel(sides[0], sides[1], self.model.align, self.model.normalise)
-            loss = loss + self._of_scores(scores, batch, positions)
+            loss = loss + self._of_scores(scores[:, which], batch, positions)
         if isinstance(settings, BgeM3Settings):
             for part, share in settings.losses.items():
                 recipe, sides = PARTS[part], [part_of(t, part) for t in (pool, queries)]
@@ -116,6 +121,17 @@ class Contrastive(Objective):
         return loss
 
 
+def distinct(positions: Int[Tensor, " m"]) -> tuple[Int[Tensor, " d"], Int[Tensor, " m"]]:
+    """Return the first place of each distinct position, and for each position the number of its place.
+
+    >>> distinct(torch.tensor([5, 2, 5]))
+    (tensor([1, 0]), tensor([1, 0, 1]))
+    """
+    values, which = positions.unique(return_inverse=True)
+    places = torch.arange(len(positions), device=positions.device)
+    return places[: len(values)].scatter_reduce(0, which, places, "amin", include_self=False), which
+
+
 class Listwise(Objective):
     """Objective for rerankers (Luan et al. 2021, §4.2): localised contrastive estimation (Gao et al. 2021).
 
@@ -135,10 +151,11 @@ class Listwise(Objective):
         return super().configure(settings)
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
-        """Tokenise b · (1 + k) pairs, each query's positive first; also return any teacher's scores."""
+        """Tokenise b · (1 + k) pairs, each query's positive first; with distillation, add t of each pair."""
         queries = [example.query for example in examples for _ in range(self.candidates)]
         documents = [p for example in examples for p in (example.positive, *example.negatives)]
-        return self.model.tokenize(queries, [self.corpus[p] for p in documents]), teacher_scores(examples)
+        scores = torch.tensor([e.teacher for e in examples]) if self.settings.distillation else None
+        return self.model.tokenize(queries, [self.corpus[p] for p in documents]), scores
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
         (pairs, teacher), distillation = batch, self.settings.distillation

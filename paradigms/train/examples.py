@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +19,7 @@ from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
 @dataclass(frozen=True)
 class Example:
     query: str
-    positive: int  # positions in the corpus
+    positive: int  # positions in the corpus; of documents with equal texts, that of the first one
     negatives: tuple[int, ...]
     relevant: tuple[int, ...]  # judged or presumed relevant to the query; never negatives
     teacher: tuple[float, ...] = ()  # the teacher's scores of the positive and of each negative
@@ -38,25 +39,41 @@ def build_examples(
 ) -> list[Example]:
     """Build one example per (query, relevant document) pair, with `negatives` hard negatives from `run`.
 
-    Negatives are drawn without replacement from the non-relevant documents in the first `depth` ranks, then
-    from the corpus; the same arguments give the same result. suspects: detects false negatives by their
-    scores; these become neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores
+    Queries with equal texts are one query, whose judgements and rankings are joined; documents with equal
+    texts are one document. Negatives are drawn without replacement from the non-relevant documents in the
+    first `depth` ranks, then from the corpus; the same arguments give the same result. suspects: detects
+    false negatives by their scores; these become neither hard nor in-batch negatives, and are counted in
+    `problems`. teacher: scores
     each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
-    gold: dict[str, list[str]] = {}
-    ranked: dict[str, list[str]] = {}
-    for query in sorted(split.judgements):
-        judged, scores = split.judgements[query], (run or {}).get(query, {})
+    same: dict[str, list[str]] = {}  # text -> ids of queries; the first id names them all
+    for query, judged in sorted(split.judgements.items()):
         if any(grade > 0 for grade in judged.values()):
-            gold[query] = [d for d in sorted(judged) if judged[d] > 0]
-            ranked[query] = list(best_first(scores, depth))
-    if not gold:
+            same.setdefault(split.queries[query], []).append(query)
+    if not same:
         raise ValueError("the training split has no relevant document: nothing to train on")
+
+    def joined(found: Run) -> Run:
+        """Join the scores of equal queries and of equal documents; the larger score counts."""
+        run: Run = {}
+        for first, *others in same.values():
+            scores = run[first] = {}
+            for document, score in chain(*(found.get(id, {}).items() for id in (first, *others))):
+                name = corpus.copies.get(document, document)
+                scores[name] = max(score, scores.get(name, score))
+        return run
+
+    gold: dict[str, list[str]] = {}
+    for ids in same.values():
+        relevant = sorted({d for id in ids for d, grade in split.judgements[id].items() if grade > 0})
+        gold[ids[0]] = list(dict.fromkeys(corpus.ids[corpus.first(d)] for d in relevant))
+    found = {id: best_first((run or {}).get(id, {}), depth) for ids in same.values() for id in ids}
+    ranked = {query: list(best_first(scores, depth)) for query, scores in joined(found).items()}
     rated: Run = {}
     if suspects is not None:
-        rated = suspects.scores({q: list(dict.fromkeys((*gold[q], *ranked[q]))) for q in gold})
+        rated = joined(suspects.scores({q: list(dict.fromkeys((*gold[q], *ranked[q]))) for q in gold}))
     problems = Problems() if problems is None else problems
     pairs: list[tuple[str, Example]] = []
     for query, relevant in gold.items():
@@ -72,22 +89,30 @@ def build_examples(
             hard = [p for p in map(corpus.position, ranked[query]) if p not in avoided]
             if suspects is not None and len(hard) < negatives:
                 problems.add("example with too few hard negatives left (others drawn at random)", query)
-            drawn = draw(hard, avoided, negatives, len(corpus), random.Random(f"{seed} {query} {positive}"))
-            if len(drawn) < negatives:
-                raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {negatives} negatives")
+            rng = random.Random(f"{seed} {query} {positive}")
+            drawn = draw(hard, avoided, negatives, corpus, rng, query)
             pairs.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
-    return [example for _, example in pairs] if teacher is None else _taught(pairs, corpus, teacher)
+    if teacher is None:
+        return [example for _, example in pairs]
+    return _taught(pairs, corpus, lambda wanted: joined(teacher(wanted)))
 
 
-def draw(hard: list[int], never: set[int], count: int, size: int, rng: random.Random) -> list[int]:
-    """Draw `count` positions from `hard`, then from all other positions below `size` except `never`."""
+def draw(
+    hard: Sequence[int], never: set[int], count: int, corpus: Corpus, rng: random.Random, query: str
+) -> list[int]:
+    """Draw `count` positions from `hard`, then from all positions except `never` and copies.
+
+    hard, never: positions of documents that are not copies (`Corpus.first`). Raises ValueError, which names
+    the query, if the corpus has too few documents.
+    """
     drawn = rng.sample(hard, min(count, len(hard)))
-    left = size - len(never.union(drawn))
-    while len(drawn) < count and left > 0:
-        p = rng.randrange(size)
-        if p not in never and p not in drawn:
+    left = len(corpus) - len(corpus.copies) - len(never.union(drawn))
+    if left < count - len(drawn):
+        raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {count} negatives")
+    while len(drawn) < count:
+        p = rng.randrange(len(corpus))
+        if p not in never and p not in drawn and corpus.ids[p] not in corpus.copies:
             drawn.append(p)
-            left -= 1
     return drawn
 
 
@@ -127,13 +152,8 @@ class TrainingBatch(NamedTuple):
         return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
-def teacher_scores(examples: Sequence[Example]) -> Float[Tensor, "b c"] | None:
-    """Return the teacher's scores of each example's documents, positive first, or None without a teacher."""
-    return torch.tensor([e.teacher for e in examples]) if examples[0].teacher else None
-
-
-def own_count(examples: Sequence[Example], name: str, taught: bool) -> int:
-    """Return 1 + k, the number of documents per example.
+def own_count(examples: Sequence[Any], name: str, taught: bool) -> int:
+    """Return 1 + k, the number of documents per example (`Example`, or `Pair` of a generative model).
 
     Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
     """

@@ -122,21 +122,24 @@ def with_negatives(
 ) -> list[Pair]:
     """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
-    Documents that are paired with the source in any pair are not drawn. teacher: receives the sources, keyed
-    by number, and returns a function that scores their documents.
+    Documents that are paired with the source in any pair, and their copies, are not drawn. teacher: receives
+    the sources, keyed by number, and returns a function that scores their documents. Raises ValueError if the
+    corpus has too few documents.
     """
     numbers: dict[str, int] = {}
     own: dict[int, set[int]] = {}
     for pair in pairs:
-        own.setdefault(numbers.setdefault(pair.source, len(numbers)), set()).add(pair.document)
+        first = corpus.first(corpus.ids[pair.document])
+        own.setdefault(numbers.setdefault(pair.source, len(numbers)), set()).add(first)
     sources = {str(n): source for source, n in numbers.items()}
     run = BM25(corpus).search(sources, NEGATIVES_DEPTH, progress=True)
     ranked = []
     for pair in pairs:
         n = numbers[pair.source]
-        hard = [p for id in run[str(n)] if (p := corpus.position(id)) not in own[n]]
+        hard = list(dict.fromkeys(p for id in run[str(n)] if (p := corpus.first(id)) not in own[n]))
         rng = random.Random(f"{seed} {pair.source} {pair.document}")
-        ranked.append(replace(pair, negatives=tuple(draw(hard, own[n], negatives, len(corpus), rng))))
+        others = draw(hard, own[n], negatives, corpus, rng, pair.source)
+        ranked.append(replace(pair, negatives=tuple(others)))
     if teacher is None:
         return ranked
     wanted: dict[str, dict[str, None]] = {id: {} for id in sources}

@@ -16,6 +16,7 @@ from paradigms.encoder.text import Batch
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
+from paradigms.train.examples import own_count
 from paradigms.train.losses import LossSettings, Objective, contrastive
 
 NEGATIVES = 7  # documents of other pairs in the batch, for sets of tokens without hard negatives
@@ -43,6 +44,8 @@ class Likelihood(Objective):
     def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
         if not pairs:
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
+        if any(pair.negatives for pair in pairs):
+            own_count(pairs, model.name, taught=False)
         self.model, self.corpus, self.examples = model, corpus, pairs
         self.ranks = model.sets is not None or bool(pairs[0].negatives)
         if self.ranks and model.identifiers.end is None:
@@ -50,7 +53,7 @@ class Likelihood(Objective):
         self.renews = model.settings.refresh > 0
         self.relevant: dict[str, set[int]] = {}  # source -> documents that any pair gives it
         for pair in pairs if self.ranks else ():
-            self.relevant.setdefault(pair.source, set()).add(pair.document)
+            self.relevant.setdefault(pair.source, set()).add(self._first(pair.document))
 
     def configure(self, settings: LossSettings) -> Objective:
         if settings.distillation is not None and not all(
@@ -71,12 +74,13 @@ class Likelihood(Objective):
     def negatives(self, batch: Sequence[Pair]) -> list[list[int]]:
         """Return each pair's hard negatives or, without any, the documents of the next pairs in the batch.
 
-        Other documents of the same source are replaced by the pair's own, which `ranking` excludes.
+        Other documents of the same source, and their copies, are replaced by the pair's own, which `ranking` excludes.
         """
         own = [pair.document for pair in batch]
         around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
         return [
-            list(pair.negatives) or [pair.document if d in self.relevant[pair.source] else d for d in others]
+            list(pair.negatives)
+            or [pair.document if self._first(d) in self.relevant[pair.source] else d for d in others]
             for pair, others in zip(batch, around, strict=True)
         ]
 
@@ -92,8 +96,11 @@ class Likelihood(Objective):
         for row, (_, *others) in zip(targets, ranked, strict=True):
             row += [model.names(document)[0] for document in others]
         documents = torch.tensor(ranked)
-        teacher = torch.tensor([pair.teacher for pair in examples])
+        teacher = torch.tensor([pair.teacher if self.settings.distillation else () for pair in examples])
         return sources, model.targets(targets), documents, teacher
+
+    def _first(self, document: int) -> int:
+        return self.corpus.first(self.corpus.ids[document])
 
     def loss(self, model: nn.Module, batch: Pairs) -> Tensor:
         if len(batch) == 2:

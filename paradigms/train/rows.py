@@ -1,41 +1,48 @@
 """Convert rows of pairs, triplets or scored candidates to a corpus and training examples."""
 
-from collections.abc import Iterable, Mapping
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from paradigms.data import Corpus
-from paradigms.io.checks import check_text
+from paradigms.data.lines import json_object
+from paradigms.io.checks import check_text, is_blank
+from paradigms.io.gzipped import LONGEST, text_lines
 from paradigms.train.examples import Example
 
 QUERY, POSITIVE = ("query", "anchor", "question"), ("positive", "document", "passage")
+NEGATIVES = re.compile(r"negatives?(_?\d+)?")  # keys of texts
 
 
-def examples_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Corpus, list[Example]]:
+def examples_from_rows(rows: str | Path | Iterable[Any]) -> tuple[Corpus, list[Example]]:
     """Make a corpus of the rows' distinct documents, and one training example per row.
 
-    rows: dicts, or a Hugging Face `Dataset`. Each row has a query (key `query`, `anchor` or `question`) and a
-    relevant document (`positive`, `document` or `passage`). Keys that begin with `negative` may contain hard
-    negatives, as a text or a list of texts. `scores` may contain a teacher's scores of the relevant document
-    and then of each negative. Documents that are relevant to a query in any row are never its in-batch
+    rows: dicts, a Hugging Face `Dataset`, or lines of JSON or of CSV with a header, as a list, an open file
+    or a file's name (plain or .gz). Each row has a query (key `query`, `anchor` or `question`) and a relevant
+    document (`positive`, `document` or `passage`). The keys `negative`, `negatives`, `negative_1` and so on
+    may contain hard negatives, as a text or a list of texts; a cell without a visible character is no
+    negative. `scores` may contain a teacher's scores of the relevant document and then of each negative, as a
+    list, an array or a tensor. Documents that are relevant to a query in any row are never its in-batch
     negatives.
 
-    Raises ValueError, naming the row (counted from 1), if a key is missing, if a relevant document is among
-    the query's negatives, or if the row does not have one score per document. Raises TypeError if a text is
-    not a string.
+    Raises ValueError, naming the row (counted from 1, without the header), if a key is missing, if another
+    key begins with `negative`, if a query or relevant document is blank, if a relevant document is among the
+    query's negatives, or if the row does not have one finite score per document. Raises TypeError if a text
+    is not a string.
     """
     places: dict[str, int] = {}
     parsed: list[tuple[str, int, tuple[int, ...], tuple[float, ...]]] = []
     relevant: dict[str, dict[int, None]] = {}
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(_parsed(rows), 1):
         query, positive = _text(row, QUERY, number), _text(row, POSITIVE, number)
-        hard = [row[key] for key in row if key.startswith("negative") and row[key] is not None]
-        negatives = [text for texts in hard for text in ([texts] if isinstance(texts, str) else texts)]
-        for text in negatives:
-            check_text(text, f"a negative of row {number}")
+        negatives = list(_negatives(row, number))
         first, *hard_places = (places.setdefault(text, len(places)) for text in (positive, *negatives))
-        scores = tuple(map(float, row.get("scores") or ()))
-        if scores and len(scores) != 1 + len(negatives):
-            raise ValueError(f"row {number} has {len(scores)} scores for {1 + len(negatives)} documents")
+        scores = _scores(row.get("scores"), 1 + len(negatives), number)
         relevant.setdefault(query, {})[first] = None
         parsed.append((query, first, tuple(hard_places), scores))
     for number, (query, _, others, _) in enumerate(parsed, 1):
@@ -45,10 +52,73 @@ def examples_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Corpus, list[
     return Corpus([f"d{n}" for n in range(len(places))], list(places)), examples
 
 
+def _parsed(rows: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as dicts; lines are JSON if the first one begins with "{", and else CSV."""
+    stream = iter(text_lines(rows) if isinstance(rows, str | Path) else rows)
+    first = next(stream, None)
+    if first is None:
+        return
+    stream = chain([first], stream)
+    if isinstance(first, str | bytes):
+        texts = (line if isinstance(line, str) else line.decode() for line in stream)
+        header = next(texts).removeprefix("\ufeff")
+        lines = chain([header], texts)
+        if header.startswith("{"):
+            stream = (json_object(line, f"row {n}") for n, line in enumerate(filter(str.strip, lines), 1))
+        else:
+            csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+            stream = csv.DictReader(lines, delimiter=max(",;\t", key=header.count))
+    for number, row in enumerate(stream, 1):
+        if not isinstance(row, Mapping):
+            raise TypeError(f"row {number} is {row!r:.80}: a dict is needed, or a line of JSON or CSV")
+        if None in row:
+            raise ValueError(f"row {number} has more cells than the header")
+        yield row
+
+
 def _text(row: Mapping[str, Any], keys: tuple[str, ...], number: int) -> str:
     key = next((key for key in keys if key in row), None)
     if key is None:
         raise ValueError(f"row {number} has none of {', '.join(keys)}; it has {', '.join(row)}")
-    check_text(row[key], f"{key} of row {number}")
     text: str = row[key]
+    check_text(text, f"{key} of row {number}")
+    if is_blank(text):
+        raise ValueError(f"{key} of row {number} is blank")
     return text
+
+
+def _negatives(row: Mapping[str, Any], number: int) -> Iterator[str]:
+    for key in row:
+        if not key.startswith("negative"):
+            continue
+        if not NEGATIVES.fullmatch(key):
+            raise ValueError(
+                f"row {number}: {key!r} is none of negative, negatives, negative_1, …: rename it if it holds "
+                "texts, or leave it out"
+            )
+        value = row[key]
+        for text in value if isinstance(value, Iterable) and not isinstance(value, str) else [value]:
+            if not _is_missing(text):
+                check_text(text, f"a negative of row {number}")
+                yield text
+
+
+def _scores(value: Any, documents: int, number: int) -> tuple[float, ...]:
+    if _is_missing(value):
+        return ()
+    try:
+        scores = tuple(map(float, json.loads(value) if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        raise ValueError(f"row {number}: scores must be a list of numbers, not {value!r:.80}") from None
+    if scores and len(scores) != documents:
+        raise ValueError(f"row {number} has {len(scores)} scores for {documents} documents")
+    if not all(map(math.isfinite, scores)):
+        raise ValueError(f"row {number} has a score that is not finite: {list(scores)}")
+    return scores
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a cell is empty: None, blank, or NaN, as pandas reads an empty cell."""
+    if isinstance(value, str):
+        return is_blank(value)
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -175,6 +175,8 @@ def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Pat
     assert_same(ours.loss(model, ours.collate(taught)), torch.stack(expected).mean())
     with pytest.raises(ValueError, match="build the pairs with negatives and a teacher"):
         Likelihood(model, CORPUS, pairs).configure(distilled)
+    with pytest.raises(ValueError, match=r"the same number of hard negatives .* has 1 or 2"):
+        Likelihood(model, CORPUS, [taught[0], replace(taught[1], negatives=(1,))])
 
 
 def test_what_cannot_be_trained_is_refused(t5: Path, tmp_path: Path) -> None:

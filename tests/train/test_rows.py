@@ -1,7 +1,15 @@
 """Rows of a user's own pairs, triplets and scored candidates become a corpus and training examples."""
 
+import csv
+import gzip
+import io
+import json
+import math
+
 import datasets
+import numpy as np
 import pytest
+import torch
 
 from paradigms.train.rows import examples_from_rows
 
@@ -39,6 +47,63 @@ def test_rows_become_examples(make):
     assert (pair.negatives, pair.teacher, len(corpus)) == ((), (), 1)
 
 
+PAIRS = [
+    {"query": "renew it", "positive": 'Run "renew", twice.', "negative": "Restart\n\nthe printer."},
+    {"query": "restore a file", "positive": "Mount the snapshot.", "negative": ""},
+]
+
+
+def as_json(_):
+    return "".join(json.dumps(row) + "\n\n" for row in PAIRS)
+
+
+def as_csv(delimiter):
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(PAIRS[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(PAIRS)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("write", "delimiter"), [(as_json, ""), (as_csv, ","), (as_csv, "\t"), (as_csv, ";")]
+)
+@pytest.mark.parametrize("given", ["path", "name", "packed", "file", "bytes", "lines"])
+def test_rows_are_read_from_lines(tmp_path, write, delimiter, given):
+    text = write(delimiter)
+    (tmp_path / "rows").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "rows.gz").write_bytes(gzip.compress(text.encode()))
+    with (
+        (tmp_path / "rows").open(newline="", encoding="utf-8") as file,
+        (tmp_path / "rows").open("rb") as raw,
+    ):
+        rows = {"path": tmp_path / "rows", "name": str(tmp_path / "rows"), "packed": tmp_path / "rows.gz"}
+        rows |= {"file": file, "bytes": raw, "lines": text.splitlines(keepends=True)}
+        corpus, (first, second) = examples_from_rows(rows[given])
+    assert list(corpus) == ['Run "renew", twice.', "Restart\n\nthe printer.", "Mount the snapshot."]
+    assert (first.query, first.positive, first.negatives) == ("renew it", 0, (1,))
+    assert (second.query, second.positive, second.negatives) == ("restore a file", 2, ())
+
+
+@pytest.mark.parametrize("empty", [None, "", " \u200b", math.nan])
+def test_an_empty_cell_is_no_negative(empty):
+    row = {"query": "q", "positive": "p", "negative": empty, "negatives": ["n", empty], "scores": empty}
+    corpus, (example,) = examples_from_rows([row])
+    assert (list(corpus), example.negatives, example.teacher) == (["p", "n"], (1,), ())
+
+
+@pytest.mark.parametrize("make", [tuple, np.array, torch.tensor, lambda values: json.dumps([*values])])
+def test_scores_are_any_sequence_of_numbers(make):
+    row = {"query": "q", "positive": "p", "negative": "n", "scores": make((3.0, -1.0))}
+    assert examples_from_rows([row])[1][0].teacher == (3.0, -1.0)
+
+
+def test_a_long_cell_is_read():
+    long = "mill " * 40_000
+    corpus, _ = examples_from_rows(["query,positive\n", f"q,{long}\n"])
+    assert list(corpus) == [long]
+
+
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
@@ -54,8 +119,42 @@ def test_rows_become_examples(make):
             "row 3: a negative is relevant",
         ),
         ({"query": "x", "document": "d", "scores": [1, 2]}, ValueError, "row 3 has 2 scores for 1 documents"),
+        (
+            {"query": "x", "document": "d", "scores": [math.nan]},
+            ValueError,
+            "row 3 has a score that",
+        ),
+        ({"query": "x", "document": "d", "scores": [-math.inf]}, ValueError, "row 3 has a score that"),
+        ({"query": "x", "document": "d", "scores": 1.0}, ValueError, "row 3: scores must be a list"),
+        (
+            {"query": "x", "document": "d", "scores": "high"},
+            ValueError,
+            "row 3: scores must be a list",
+        ),
+        (
+            {"query": "x", "document": "d", "negative_ids": ["d1"]},
+            ValueError,
+            "row 3: 'negative_ids' is",
+        ),
+        ({"query": "x", "document": "d", "negative": 7}, TypeError, "a negative of row 3 is 7"),
+        ({"query": "x", "document": " "}, ValueError, "document of row 3 is blank"),
+        ({"query": "\u200b", "document": "d"}, ValueError, "query of row 3 is blank"),
+        (["x", "d"], TypeError, r"row 3 is \['x', 'd'\]: a dict is needed, or a line"),
     ],
 )
 def test_wrong_rows_are_named(row, error, message):
     with pytest.raises(error, match=message):
         examples_from_rows([*ROWS, row])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"query": "q", "document": "d"}\n', "{\n"], "row 2: bad JSON"),
+        (["query,document\n", "q,d,e\n"], "row 1 has more cells than the header"),
+        (["query,document\n", "q\n"], "document of row 1 is None"),
+    ],
+)
+def test_wrong_lines_are_named(lines, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        examples_from_rows(lines)

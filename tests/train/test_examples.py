@@ -1,0 +1,108 @@
+"""Queries of equal text are one query, documents of equal text one document, in all kinds of negatives."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.core import rel
+from paradigms.data import Corpus, Problems, Split
+from paradigms.generative.pairs import Pair
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example, build_examples
+from paradigms.train.generative import with_negatives
+from paradigms.train.losses import contrastive
+from paradigms.train.rows import examples_from_rows
+from paradigms.train.teacher import FalseNegatives
+from tests.near import assert_same
+
+# One question has two ids, each judged with another document; C is a copy of a.
+CORPUS = Corpus([*"abCde"], ["the cat", "the dog", "the cat", "old sea", "a red fox"])
+SPLIT = Split(
+    {"q1": "which pet", "q2": "which pet", "q3": "what swims"},
+    {"q1": {"C": 1}, "q2": {"b": 1, "a": 0}, "q3": {"d": 1}},
+)
+RUN = {
+    "q1": {"a": 9.0, "b": 8.0, "C": 7.0, "e": 6.0},
+    "q2": {"d": 5.0, "a": 4.0},
+    "q3": {"a": 3.0, "C": 2.0, "e": 1.0},
+}
+
+
+def test_copies_are_known_by_the_first_document():
+    assert CORPUS.copies == {"C": "a"}
+    assert [CORPUS.first(id) for id in CORPUS.ids] == [0, 1, 0, 3, 4]
+    with pytest.raises(KeyError, match="no document 'x'"):
+        CORPUS.first("x")
+
+
+def test_equal_texts_are_one_query_and_one_document():
+    examples = build_examples(CORPUS, SPLIT, RUN, 2)
+    assert [(e.query, e.positive, e.relevant) for e in examples] == [
+        ("which pet", 0, (0, 1)),
+        ("which pet", 1, (0, 1)),
+        ("what swims", 3, (3,)),
+    ]
+    assert [set(e.negatives) for e in examples] == [{3, 4}, {3, 4}, {0, 4}]
+    with pytest.raises(ValueError, match="query 'q1': 5 documents hold no 3 negatives"):
+        build_examples(CORPUS, SPLIT, {}, 3)  # two documents are left, as a copy is no other document
+    assert {n for e in build_examples(CORPUS, SPLIT, {}, 2) for n in e.negatives} <= {0, 1, 3, 4}
+
+
+def test_teachers_and_filters_score_equal_texts_once():
+    """The scores of a file are of any of the ids; those of a larger corpus are passed over."""
+    scores = {
+        "q1": {"C": 9.0, "e": 2.0, "unknown": 1.0},
+        "q2": {"b": 8.0, "d": 8.5},
+        "q3": {"d": 5.0, "C": 1.0, "e": 4.9},
+    }
+    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda wanted: scores)
+    known = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
+    for example, values in zip(taught, known, strict=True):
+        assert example.teacher == tuple(values[p] for p in (example.positive, *example.negatives))
+    problems = Problems()
+    suspects = FalseNegatives(lambda wanted: scores, margin=0.6)
+    kept = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
+    assert [e.relevant for e in kept] == [(0, 1, 3), (0, 1, 3), (3, 4)]
+    assert [e.negatives for e in kept] == [(4,), (4,), (0,)]
+
+
+@pytest.mark.parametrize("name", ["dpr", "xtr"])
+def test_a_collection_has_the_loss_of_its_rows(tiny_bert: Path, name: str):
+    model = PARADIGMS[name](tiny_bert).double().eval()
+    rows = [
+        {"query": SPLIT.queries[q], "positive": CORPUS[CORPUS.position(d)]}
+        for q, d in (("q1", "C"), ("q2", "b"), ("q3", "d"))
+    ]
+    losses = []
+    for corpus, examples in ((CORPUS, build_examples(CORPUS, SPLIT)), examples_from_rows(rows)):
+        objective = Contrastive(model, corpus, examples)
+        losses.append(objective.loss(model, objective.collate(examples)))
+    assert_same(*losses)
+
+
+@torch.no_grad()
+def test_a_pool_of_tokens_has_each_document_once(tiny_bert: Path):
+    """XTR's loss over documents that several queries have is that over the distinct ones."""
+    model = PARADIGMS["xtr"](tiny_bert, k_train=3).double().eval()
+    examples = [Example("red fox", 4, (3, 0), (4,)), Example("old sea", 3, (0, 1), (3,))]
+    objective = Contrastive(model, CORPUS, examples)
+    queries = model.encoder(model.encoder.tokenize([e.query for e in examples], "query"), "query")
+    documents = [0, 1, 3, 4]
+    texts = model.encoder.tokenize([CORPUS[p] for p in documents], "document")
+    scores = rel(model.encoder(texts, "document"), queries, model.align, model.normalise)
+    pool = [4, 3, 3, 0, 0, 1]  # positives, then each query's negatives
+    scores = scores[:, [documents.index(p) for p in pool]]
+    excluded = torch.tensor([[p in e.relevant for p in pool] for e in examples])
+    want = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
+    assert_same(objective.loss(model, objective.collate(examples)), want)
+
+
+def test_generative_pairs_have_no_copies_as_negatives():
+    pairs = [Pair("which pet", 2, (5, 1)), Pair("which pet", 1, (6, 1)), Pair("what swims sea", 3, (7, 1))]
+    found = with_negatives(pairs, CORPUS, 2, 0)
+    assert [set(pair.negatives) for pair in found[:2]] == [{3, 4}] * 2
+    assert set(found[2].negatives) < {0, 1, 4}
+    with pytest.raises(ValueError, match="query 'which pet': 5 documents hold no 3 negatives"):
+        with_negatives(pairs, CORPUS, 3, 0)
