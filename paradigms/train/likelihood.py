@@ -74,7 +74,8 @@ class Likelihood(Objective):
     def negatives(self, batch: Sequence[Pair]) -> list[list[int]]:
         """Return each pair's hard negatives or, without any, the documents of the next pairs in the batch.
 
-        Other documents of the same source, and their copies, are replaced by the pair's own, which `ranking` excludes.
+        Other documents of the same source and their copies are replaced by the pair's own, which `ranking`
+        excludes.
         """
         own = [pair.document for pair in batch]
         around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
