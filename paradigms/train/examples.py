@@ -106,9 +106,9 @@ def draw(
     the query, if the corpus has too few documents.
     """
     drawn = rng.sample(hard, min(count, len(hard)))
-    left = len(corpus) - len(corpus.copies) - len(never.union(drawn))
-    if left < count - len(drawn):
-        raise ValueError(f"query {query!r}: {len(corpus)} documents hold no {count} negatives")
+    different = len(corpus) - len(corpus.copies)
+    if different - len(never.union(drawn)) < count - len(drawn):
+        raise ValueError(f"query {query!r}: {different} different documents hold no {count} negatives")
     while len(drawn) < count:
         p = rng.randrange(len(corpus))
         if p not in never and p not in drawn and corpus.ids[p] not in corpus.copies:

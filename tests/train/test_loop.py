@@ -510,10 +510,10 @@ def test_negatives_come_from_the_run_and_are_never_relevant() -> None:
 
 
 def test_too_few_negatives_or_no_example_is_said() -> None:
-    tiny = Corpus(["d0", "d3", "d5", "d7", "d1"], ["text"] * 5)
+    tiny = Corpus(["d0", "d3", "d5", "d7", "d1"], [*"vwxyz"])
     examples = build_examples(tiny, split(), {}, negatives=3)
     assert sorted(examples[1].negatives) == [2, 3, 4]
-    with pytest.raises(ValueError, match="'q1': 5 documents hold no 4 negatives"):
+    with pytest.raises(ValueError, match="'q1': 5 different documents hold no 4 negatives"):
         build_examples(tiny, split(), {}, negatives=4)
     with pytest.raises(ValueError, match="no run to mine them from"):
         build_examples(tiny, split(), None, negatives=1)
