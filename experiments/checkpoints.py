@@ -117,7 +117,7 @@ def main(settings: Settings) -> None:
             file = Path(settings.output) / folder_name(name) / f"{title(checkpoint)}.json"
             kept = {
                 "checkpoint": checkpoint,
-                "changed": changed(checkpoint),
+                **script.content(**({"checkpoint": checkpoint} if checkpoint else {})),
                 "collection": collection.fingerprint,  # of all documents, also if a sample is measured
                 "documents": len(collection.corpus),
                 "queries": list(split.queries),
@@ -147,12 +147,6 @@ def title(checkpoint: str) -> str:
         return "bm25"
     path = Path(checkpoint)
     return (path.parent if path.name == "checkpoint" else path).name
-
-
-def changed(checkpoint: str) -> int:
-    """Return when a file of the checkpoint's folder last changed, in ns; 0 for BM25 and names of the hub."""
-    files = Path(checkpoint).rglob("*") if checkpoint else ()
-    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
 def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:

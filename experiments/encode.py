@@ -70,9 +70,9 @@ from paradigms import Paradigm, load
 from paradigms.data import Collection
 from paradigms.data.pieces import Pieces
 from paradigms.find import INDEXES, Index, Indexes, Store, open_indexes
+from paradigms.identity import identity
 from paradigms.io.files import write_json
 from paradigms.registry import as_paradigm
-from paradigms.store.checksum import weights_checksum
 from paradigms.train.script import begin, environment, keep_settings, open_collection
 from paradigms.train.state import by_main
 
@@ -90,7 +90,7 @@ def main(settings: Settings) -> None:
 
     def keep() -> None:
         kept = asdict(settings) | {"precision": accelerator.mixed_precision}
-        kept |= {"fingerprint": collection.fingerprint, "weights": weights_checksum(paradigm)}
+        kept |= {"fingerprint": collection.fingerprint, "identity": identity(paradigm.encoder)}
         keep_settings(kept, folder, free={"output", "checkpoint", "part"})
 
     by_main(keep, accelerator)

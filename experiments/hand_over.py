@@ -29,7 +29,7 @@ class Settings:
     place: str
     """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
     options: dict[str, Any] = field(default_factory=dict)
-    """more arguments of the engine's class"""
+    """more arguments of the engine's class; of a server, the name of the collection or schema"""
     approximate: bool = False
     """let the engine index its vectors at the end"""
     piece: int = 1024
@@ -40,6 +40,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(self, piece=1)
+        name = {"qdrant": "collection", "postgres": "schema"}.get(self.engine)
+        if name and name not in self.options:
+            raise SystemExit(
+                f'options: name the {name}, such as {{"{name}": "notes"}}: a server may hold several'
+            )
         if self.approximate and self.engine == "qdrant":
             raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
 
@@ -52,6 +57,7 @@ from paradigms import Paradigm, load
 from paradigms.data.texts import INDEX
 from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, QdrantEngine, hand_over
 from paradigms.find import Store, open_index
+from paradigms.identity import identity
 from paradigms.io.checks import json_or_empty
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
@@ -74,7 +80,9 @@ def main(settings: Settings) -> None:
             states = [checksum(Path(str(store), MANIFEST)) for store in stores]
             kept = asdict(settings) | {"content of indexes": states}
             keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
-            opened(settings, paradigm).close()  # creates the table once
+            engine = opened(settings, paradigm)  # creates the table once
+            engine.claim(identity(paradigm.encoder))
+            engine.close()
 
         by_main(keep, accelerator)
         count = load_pieces(stores, paradigm, settings, accelerator)

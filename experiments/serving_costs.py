@@ -342,7 +342,7 @@ def measure_engine(
             servers.callback(engine.close)
         elif name.startswith("pgvector"):
             address, nearest = servers.enter_context(postgres()), NEAREST if "HNSW" in name else 0
-            engine = PgvectorEngine(address, dim, single=single, nearest=nearest)
+            engine = PgvectorEngine(address, dim, schema="public", single=single, nearest=nearest)
         else:
             engine = LanceEngine(str(folder), dim, single=single)
         now = clock(settings)

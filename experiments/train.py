@@ -145,7 +145,7 @@ FREE = {
     "recompute",
     "matmul_precision",
 }  # settings that may change in a results folder
-SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or folders
+SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or models
 
 
 def main(settings: Settings) -> None:

@@ -45,6 +45,10 @@ Weight = Annotated[float, Range(0, 1e6)]
 class BgeM3Settings(EncoderSettings):
     """Settings for BGE-M3, with the weights of the three parts in rel (w) and in the training loss (λ)."""
 
+    NOT_OF_DOCUMENTS: ClassVar[frozenset[str]] = EncoderSettings.NOT_OF_DOCUMENTS | frozenset(
+        ["dense_weight", "sparse_weight", "token_weight", "dense_loss", "sparse_loss", "token_loss"]
+    )
+
     encoder: str = "bge_m3"
     dense_weight: Weight = 1.0  # w₁
     sparse_weight: Weight = 0.3  # w₂

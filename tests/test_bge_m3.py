@@ -221,7 +221,7 @@ def test_one_index_or_three(model, tmp_path):
     assert {("[dense]", "[dense]"), ("=fox", "=fox")} <= joined
     other = PARADIGMS["bge_m3"](write_m3(tmp_path / "other"))
     nn.init.normal_(other.encoder.term_projection.weight)
-    with pytest.raises(ValueError, match="other weights"):
+    with pytest.raises(ValueError, match="not made by this bge_m3"):
         Readouts.open(tmp_path / "three", other)
     with pytest.raises(FileNotFoundError, match="none of the folders"):
         Readouts.open(tmp_path, model)

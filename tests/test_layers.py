@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"impute"},
     {"recipe"},
     {"scoring", "encoder"},
+    {"identity"},
     {"model"},
     PARADIGM_FILES | {"baselines"},
     {"generative"},

@@ -27,6 +27,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.data.collection import Digest
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts, naming, read_json
 from paradigms.io.files import atomic_folder, contents, settle
@@ -214,7 +215,12 @@ class BM25:
         written = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
         with atomic_folder(folder, written) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
-            settings = {"ids": self.corpus.ids, "ngrams": self.ngrams, "stopwords": sorted(self.stopwords)}
+            settings = {
+                "ids": self.corpus.ids,
+                "texts": _checksum(self.corpus),
+                "ngrams": self.ngrams,
+                "stopwords": sorted(self.stopwords),
+            }
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(fresh / TOKENIZER)
                 settings["pieces"] = len(self.tokenizer)
@@ -234,7 +240,8 @@ class BM25:
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
         with naming(folder):
             settings = read_json(file)
-            if settings.pop("ids") != corpus.ids:
+            ids, texts = settings.pop("ids"), settings.pop("texts", "")
+            if ids != corpus.ids or texts != _checksum(corpus):
                 raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
             index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
             pieces = settings.pop("pieces", None)
@@ -256,6 +263,12 @@ def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -
     ['bank', 'river', 'bank river']
     """
     return _runs(_words(text.lower()), ngrams, frozenset(stopwords))
+
+
+def _checksum(texts: Iterable[str]) -> str:
+    digest = Digest()
+    digest.add(*texts)
+    return digest.hexdigest()
 
 
 def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.util import find_spec
@@ -30,6 +30,25 @@ CHARACTERS = 8  # characters kept per needed token
 LONG = 4  # texts this many times longer than needed are cut
 BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
+
+# Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
+WITHOUT_EFFECT = {
+    "_name_or_path",
+    "architectures",
+    "chunk_size_feed_forward",
+    "dtype",
+    "torch_dtype",
+    "id2label",
+}
+WITHOUT_EFFECT |= {
+    "label2id",
+    "initializer_factor",
+    "initializer_range",
+    "gradient_checkpointing",
+    "return_dict",
+}
+WITHOUT_EFFECT |= {"output_attentions", "output_hidden_states", "problem_type", "tie_word_embeddings"}
+WITHOUT_EFFECT |= {"transformers_version", "use_cache"}
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 
@@ -142,18 +161,27 @@ def check_on_hub(name: str) -> None:
     Raises FileNotFoundError, with a one-line message, if the checkpoint is not found or the hub does not
     answer.
     """
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
 
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return
-        HfApi().model_info(name, timeout=10)
+        if cached(name) is None:
+            HfApi().model_info(name, timeout=10)
     except Exception as error:  # its type depends on the version of the hub's HTTP library
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise FileNotFoundError(
             f"the backbone {name!r} is not a folder, not in the local cache, and not available on the hub "
             f"({why}): check its spelling; {', '.join(PACKAGED)} need no download"
         ) from None
+
+
+def cached(name: str) -> Path | None:
+    """Return the folder of a hub's checkpoint in the local cache, or None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # not a name that the hub allows
+        if isinstance(file := try_to_load_from_cache(name, "config.json"), str):
+            return Path(file).parent
+    return None
 
 
 @contextmanager
@@ -198,6 +226,23 @@ def most_positions(model: nn.Module) -> int | None:
     padding = (getattr(table, "padding_idx", None) for table in tables)
     shift = next((row + 1 for row in padding if row is not None), 0)
     return None if limit is None else limit - shift
+
+
+def configuration(module: nn.Module) -> dict[str, Any]:
+    """Return the fields of config.json that change a module's output, of each pretrained model in it.
+
+    Fields of a model's parts are not repeated: theirs are the whole model's.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, part in module.named_modules():
+        config = getattr(part, "config", None)
+        if config is None or any(name.startswith(f"{owner}.") or not owner for owner in found):
+            continue
+        fields = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+        found[name] = {
+            key: value for key, value in fields.items() if key not in WITHOUT_EFFECT and "dropout" not in key
+        }
+    return {f"{name}.{key}".lstrip("."): value for name, of in found.items() for key, value in of.items()}
 
 
 def check_backbone(name: str | Path) -> None:

@@ -8,7 +8,7 @@ part of `encoder`; `train.fit` decides what to store and where.
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.core import at_least_float32
+from paradigms.encoder.backbone import configuration
 from paradigms.encoder.batches import Batch, by_length
+from paradigms.encoder.weights import state_of
 from paradigms.io.files import atomic_folder, contents, remove_folder
 from paradigms.io.manifest import MANIFEST, damage, write_manifest
 from paradigms.io.progress import progress_bar
@@ -61,6 +63,7 @@ class SplitBackbone:
             gradients = torch.autograd.grad(states.sum(), list(leaves.values()), allow_unused=True)
         used = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
         self.frozen = [parameters[name] for name in used if parameters[name].requires_grad]
+        self._names = frozenset(used)
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
         with _evaluating(backbone), torch.no_grad():
             uncut, cut = backbone(**probe.inputs())[0], self.upper(self.lower(probe), probe)
@@ -116,13 +119,23 @@ class SplitBackbone:
         finally:
             self.place._modules[self.name] = layers
 
-    def fingerprint(self, weights: dict[str, Tensor], outputs: bool = False) -> str:
-        """Return the name of a folder of states: a hash of the precision and of the weights of the lower
-        layers, or, for `outputs`, of all layers."""
-        digest = hashlib.sha256(f"{self.trained} {SCALE} {precision(self.backbone.device)}".encode())
-        for name in sorted(weights if outputs else self._used & weights.keys()):
-            digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+    def keep_states(
+        self, folder: Path, weights: Mapping[str, Tensor], outputs: bool = False
+    ) -> "LowerStates":
+        """Read `lower`, or `hidden` if `outputs`, from `folder`. weights: those without adapters."""
+        read = weights if outputs else {name: weights[name] for name in self._used & weights.keys()}
+        named, names = self.backbone.named_parameters, None if outputs else self._names
+
+        def current() -> Iterator[Tensor]:
+            return (weight for name, weight in named() if names is None or name in names)
+
+        opened = self.outputs if outputs else self.store
+        kept = kept_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", opened)
+        if outputs:
+            self.outputs = kept
+        else:
+            self.store = kept
+        return kept
 
     def _run_lower(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the lower layers. parameters: replacements for the backbone's parameters, by name."""
@@ -137,10 +150,14 @@ class SplitBackbone:
 
 
 class LowerStates:
-    """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs."""
+    """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    weights: returns the weights that compute the states. After they change, no state is read.
+    """
+
+    def __init__(self, folder: Path, weights: Callable[[], Iterable[Tensor]] = tuple) -> None:
+        self.folder, self._weights = folder, weights
+        self._made_by = self._sample()
         self._files: set[str] = set()
         self._stored: set[bytes] = set()  # hashes of the text groups that `add` has stored
         self._rows: dict[bytes, Tensor] = {}
@@ -224,7 +241,9 @@ class LowerStates:
 
     def find(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Float[Tensor, "x l w"]:
         """Return the states of a batch, padded with 0; `compute` computes any missing states."""
-        rows = [self._rows.get(key) for key in keys(batch)]
+        # Training changes no frozen weight.
+        current = torch.is_grad_enabled() or self._sample() == self._made_by
+        rows = [self._rows.get(key) if current else None for key in keys(batch)]
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
         if len(missing) == len(rows):
@@ -238,6 +257,10 @@ class LowerStates:
             places = torch.tensor(missing, device=device)
             states[places] = scaled(compute(batch.some(places, width))).float()
         return states / SCALE
+
+    def _sample(self) -> tuple[Any, ...]:
+        """Return values of the weights; a copy on another device has the same."""
+        return state_of(self._weights())[1:]
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # autocast cannot join float16 on a CPU
@@ -256,6 +279,27 @@ class LowerStates:
         with atomic_folder(self.folder / name, KEPT) as place:
             save_file(tensors, place / "states.safetensors")
             write_manifest(place)
+
+
+def kept_states(
+    folder: Path,
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    current: Callable[[], Iterable[Tensor]],
+    how: str = "",
+    opened: LowerStates | None = None,
+) -> LowerStates:
+    """Open the states of a module in a subfolder named after everything that makes them.
+
+    weights: the weights that make the states, by name. current: returns the same weights in the module. how:
+    other settings that change the states. opened: returned if it holds the same states.
+    """
+    made = type(module).__name__, sorted(configuration(module).items())
+    digest = hashlib.sha256(f"{how} {precision(next(module.parameters()).device)} {made}".encode())
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
+    place = folder / digest.hexdigest()[:16]
+    return opened if opened is not None and opened.folder == place else LowerStates(place, current)
 
 
 def scaled(states: Float[Tensor, "*x w"]) -> Float[Tensor, "*x w"]:

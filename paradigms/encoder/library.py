@@ -74,6 +74,16 @@ class LibraryEncoder(nn.Module):
         vectors = vectors if len(inputs) else vectors.view(0, self.dim)
         return Tokens(vectors[None, :, None], torch.ones_like(vectors[None, :, :1], dtype=torch.bool))
 
+    def document_settings(self) -> dict[str, Any]:
+        """Return the settings of the model's modules and its prompts, which change documents' vectors."""
+        modules = {
+            f"{name} {type(module).__name__}": module.get_config_dict()
+            for name, module in self.model.named_children()
+            if hasattr(module, "get_config_dict")
+        }
+        names = ("prompts", "default_prompt_name", "truncate_dim", "max_seq_length")
+        return self.settings.of_documents() | modules | {n: getattr(self.model, n, None) for n in names}
+
     def truncated(self, dim: int | None) -> "LibraryEncoder":
         """Raise ValueError, because sentence-transformers truncates vectors itself."""
         raise ValueError("open the model with truncate_dim, then wrap it")

@@ -5,8 +5,8 @@ Encoders of different paradigms differ only in settings.
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from paradigms.io.checks import Range, check_types
 
@@ -22,6 +22,26 @@ LONGEST = 1 << 17  # tokens of a text
 @dataclass(frozen=True, kw_only=True)
 class EncoderSettings:
     """Settings for computing D and Q. Lengths are in tokens and include special tokens and marker tokens."""
+
+    # Fields that do not change documents' vectors: they belong to queries or to training, or are recorded as
+    # weights (`projection_bias`, adapters) or as the vectors' dimension (`truncate`).
+    NOT_OF_DOCUMENTS: ClassVar[frozenset[str]] = frozenset(
+        [
+            "query_vectors",
+            "query_length",
+            "query_marker",
+            "query_augmentation",
+            "attend_augmentation",
+            "query_ratio",
+            "salience_sides",
+            "salience_l1",
+            "lora_rank",
+            "lora_targets",
+            "dora",
+            "projection_bias",
+            "truncate",
+        ]
+    )
 
     encoder: str = "text"  # key of text.ENCODERS
     query_vectors: Vectors = "all"  # vectors of Q
@@ -91,6 +111,19 @@ class EncoderSettings:
     def pools(self) -> bool:
         """Return whether a text has a pooled vector, alone or beside its tokens."""
         return "pooled" in (self.query_vectors, self.document_vectors) or self.pooled_dim != 0
+
+    def of_documents(self) -> dict[str, Any]:
+        """Return the fields that change documents' vectors, if the weights are the same.
+
+        A field that another one switches off is left out, such as `pooling` if no vector is pooled.
+        """
+        off = set(self.NOT_OF_DOCUMENTS)
+        off |= set() if self.document_vectors in ("first", "spans", "learned") else {"vectors"}
+        off |= set() if self.document_vectors == "pooled" or self.pooled_dim else {"pooling"}
+        gate = {"document_ratio", "eps", "iterations"}
+        off |= {"salience", *gate} if not self.weighs("document") else set()
+        off |= gate if self.salience == "relu" else set()
+        return {name: value for name, value in asdict(self).items() if name not in off}
 
     def weighs(self, side: Side) -> bool:
         """Return whether the tokens on a side have salience."""

@@ -178,6 +178,10 @@ class TextEncoder(nn.Module):
                 raise ValueError(f"{setting}={token!r} is no token of the vocabulary{remedy}")
         return [vocabulary[token] for token in tokens]
 
+    def document_settings(self) -> dict[str, Any]:
+        """Return the settings that change documents' vectors (`identity`)."""
+        return self.settings.of_documents()
+
     def layout(self, side: Side) -> str:
         """Describe all settings that determine the token ids and attention masks of a side's texts."""
         s = self.settings
@@ -269,12 +273,7 @@ class TextEncoder(nn.Module):
         assert self.split is not None, "freeze comes first"
         adapted = self.settings.lora_rank > 0
         weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
-        place = folder / self.split.fingerprint(weights, outputs)
-        kept = self.split.outputs if outputs else self.split.store
-        if kept is None or kept.folder != place:
-            kept = LowerStates(place)
-            setattr(self.split, "outputs" if outputs else "store", kept)
-        return kept
+        return self.split.keep_states(folder, weights, outputs)
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors

@@ -4,6 +4,7 @@
 without transformers.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def token_rows(
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
+
+
+def tokenizer_state(tokenizer: Any) -> str:
+    """Return everything that determines a tokenizer's output, as JSON, without padding and truncation."""
+    state: dict[str, Any] = {name: getattr(tokenizer, name, None) for name in ("truncation_side",)}
+    state["split"] = bool(getattr(tokenizer, "split_special_tokens", False))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        parts = json.loads(backend.to_str())
+        state |= {name: part for name, part in parts.items() if name not in ("truncation", "padding")}
+    elif hasattr(tokenizer, "get_vocab"):
+        state |= {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    return json.dumps(state, sort_keys=True)
 
 
 class LightTokenizer:

@@ -1,5 +1,6 @@
 """`Engine`, the interface of all engines, and `EngineRetriever`, which searches an engine with a paradigm."""
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from paradigms.align import UNBOUNDED
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
+from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_texts, naming
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
@@ -28,13 +30,36 @@ class Engine(ABC):
     """A store that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ; each document has one or more vectors [dim].
 
     single: whether each document and query has exactly one vector. place: how error messages name
-    the engine, for example by its folder. Subclasses define `_add` and `_top`, whose arguments have already
-    been checked.
+    the engine, for example by its folder. made: what made the stored vectors (`paradigms.identity`), or None
+    if no model has claimed the engine. Subclasses define `_add` and `_top`, whose arguments have already been
+    checked. They read `made` when they open, and define `_record` to store it.
     """
 
     dim: int
     single: bool
     place: str = "the engine"
+    made: Identity | None = None
+
+    def claim(self, made: Identity) -> None:
+        """Record what makes the vectors, before a model's vectors are added (`hand_over`).
+
+        Raises ValueError if the stored vectors were made otherwise, or if nothing recorded what made them.
+        """
+        if self.made is None:
+            if self.top(np.eye(1, self.dim, dtype=np.float32), 1):
+                raise ValueError(
+                    f"{self.place} has documents, and does not record which model made them: use another "
+                    "place"
+                )
+            with naming(self.place):
+                self._record(json.dumps(made))
+            self.made = made
+        self.check_made(made)
+
+    def check_made(self, made: Identity) -> None:
+        """Raise ValueError if the stored vectors are recorded as made otherwise."""
+        if self.made is not None and (other := differing(self.made, made)):
+            raise ValueError(f"{self.place} has vectors of another model ({other}): use another place")
 
     def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         """Store documents with at least one vector each, replacing stored documents with the same ids.
@@ -69,6 +94,9 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027  most engines have nothing to release
         """Release locks and connections."""
 
+    def _record(self, made: str) -> None:  # noqa: B027  an engine in memory has nothing to store
+        """Store `made`, as JSON, where other processes that open the engine read it."""
+
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
 
@@ -95,10 +123,11 @@ def hand_over(
     """Write the stored vectors of documents to an engine; return the number of documents with vectors.
 
     rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
-    cannot score the model's vectors (`check_maxima`).
+    cannot score the model's vectors (`check_maxima`) or has vectors of another model (`Engine.claim`).
     """
     store.check(model)
     check_maxima(model, engine)
+    engine.claim(identity(model.encoder))
     count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
     wanted = wanted[store.living[wanted]]
     with progress_bar(progress) as bar:
@@ -117,8 +146,9 @@ def hand_over(
 class EngineRetriever:
     """Search and rerank the documents in an engine by rel.
 
-    model: the model that encoded the documents. corpus: the documents' texts, for `explain`. Raises
-    ValueError if the engine cannot score the model's vectors (`check_maxima`).
+    model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
+    documents' texts, for `explain`. Raises ValueError if the engine cannot score the model's vectors
+    (`check_maxima`).
     """
 
     engine: Engine
@@ -158,6 +188,7 @@ class EngineRetriever:
         progress: bool,
     ) -> Run:
         """Rank counts[query] documents per query, from among[query] if given, else from all documents."""
+        self.engine.check_made(identity(self.model.encoder))
         normalise, run = self.model.recipe.normalise_function, {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):

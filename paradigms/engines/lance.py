@@ -1,7 +1,9 @@
 """Search with LanceDB, whose tables on disk or in an object store any process can open (extra `lancedb`)."""
 
+import json
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from paradigms.engines.base import Engine, Vectors
 from paradigms.io.checks import naming
 
-TABLE, DOT, COSINE = "documents", "dot", "cosine"
+TABLE, MADE, DOT, COSINE = "documents", "made_by", "dot", "cosine"
 UNIT = 1e-2  # tolerated difference of a vector's length from 1
 SAMPLE = 1000  # documents whose vectors' lengths are checked before indexing
 
@@ -45,7 +47,7 @@ class LanceEngine(Engine):
             [pa.field("id", pa.string()), pa.field("vector", vector if single else pa.list_(vector))]
         )
         with naming(place):
-            database = lancedb.connect(place, storage_options=storage_options)
+            self.database = database = lancedb.connect(place, storage_options=storage_options)
             try:
                 self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
             except ValueError:  # another schema, which LanceDB does not name
@@ -56,6 +58,8 @@ class LanceEngine(Engine):
                     f"{place} has a table {TABLE!r} with the columns {columns}, not {expected}: use another "
                     "place"
                 )
+            with suppress(ValueError):  # no such table
+                self.made = json.loads(database.open_table(MADE).to_arrow()["made"][0].as_py())
             self.metric, supported = DOT, DOT if single else COSINE
             for index in self.table.list_indices():
                 if "vector" in index.columns:
@@ -70,6 +74,9 @@ class LanceEngine(Engine):
         vectors = [d[0] if self.single else list(d) for d in documents]
         rows = [{"id": id, "vector": v} for id, v in zip(ids, vectors, strict=True)]
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+    def _record(self, made: str) -> None:
+        self.database.create_table(MADE, [{"made": made}])
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         if self.metric == COSINE:

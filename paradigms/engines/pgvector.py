@@ -1,5 +1,6 @@
 """Search with PostgreSQL and pgvector, in a table of vectors on a server (extra `pgvector`)."""
 
+import json
 from collections.abc import Collection, Sequence
 
 from paradigms.engines.base import Engine, Vectors
@@ -17,12 +18,12 @@ class PgvectorEngine(Engine):
     also come from PGPASSWORD or ~/.pgpass, and never appears in error messages. single: whether each document
     has one vector. nearest: number of rows, up to 1,000, that each query vector retrieves from the index
     built by `approximate`; the documents of these rows are then scored in full. 0 scores every document.
-    schema: schema of the table, created if missing. Raises ValueError if the schema contains a table with
-    different columns.
+    schema: schema of the table, created if missing, which holds one collection. Raises ValueError if the
+    schema contains a table with different columns.
     """
 
     def __init__(
-        self, address: str, dim: int, *, single: bool = False, nearest: int = 0, schema: str = "public"
+        self, address: str, dim: int, *, schema: str, single: bool = False, nearest: int = 0
     ) -> None:
         import psycopg
         from pgvector.psycopg import register_vector
@@ -40,7 +41,7 @@ class PgvectorEngine(Engine):
                 "address must be like postgresql://user@host/database; in a password write @ and / as "
                 "%40 and %2F"
             )
-        self.place = f"PostgreSQL at {host}, {name}"
+        self.place = f"PostgreSQL at {host}, {name}, schema {schema}"
         self.columns = {"id": "text"} | ({} if single else {"n": "integer"}) | {"vector": f"vector({dim})"}
         lines = ", ".join(f"{name} {kind} NOT NULL" for name, kind in self.columns.items())
         key = "id" if single else "id, n"
@@ -57,6 +58,8 @@ class PgvectorEngine(Engine):
                 if nearest:  # deleted rows stay in the index: the scan continues past them
                     run(f"SET hnsw.ef_search = {nearest}")
                     run("SET hnsw.iterative_scan = strict_order")
+                ((made,),) = run("SELECT obj_description(to_regclass(%s), 'pg_class')", [TABLE]).fetchall()
+                self.made = json.loads(made) if made else None
                 columns: dict[str, str] = dict(run(COLUMNS, [TABLE]).fetchall())
                 if columns != self.columns:
                     raise ValueError(
@@ -76,6 +79,11 @@ class PgvectorEngine(Engine):
                 for id, vectors in zip(ids, documents, strict=True):
                     for n, vector in enumerate(vectors):
                         copy.write_row((id, vector) if self.single else (id, n, vector))
+
+    def _record(self, made: str) -> None:
+        from psycopg import sql
+
+        self.connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(sql.Identifier(TABLE), made))
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         # rel = Σⱼ maxᵢ dᵢᵀqⱼ, where <#> is the negative inner product.

@@ -8,51 +8,54 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.engines.base import Engine, Vectors
-from paradigms.io.checks import naming
-from paradigms.io.files import locked
+from paradigms.io.checks import naming, read_json
+from paradigms.io.files import locked, write_text
 
-COLLECTION = "documents"
 REQUEST = 1 << 20  # numbers per request: about 20 MB as JSON; a server accepts 32 MB
 CONFIG = "edge_config.json"  # file that qdrant-edge-py writes into its folder
+MADE = "made_by"  # entry of a collection's metadata, and the name of a file in a folder
 
 
 class QdrantEngine(Engine):
     """Documents in a collection on a Qdrant server or cluster.
 
-    single: whether each document has one vector. exact: whether to score every document instead of searching
-    Qdrant's HNSW graph. client: arguments of qdrant_client.QdrantClient, such as url= and api_key=. Raises
-    ValueError if the collection's vectors or metric do not match, or if path= is given; for a folder, use
-    `QdrantEdgeEngine`.
+    collection: its name, created if missing. single: whether each document has one vector. exact: whether to
+    score every document instead of searching Qdrant's HNSW graph. client: arguments of
+    qdrant_client.QdrantClient, such as url= and api_key=. Raises ValueError if the collection's vectors or
+    metric do not match, or if path= is given; for a folder, use `QdrantEdgeEngine`.
     """
 
-    def __init__(self, dim: int, *, single: bool = False, exact: bool = False, **client: Any) -> None:
+    def __init__(
+        self, dim: int, *, collection: str, single: bool = False, exact: bool = False, **client: Any
+    ) -> None:
         from qdrant_client import QdrantClient, models
 
         if "path" in client:
             raise ValueError(
                 "a folder is for QdrantEdgeEngine(path, dim): this one asks a server, by its url"
             )
-        self.dim, self.single, self.models = dim, single, models
+        self.dim, self.collection, self.single, self.models = dim, collection, single, models
         self.parameters = models.SearchParams(exact=True) if exact else None
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
         expected = models.VectorParams(
             size=dim, distance=models.Distance.DOT, multivector_config=None if single else maxima
         )
-        self.place = str(client.get("url") or "Qdrant")
+        self.place = f"{client.get('url') or 'Qdrant'}, collection {collection}"
         with naming(self.place):
             self.client = QdrantClient(**client)
-            if not self.client.collection_exists(COLLECTION):
-                self.client.create_collection(COLLECTION, vectors_config=expected)
-            stored = self.client.get_collection(COLLECTION).config.params.vectors
+            if not self.client.collection_exists(collection):
+                self.client.create_collection(collection, vectors_config=expected)
+            config = self.client.get_collection(collection).config
+        self.made = json.loads((config.metadata or {}).get(MADE, "null"))
         try:
-            _check_vectors(self.place, *(_plain(params) for params in (stored, expected)))
+            _check_vectors(self.place, *(_plain(params) for params in (config.params.vectors, expected)))
         except ValueError:
             self.client.close()
             raise
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         for points in _points(ids, documents, self.single, self.models.PointStruct, str):
-            self.client.upsert(COLLECTION, points, wait=True)
+            self.client.upsert(self.collection, points, wait=True)
 
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
         vector = query[0].tolist() if self.single else query.tolist()
@@ -61,8 +64,13 @@ class QdrantEngine(Engine):
             ids = self.models.HasIdCondition(has_id=[str(_uuid(id)) for id in among])
             exact = self.models.SearchParams(exact=True)
             options = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
-        points = self.client.query_points(COLLECTION, query=vector, limit=k, **options).points
+        points = self.client.query_points(self.collection, query=vector, limit=k, **options).points
         return [((point.payload or {})["id"], point.score) for point in points]
+
+    def _record(self, made: str) -> None:
+        self.client.update_collection(self.collection, metadata={MADE: made})
+        if MADE not in (self.client.get_collection(self.collection).config.metadata or {}):
+            raise ValueError("the server does not store a collection's metadata: Qdrant 1.16 or newer does")
 
 
 class QdrantEdgeEngine(Engine):
@@ -94,6 +102,7 @@ class QdrantEdgeEngine(Engine):
                 if folder.is_dir() and any(folder.iterdir()):
                     raise ValueError(f"the folder holds other files and no {CONFIG}: use another one")
                 self.shard = qdrant_edge.EdgeShard.create(self.place, qdrant_edge.EdgeConfig(vectors))
+            self.made = read_json(folder / MADE) if (folder / MADE).is_file() else None
             self._lock = lock.pop_all()
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
@@ -113,6 +122,9 @@ class QdrantEdgeEngine(Engine):
             with_payload=True,
         )
         return [((point.payload or {})["id"], point.score) for point in self.shard.query(request)]
+
+    def _record(self, made: str) -> None:
+        write_text(Path(self.place, MADE), made)
 
     def approximate(self) -> None:
         """Merge segments, and build HNSW graphs for the segments that exceed Qdrant's size threshold."""

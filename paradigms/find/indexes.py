@@ -22,6 +22,7 @@ from paradigms.find.encodings import NearDocuments
 from paradigms.find.index import Index
 from paradigms.find.ranking import Ranked, best, retrieved_each, scanned
 from paradigms.find.scan import Exact
+from paradigms.identity import differing
 from paradigms.impute import retrieved_rel
 from paradigms.io.checks import check_several
 from paradigms.model import Paradigm
@@ -30,7 +31,7 @@ from paradigms.scoring.stored import Scanned, filled, score, slices
 from paradigms.store.build import Advance
 from paradigms.store.store import Store
 
-SAME = ("paradigm", "weights", "dim", "fields")  # manifest entries that must agree: what made the tokens
+SAME = ("paradigm", "dim", "fields")  # manifest entries that must agree, besides the identity
 
 
 class Stores:
@@ -44,8 +45,14 @@ class Stores:
         self._owners: dict[str, int] = {}  # id → position of its store
         first = self.stores[0]
         for n, store in enumerate(self.stores):
-            if other := next((k for k in SAME if store.manifest.get(k) != first.manifest.get(k)), None):
-                raise ValueError(f"{store} was made with another {other} than {first}: search each alone")
+            made, ours = (
+                {name: s.manifest[name] for name in SAME} | s.manifest.get("identity", {})
+                for s in (store, first)
+            )
+            if other := differing(made, ours):
+                raise ValueError(
+                    f"{store} and {first} were not made by one model ({other}): search each alone"
+                )
             if twice := next((id for id in store.rows_by_id if id in self._owners), None):
                 where = self.stores[self._owners[twice]]
                 raise ValueError(f"document {twice!r} is both in {where} and in {store}: delete it from one")

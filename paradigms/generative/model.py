@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import beginnings, load_heads, quiet
 from paradigms.encoder.batches import Batch, by_length
-from paradigms.encoder.frozen import LowerStates, precision
+from paradigms.encoder.frozen import LowerStates, kept_states
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
@@ -240,10 +240,7 @@ class Generative(Trainable):
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder, so its states change")
-        digest = hashlib.sha256(precision(self.device).encode())
-        for name, weight in sorted(self.encoder.state_dict().items()):
-            digest.update(name.encode() + weight.cpu().contiguous().numpy().tobytes())
-        self.states = LowerStates(folder / digest.hexdigest()[:16])
+        self.states = kept_states(folder, self.encoder, self.encoder.state_dict(), self.encoder.parameters)
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:

@@ -4,6 +4,7 @@ The checks reject wrong values and unknown keys. Every error names the file, lin
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1  # what compiled code and seeds 
 LABELS = 1 << 20
 UNSEEN = {"Cc", "Cf", "Mn", "Zl", "Zp", "Zs"}  # categories of characters that show nothing by themselves
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB
+CHECKSUM = re.compile("[0-9a-f]{64}")  # a SHA-256
 
 
 class Range(NamedTuple):
@@ -232,6 +234,22 @@ def read_json(file: Path) -> dict[str, Any]:
 def json_or_empty(file: Path) -> dict[str, Any]:
     """Read a JSON file with `read_json`; return {} if the file does not exist."""
     return read_json(file) if file.is_file() else {}
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Describe what differs between two JSON objects: "steps: 2 then, 4 now; weights"; "" if nothing does.
+
+    Nested objects are compared by field, and of checksums only the field is named. A field that one object
+    lacks differs if its value in the other is true or non-empty.
+    """
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found.append(differences(a, b))
+        elif a != b and (a or b or (name in old and name in new)):
+            found.append(name if CHECKSUM.fullmatch(f"{a}") else f"{name}: {a} then, {b} now")
+    return "; ".join(filter(None, found))
 
 
 def check_files(folder: Path) -> None:

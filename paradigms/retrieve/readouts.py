@@ -15,6 +15,7 @@ from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
 from paradigms.find import Index, kinds, open_index
+from paradigms.identity import differing, identity
 from paradigms.io.checks import check_texts
 from paradigms.io.files import remove_folder
 from paradigms.io.progress import progress_bar
@@ -22,7 +23,6 @@ from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import encoded_queries, text_of
 from paradigms.store import Kind, Store
 from paradigms.store.build import store_files
-from paradigms.store.checksum import weights_checksum
 from paradigms.store.store import BLOCK
 
 KINDS: dict[Part, Kind] = {
@@ -79,7 +79,7 @@ class Readouts:
                 dim=1 if part == "sparse" else store.dim,
                 fields=("vectors", "ids") if part == "sparse" else ("vectors",),
                 count=len(store),
-                weights=weights_checksum(model),
+                identity=identity(model.encoder),
             )
         if whole is not None:
             remove_folder(whole, store_files)
@@ -102,10 +102,11 @@ class Readouts:
         return made
 
     def check(self) -> None:
-        """Raise ValueError if the indexes were built with other weights than those of the model."""
+        """Raise ValueError if the indexes were built by another model."""
+        now = identity(self.model.encoder)
         for index in self.indexes.values():
-            if index.store.manifest.get("weights") != weights_checksum(self.model):
-                raise ValueError(f"{index.store} was made with other weights than this {self.model.name} has")
+            if other := differing(index.store.manifest.get("identity", {}), now):
+                raise ValueError(f"{index.store} was not made by this {self.model.name} ({other})")
 
     def size_in_bytes(self) -> int:
         return round(sum(index.store.bytes_per_document * len(index) for index in self.indexes.values()))

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.encoder.precision import AUTO, resolved
+from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_several, naming, parse_json
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
 from paradigms.store.building import TRAINED, Launch, ShardFiles, grown, in_codes, put
-from paradigms.store.checksum import weights_checksum
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
 from paradigms.store.kind import (
     DELETED,
@@ -146,7 +146,7 @@ class Store:
                 launch=launch,
                 advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
-                weights=weights_checksum(paradigm),
+                identity=identity(paradigm.encoder),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
                 count=count,
@@ -165,7 +165,7 @@ class Store:
         fields: Sequence[str] = ("vectors",),
         count: int | None = None,
         sample: Iterable[tuple[list[str], Tokens]] | None = None,
-        weights: str | None = None,
+        identity: Identity | None = None,
         keep: float = 1.0,
         pool: int = 1,
         pooling: Pooling = "ward",
@@ -174,13 +174,14 @@ class Store:
 
         parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
         Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
-        at random to train the centroids of a large compressed index; None means the first documents. weights:
-        `weights_checksum` of the model that encoded them. See `build` for the other arguments and for errors.
+        at random to train the centroids of a large compressed index; None means the first documents.
+        identity: what made the vectors (`identity.identity`). See `build` for the other arguments and for
+        errors.
         """
         reduction, names = TokenReduction(keep, pool, pooling), list(fields)
         drawn = None if sample is None else token_shards(sample, reduction)
         how = {"paradigm": paradigm, "dim": dim, "fields": names, "count": count, "sample": drawn}
-        how |= {} if weights is None else {"weights": weights}
+        how |= {} if identity is None else {"identity": identity}
         return cls._build(kind, token_shards(parts, reduction), folder, reduction, **how)
 
     def copy(
@@ -205,7 +206,7 @@ class Store:
             )
             for rows in (living, drawn)
         )
-        entries = ("paradigm", "weights", "dim", "fields")
+        entries = ("paradigm", "identity", "dim", "fields")
         same = {name: self.manifest[name] for name in entries if name in self.manifest}
         both = TokenReduction(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
         return self._build(kind, parts, folder, both, count=len(living), sample=sample, **same)
@@ -421,7 +422,7 @@ class Store:
         return part
 
     def check(self, paradigm: Paradigm) -> None:
-        """Raise ValueError if the paradigm cannot score these tokens, or if other weights produced them."""
+        """Raise ValueError if the paradigm cannot score these tokens, or encodes documents differently."""
         name, maker = paradigm.recipe.name, self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
@@ -434,17 +435,21 @@ class Store:
                 f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
                 f"{name}{shorter}"
             )
-        recorded = self.manifest.get("weights")  # absent if documents were added as tokens
-        if recorded is not None and recorded != weights_checksum(paradigm):
+        if other := self._differing(paradigm):
             raise ValueError(
-                f"{self} was made by {maker} with other weights than this {name} has: use the model that "
-                "made it, or build the index again"
+                f"{self} was made by {maker}, but not by this {name} ({other}): use the model that made it, "
+                "or build the index again"
             )
 
     def fits(self, paradigm: Paradigm) -> bool:
-        """Whether the paradigm's weights made these vectors, possibly truncated to fewer dimensions."""
-        there = self.dim <= paradigm.encoder.dim
-        return there and self.manifest.get("weights") == weights_checksum(paradigm)
+        """Whether the paradigm makes these vectors, possibly truncated to fewer dimensions."""
+        known = "identity" in self.manifest and self.dim <= paradigm.encoder.dim
+        return known and not self._differing(paradigm)
+
+    def _differing(self, paradigm: Paradigm) -> str:
+        """Name what made these vectors and differs from the paradigm; "" also if the store does not know."""
+        recorded = self.manifest.get("identity")  # absent if documents were added as tokens
+        return "" if recorded is None else differing(recorded, identity(paradigm.encoder))
 
     # --- changing: each method makes a commit, and returns the store that shows it ------------------------
 
@@ -681,8 +686,8 @@ def _sample(
 
 def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
     """Return what determines the tokens of a text, besides pruning and the fields that are stored."""
-    how = {"batch": batch_size, "precision": precision, "weights": weights_checksum(paradigm)}
-    return how | paradigm.description()
+    how = {"batch": batch_size, "precision": precision, "dim": paradigm.encoder.dim}
+    return how | identity(paradigm.encoder)
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:

@@ -30,7 +30,7 @@ from paradigms.train.examples import step_batches
 from paradigms.train.fast_cpu import fast_cpu
 from paradigms.train.losses import LossSettings, Objective
 from paradigms.train.parallel import gathered, prepare, sharded, unwrap
-from paradigms.train.state import RunState, by_main, ending_all, locked_by_main, signature
+from paradigms.train.state import RunState, by_main, ending_all, locked_by_main, note_moved, signature
 
 Trained = TypeVar("Trained", bound=Trainable)
 # Settings that may change when a run resumes.
@@ -137,6 +137,7 @@ def train(
             stack.enter_context(fast_cpu(paradigm))
         stack.enter_context(_multiplying(settings.matmul_precision))
         run = _Run(paradigm, objective, settings, folder, accelerator)
+        stack.callback(note_moved, paradigm, folder, run.state.signature["weights"])
         start = run.state.resume()
         micro = settings.accumulation
         drawn = step_batches(
@@ -253,7 +254,7 @@ class _Run:
         self.paradigm, self.settings, self.folder, self.accelerator = paradigm, s, folder, accelerator
         self.objective = objective
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
-        signed = signature(paradigm, bound, objective.examples, accelerator)
+        signed = signature(paradigm, bound, objective.examples, folder, accelerator)
         accelerator.gradient_accumulation_steps = s.accumulation
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())

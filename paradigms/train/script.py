@@ -19,9 +19,9 @@ from paradigms.data import (
     load_collection,
 )
 from paradigms.data.trec import check_ids
-from paradigms.encoder.backbone import check_backbone
+from paradigms.encoder.backbone import cached, check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
-from paradigms.io.checks import parse_json
+from paradigms.io.checks import differences, parse_json
 from paradigms.io.device import chosen_device
 from paradigms.io.files import write_json
 from paradigms.io.manifest import sha256
@@ -90,13 +90,12 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
         free = {*free, *(k for k in settings if f"content of {k}" in settings)}
         free |= {"collection"} if "fingerprint" in settings else set()
-        named = (k for k in settings if k not in free and (k in old or settings[k]))
-        changed = [k for k in named if old.get(k) != settings[k]]
+        named = settings.keys() - free
+        changed = differences({k: old[k] for k in named & old.keys()}, {k: settings[k] for k in named})
         if changed:
             raise SystemExit(
-                f"{folder} holds results with other settings ("
-                + "; ".join(f"{k}: {old.get(k)} then, {settings[k]} now" for k in changed)
-                + "). Choose another --output, or delete that folder."
+                f"{folder} holds results with other settings ({changed}). Choose another --output, or delete "
+                "that folder."
             )
     write_json(file, settings)
 
@@ -111,8 +110,12 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return checksums of the given files and folders, except any that do not exist."""
-    return {f"content of {name}": checksum(Path(path)) for name, path in paths.items() if Path(path).exists()}
+    """Return checksums of the given files, folders and checkpoints of the hub, except any that do not exist.
+
+    A checkpoint of the hub is the one in the local cache.
+    """
+    places = {n: Path(p) if Path(p).exists() else cached(p) for n, p in paths.items()}
+    return {f"content of {name}": checksum(place) for name, place in places.items() if place}
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
@@ -16,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from paradigms.encoder.weights import state_of
+from paradigms.identity import design_of, differing, weights_of
 from paradigms.io.files import atomic_folder, flush, locked, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
@@ -26,10 +29,36 @@ Result = TypeVar("Result")
 TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
+# The models that runs of this process have moved: the folder, the weights' state when the run ended, and the
+# checksum of the weights with which it began.
+_moved: WeakKeyDictionary[Trainable, tuple[Path, tuple[Any, ...], str]] = WeakKeyDictionary()
+
+
+def start_of(paradigm: Trainable, folder: Path) -> str:
+    """Return the checksum of the weights with which a run in `folder` begins.
+
+    A model that an interrupted run in the same folder has left counts as the model with which it began.
+    """
+    last = _moved.get(paradigm)
+    if last is not None and last[:2] == (folder, state_of(paradigm.parameters())):
+        return last[2]
+    return weights_of(paradigm)
+
+
+def note_moved(paradigm: Trainable, folder: Path, start: str) -> None:
+    """Remember a model that a run in `folder` leaves, for `start_of`."""
+    if not isinstance(paradigm, FSDPModule):
+        _moved[paradigm] = folder, state_of(paradigm.parameters()), start
+
+
 def signature(
-    paradigm: Trainable, settings: Mapping[str, Any], examples: Sequence[Any], accelerator: Accelerator
+    paradigm: Trainable,
+    settings: Mapping[str, Any],
+    examples: Sequence[Any],
+    folder: Path,
+    accelerator: Accelerator,
 ) -> dict[str, Any]:
-    """Return the settings that must match to resume from a checkpoint, as JSON.
+    """Return what must match to resume from a checkpoint in `folder`, as JSON.
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
@@ -39,6 +68,7 @@ def signature(
         "processes": accelerator.num_processes,
         "precision": accelerator.mixed_precision,
         "examples": _digest(examples),
+        **design_of(paradigm),
     }
     written = json.dumps(values)
     if len(set(gather_object([written]))) > 1:
@@ -46,7 +76,8 @@ def signature(
             f"the processes that train {paradigm.name} have different examples, identifiers or "
             "settings: give all of them the same collection, backbone and arguments"
         )
-    return json.loads(written)
+    # The main process's weights: it sends them to the others, which may have drawn their heads differently.
+    return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
 
 
 @dataclass
@@ -100,10 +131,9 @@ class RunState:
     def _load(self, place: Path) -> dict[str, Any]:
         """Load weights, moments, generator states and gradient scale; return progress.json."""
         progress = checkpoint.read_json(place / "progress.json")
-        if progress["signature"] != self.signature:
-            changed = _differences(progress["signature"], self.signature)
+        if other := differing(progress["signature"], self.signature):
             raise ValueError(
-                f"{place} was trained with other settings ({changed}); choose another folder, or delete "
+                f"{place} was trained with other settings ({other}); choose another folder, or delete "
                 f"{self.folder} to start again"
             )
         tensors = load_file(place / "optimizer.safetensors")
@@ -241,18 +271,3 @@ def _digest(examples: Sequence[Any]) -> str:
         digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
     digest.update(b"]")
     return digest.hexdigest()
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    names = []
-    for part in new:
-        a, b = old.get(part), new[part]
-        if isinstance(a, dict) and isinstance(b, dict):
-            keys = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
-            names += [f"{k}: {a.get(k)} then, {b.get(k)} now" for k in keys]
-        elif a != b:
-            difference = (
-                "the training examples are others" if part == "examples" else f"{part}: {a} then, {b} now"
-            )
-            names.append(difference)
-    return "; ".join(names)

@@ -749,7 +749,7 @@ ATTACKS: dict[str, Attack] = {
 ATTACKS |= {
     "bytes of a checkpoint": Attack(checkpoints, checkpoint_bytes, ("weights", "not finite"), 10),
     "settings of a checkpoint": Attack(
-        checkpoints, checkpoint_settings, ("other weights", "dimensions", "not finite"), 10
+        checkpoints, checkpoint_settings, ("but not by this", "dimensions", "not finite"), 10
     ),
     "code in a checkpoint": Attack(checkpoints, checkpoint_code, ("weights",), 10),
     "JSON lines": Attack(lambda folder: None, read_json_lines, reads=True),

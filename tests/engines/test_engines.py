@@ -127,7 +127,7 @@ def engine_of(request, tmp_path):
             return edges[0]
         if name == "qdrant server":
             request.getfixturevalue("qdrant_server")
-            return QdrantEngine(dim, single=single, url="http://server", **settings)
+            return QdrantEngine(dim, collection="documents", single=single, url="http://server", **settings)
         address = request.getfixturevalue("server")
         return PgvectorEngine(address, dim, single=single, schema=tmp_path.name, **settings)
 
@@ -337,9 +337,9 @@ def test_a_qdrant_collection_of_another_metric_or_with_names_is_refused(qdrant_s
         qdrant_server.delete_collection("documents")
         qdrant_server.create_collection("documents", vectors_config=params)
         with pytest.raises(ValueError, match=f"{said}.*, not one vector per document, 4 × float32, Dot"):
-            QdrantEngine(4, single=True, url="http://server")
+            QdrantEngine(4, collection="documents", single=True, url="http://server")
     with pytest.raises(ValueError, match="a folder is for QdrantEdgeEngine"):
-        QdrantEngine(4, path="folder")
+        QdrantEngine(4, collection="documents", path="folder")
 
 
 @needs.qdrant
@@ -404,13 +404,13 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
         "postgresql://me:secret@[h": "address must be like postgresql://user@host/database",
         "postgresql://me:p@secret@127.0.0.1:1/mine": "in a password write @ and / as %40 and %2F",
         "postgresql://me:pa/secret@127.0.0.1:1/mine": "in a password write @ and / as %40 and %2F",
-        "postgresql://me:secret@127.0.0.1:1/mine": "PostgreSQL at 127.0.0.1, mine: .*refused",
-        "host=/nowhere password=secret": "PostgreSQL at /nowhere, default database: .*No such file",
+        "postgresql://me:secret@127.0.0.1:1/mine": "PostgreSQL at 127.0.0.1, mine, schema mine: .*refused",
+        "host=/nowhere password=secret": "PostgreSQL at /nowhere, default database, .*: .*No such file",
     }.items(),
 )
 def test_no_error_of_pgvector_says_the_password(address, said):
     with pytest.raises(ValueError, match=said) as error:
-        PgvectorEngine(address, 4)
+        PgvectorEngine(address, 4, schema="mine")
     assert "secret" not in str(error.getrepr(style="short"))
 
 

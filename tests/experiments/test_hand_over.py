@@ -90,5 +90,8 @@ def test_processes_share_the_documents(given: tuple[Paradigm, dict[str, Any]], t
     for rank in (1, 0):
         hand_over.load_pieces(stores, model, chosen, Launch(rank))  # type: ignore[arg-type]
     check(model, LanceEngine(str(tmp_path / "engine"), 8))
+    with pytest.raises(SystemExit, match="options: name the collection"):
+        settings("hand_over", engine="qdrant", **flags)
+    flags["options"] = '{"collection": "notes"}'
     with pytest.raises(SystemExit, match="a Qdrant server indexes by itself"):
         settings("hand_over", engine="qdrant", approximate="true", **flags)

@@ -272,5 +272,5 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     with pytest.raises(SystemExit, match="other settings"):
         run_script("train", **(again | {"distil": "kl"}))
     (tmp_path / "again" / "config.json").unlink()
-    with pytest.raises(SystemExit, match=r"distillation: .*'margin_mse'.* then, .*'kl'.* now"):
+    with pytest.raises(SystemExit, match="loss: margin_mse then, kl now"):
         run_script("train", **(again | {"distil": "kl"}))

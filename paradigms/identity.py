@@ -1,0 +1,121 @@
+"""What makes a document's vectors, as data: weights, configuration, tokenizer, settings and plug-in.
+
+Everything that stores a model's output records the model's `identity`: indexes, stored states of frozen
+layers, checkpoints of a training run, and the collections of engines. A model that would compute other
+vectors is refused, by an error that names what differs (`differing`). The alignment A, the normaliser Z and
+the query's settings are not included, so XTR can search what ColBERT stored.
+"""
+
+import hashlib
+import inspect
+import json
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from paradigms.encoder.backbone import configuration, without_adapters
+from paradigms.encoder.tokenizing import tokenizer_state
+from paradigms.encoder.towers import Encoder, TwoTowers
+from paradigms.encoder.weights import Watch
+from paradigms.io.checks import differences
+from paradigms.io.manifest import sha256
+from paradigms.io.plugins import plugin_of
+
+Identity = dict[str, Any]
+"""What makes vectors, as JSON: weights, tokenizer and plug-in are checksums, configuration and settings have
+their fields."""
+
+
+class Known(NamedTuple):
+    """What an encoder's weights and tokenizer were when its identity was computed."""
+
+    watch: Watch
+    state: tuple[Any, ...]
+    sketch: Any
+    made: Identity
+
+    def current(self, tensors: list[Tensor], sketch: Any) -> bool:
+        same = len(tensors) == len(self.watch.tensors) and all(map(operator.is_, tensors, self.watch.tensors))
+        return same and sketch == self.sketch and self.state == self.watch.state()
+
+
+_known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+
+
+def identity(encoder: Encoder) -> Identity:
+    """Return what makes the encoder's document vectors.
+
+    The result is cached until the weights or the tokenizer change. `encoder.weights.Watch` compares the
+    weights, so a change is detected by whatever means it is made, if it reaches a value that is sampled.
+    """
+    document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
+    tensors, sketch = [*document.parameters(), *document.buffers()], _sketch(document.tokenizer)
+    known = _known.get(document)
+    if known is None or not known.current(tensors, sketch):
+        made = {"weights": weights_of(document)} | design_of(document)
+        watch = Watch(tensors)
+        known = _known[document] = Known(watch, watch.state(), sketch, made)
+    return known.made | {"settings": _json(document.document_settings())}
+
+
+def weights_of(module: nn.Module) -> str:
+    """Return the SHA-256 of a module's weights.
+
+    Adapters are merged into the weights, as in `save_pretrained`. A model with adapters and its merged copy
+    therefore have the same checksum, if the processors round products identically.
+    """
+    weights = module.state_dict()
+    adapted = any(".lora_" in name for name in weights)
+    checksum = hashlib.sha256()
+    for weight in (without_adapters(module) if adapted else weights).values():
+        checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()
+
+
+def design_of(module: nn.Module) -> Identity:
+    """Return what makes a module's output besides weights and settings: configuration, tokenizer, plug-in."""
+    tokenizers = hashlib.sha256()
+    for tokenizer in _tokenizers(module):
+        tokenizers.update(tokenizer_state(tokenizer).encode("utf-8", "surrogatepass"))
+    made = {"configuration": _json(configuration(module)), "tokenizer": tokenizers.hexdigest()}
+    plugin = plugin_of(type(module))
+    return made | ({"plug-in": sha256(Path(inspect.getfile(type(module))))} if plugin else {})
+
+
+def differing(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe what differs between two identities, as `io.checks.differences` does; "" if nothing does.
+
+    A field of the configuration that only one has is new in a version of transformers, and is not compared.
+    """
+    part = "configuration"
+    shared = kept.get(part, {}).keys() & now.get(part, {}).keys()
+    return differences(
+        *(
+            {**made, part: {key: made[part][key] for key in shared}} if shared else made
+            for made in (kept, now)
+        )
+    )
+
+
+def _tokenizers(module: nn.Module) -> list[Any]:
+    found = [tokenizer for m in module.modules() if (tokenizer := getattr(m, "tokenizer", None)) is not None]
+    return list({id(tokenizer): tokenizer for tokenizer in found}.values())
+
+
+def _sketch(tokenizer: Any) -> Any:
+    """Return the parts of a tokenizer that can be replaced or extended, except its long vocabulary."""
+    entries = len(tokenizer) if hasattr(tokenizer, "__len__") else 0  # a processor of images has none
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = (getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor"))
+    return id(tokenizer), entries, *(part and part.__getstate__() for part in parts)
+
+
+def _json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values to what a JSON file returns for them."""
+    converted: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return converted

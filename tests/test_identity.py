@@ -1,0 +1,190 @@
+"""identity.py: one record of what makes a vector; whatever stores vectors refuses those of another model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.align import TopK
+from paradigms.baselines.bm25 import BM25
+from paradigms.encoder.towers import TwoTowers
+from paradigms.engines import Engine, EngineRetriever, hand_over
+from paradigms.find import open_index
+from paradigms.identity import differing, identity
+from paradigms.io.checks import differences
+from paradigms.retrieve import Indexed
+from paradigms.train.fit import keep_states
+from tests.near import same_run
+from tests.tiny import FAMILIES, write_checkpoint
+
+TEXTS = {"cat": "a cat is an animal", "bank": "the bank of a river", "tea": "drink green water"}
+QUERIES = {"q": "is a cat an animal"}
+LENGTHS = {"query_length": 12, "document_length": 16}
+
+
+def built(name, backbone, **settings):
+    torch.manual_seed(0)
+    return PARADIGMS[name](backbone, **LENGTHS | settings).eval()
+
+
+def reconfigured(backbone, folder, **fields):
+    """A copy of a checkpoint with other fields in config.json."""
+    shutil.copytree(backbone, folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_saved_model_has_the_identity_of_the_model(family, rank, tmp_path):
+    model = built("colbert", write_checkpoint(family, tmp_path / "backbone"), dim=8, lora_rank=rank)
+    whole = identity(model.encoder)
+    model.save_pretrained(tmp_path / "saved")
+    for how in ({}, {"for_search": True}):
+        again = identity(load(tmp_path / "saved", **how).encoder)
+        assert not differing(whole, again)
+        assert len(whole["configuration"].keys() & again["configuration"].keys()) > 10
+
+
+def test_settings_of_queries_and_readouts_leave_the_identity(tiny_bert):
+    model = built("colbert", tiny_bert)
+    others = [
+        built("colbert", tiny_bert, query_length=9, query_marker="ask", query_augmentation=True),
+        model.with_alignment(TopK(k=2), "query_tokens"),
+        built("xtr", tiny_bert),
+        Paradigm(model.recipe, TwoTowers(built("colbert", tiny_bert, query_length=5).encoder, model.encoder)),
+    ]
+    assert [differing(identity(model.encoder), identity(other.encoder)) for other in others] == [""] * 4
+    index = Indexed.build(model, TEXTS)
+    assert Indexed(index.index, others[2]).search(QUERIES, 3)["q"].keys() == TEXTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"document_length": 9}, "document_length: 16 then, 9 now"),
+        ({"document_marker": "[unused1]"}, "document_marker:  then, "),
+        ({"skip": ""}, "skip: "),
+        ({"normalize": False}, "normalize: True then, False now"),
+        ({"document_vectors": "first"}, "document_vectors: all then, first now"),
+    ],
+)
+def test_a_setting_of_documents_is_named(changed, said, tiny_bert):
+    whole, other = (identity(built("colbert", tiny_bert, **more).encoder) for more in ({}, changed))
+    assert said in differing(whole, other)
+    means, first = (built("dpr", tiny_bert, pooling=pooling) for pooling in ("mean", "cls"))
+    assert "pooling: mean then, cls now" in differing(identity(means.encoder), identity(first.encoder))
+
+
+def test_the_configuration_the_tokenizer_and_a_plug_in_are_named(tiny_bert, tmp_path, monkeypatch):
+    model = built("dpr", tiny_bert)
+    relu = built("dpr", reconfigured(tiny_bert, tmp_path / "relu", hidden_act="relu"))
+    assert differing(identity(model.encoder), identity(relu.encoder)) == (
+        "backbone.hidden_act: gelu then, relu now"
+    )
+    dropout = built("dpr", reconfigured(tiny_bert, tmp_path / "dropout", hidden_dropout_prob=0.5))
+    assert not differing(identity(model.encoder), identity(dropout.encoder))
+    before = identity(model.encoder)
+    model.encoder.tokenizer.add_tokens(["greenwater"])
+    assert differing(before, identity(model.encoder)) == "tokenizer"
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "numpy", "replaced", "fused"])
+def test_weights_are_named_however_they_change(how, tiny_bert):
+    model = built("dpr", tiny_bert)
+    before, weight = identity(model.encoder), model.encoder.backbone.encoder.layer[0].output.dense.weight
+    assert identity(model.encoder) == before
+    if how == "in place":
+        with torch.no_grad():
+            weight.mul_(1.5)
+    elif how == "data":
+        weight.data.mul_(1.5)
+    elif how == "numpy":
+        weight.detach().numpy()[:] *= 1.5
+    elif how == "replaced":
+        model.encoder.backbone.encoder.layer[0].output.dense.weight = torch.nn.Parameter(weight * 1.5)
+    else:
+        weight.grad = torch.ones_like(weight)
+        torch.optim.AdamW([weight], lr=0.1, fused=True).step()
+    assert differing(before, identity(model.encoder)) == "weights"
+
+
+@pytest.mark.parametrize(("maker", "other"), [("dpr", "colbert"), ("dpr", "me_bert"), ("me_bert", "xtr")])
+def test_an_index_is_searched_and_grown_by_what_made_it(maker, other, tiny_bert, tmp_path):
+    made, stranger = built(maker, tiny_bert), built(other, tiny_bert)
+    Indexed.build(made, TEXTS, tmp_path / "index")
+    store = open_index(tmp_path / "index").store
+    for use in (
+        lambda: Indexed.open(tmp_path / "index", stranger),
+        lambda: store.add(stranger, ["copy"], [TEXTS["cat"]]),
+        lambda: Indexed(Indexed.open(tmp_path / "index", made).index, stranger).search(QUERIES, 1),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"made by {maker}, but not by this {other} \(.*document_vectors"
+        ):
+            use()
+    again = Indexed.build(made, TEXTS).search(QUERIES, 3)
+    same_run(Indexed.open(tmp_path / "index", made).search(QUERIES, 3), again)
+
+
+def test_states_of_frozen_layers_follow_configuration_and_weights(tiny_bert, tmp_path):
+    relu = reconfigured(tiny_bert, tmp_path / "relu", hidden_act="relu")
+    models = [built("dpr", backbone) for backbone in (tiny_bert, relu)]
+    alone = built("dpr", relu)
+    texts = list(TEXTS.values())
+    for model in models:
+        states = tmp_path / "states", {"document": texts}, Accelerator(cpu=True)
+        keep_states(model, 1, *states, untrained=True)
+    vectors = models[1].encode_documents(texts).vectors
+    assert (vectors - alone.encode_documents(texts).vectors).abs().max() < 1e-2
+    for model in (models[1], alone):
+        for weight in model.parameters():
+            weight.data.mul_(1.2)
+    changed = models[1].encode_documents(texts).vectors
+    assert (changed - vectors).abs().max() > 1e-2
+    assert (changed - alone.encode_documents(texts).vectors).abs().max() < 1e-2
+
+
+def test_a_saved_bm25_is_of_its_texts(tmp_path):
+    BM25(TEXTS).save(tmp_path / "bm25")
+    for texts in (TEXTS | {"cat": "a dog"}, dict(zip(TEXTS, reversed(TEXTS.values()), strict=True))):
+        with pytest.raises(ValueError, match="indexes other documents"):
+            BM25.load(tmp_path / "bm25", texts)
+    assert list(BM25.load(tmp_path / "bm25", TEXTS).search({"q": "cat"})["q"]) == ["cat"]
+
+
+class InMemory(Engine):
+    def __init__(self, dim):
+        self.dim, self.single, self.documents = dim, False, {}
+
+    def _add(self, ids, documents):
+        self.documents |= zip(ids, documents, strict=True)
+
+    def _top(self, query, k, among):
+        scores = {id: float((d @ query.T).max(0).sum()) for id, d in self.documents.items()}
+        return sorted(scores.items(), key=lambda item: -item[1])[:k]
+
+
+def test_an_engine_has_the_vectors_of_one_model(tiny_bert):
+    colbert, other = built("colbert", tiny_bert), built("colbert", tiny_bert, document_length=9)
+    engine = InMemory(colbert.encoder.dim)
+    hand_over(Indexed.build(colbert, TEXTS).index.store, colbert, engine)
+    with pytest.raises(ValueError, match=r"vectors of another model \(document_length: 16 then, 9 now\)"):
+        hand_over(Indexed.build(other, TEXTS).index.store, other, engine)
+    with pytest.raises(ValueError, match="vectors of another model"):
+        EngineRetriever(engine, other).search(QUERIES)
+    unknown = InMemory(colbert.encoder.dim)
+    unknown.add(["cat"], [next(iter(engine.documents.values()))])
+    with pytest.raises(ValueError, match="does not record which model made them"):
+        hand_over(Indexed.build(colbert, TEXTS).index.store, colbert, unknown)
+
+
+def test_differences_are_named_field_by_field():
+    old = {"steps": 2, "loss": {"kind": "kl"}, "of": "a" * 64, "gone": 1, "unset": 0}
+    new = {"steps": 4, "loss": {"kind": "mse"}, "of": "b" * 64, "new": False}
+    assert differences(old, new) == "gone: 1 then, None now; kind: kl then, mse now; of; steps: 2 then, 4 now"
+    assert differences(old, old) == ""
