@@ -47,12 +47,13 @@ def _native_on_cpu() -> bool:
     return wide and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+def autocast(device: torch.device, precision: str, *, copies: bool = True) -> AbstractContextManager[None]:
     """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto".
 
-    Raises the same errors as `resolved`.
+    copies: whether, in training, a weight's 16-bit copy is kept until the context ends. Raises the same
+    errors as `resolved`.
     """
-    return _computing(device, resolved(device, precision))
+    return _computing(device, resolved(device, precision), copies)
 
 
 def choose_precision(precision: str) -> None:
@@ -80,10 +81,11 @@ def resolved(device: torch.device, precision: str) -> str:
 
 
 @contextmanager
-def _computing(device: torch.device, precision: str) -> Iterator[None]:
+def _computing(device: torch.device, precision: str, copies: bool) -> Iterator[None]:
     kind, token = PRECISIONS[precision], _chosen.set(precision)
+    cached = None if copies else False  # None: as around
     try:
-        with torch.autocast(device.type, kind, enabled=kind is not None):
+        with torch.autocast(device.type, kind, enabled=kind is not None, cache_enabled=cached):
             yield
     finally:
         _chosen.reset(token)

@@ -114,11 +114,12 @@ def _shard(
     # Reduce gradients in every batch: until the optimizer's step, they would be stored unsharded.
     accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     # Half precision by autocast, as on one process: sums and heads stay in float32, and weights are gathered
-    # in float32. FSDP's own mixed precision would round norms and residual sums.
+    # in float32. FSDP's own mixed precision would round norms and residual sums. No 16-bit copy outlives the
+    # weights that were gathered for a layer.
     forward = paradigm.forward
 
     def in_precision(*args: Any, **kwargs: Any) -> Any:
-        with autocast(accelerator.device, accelerator.mixed_precision):
+        with autocast(accelerator.device, accelerator.mixed_precision, copies=False):
             return forward(*args, **kwargs)
 
     paradigm.forward = in_precision
