@@ -1,5 +1,6 @@
 """Paradigms, which combine an encoder, an alignment A and a normaliser Z in one module to train and save."""
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,18 @@ READS = {
     "statistics": "the corpus's document frequencies of the query's tokens",
     "salience": "the salience of each token",
 }
+
+
+def _begin_child() -> None:
+    """Make a forked process compute with one thread: OpenMP would wait for threads, which no fork copies."""
+    EVALUATING.release()
+    torch.set_num_threads(1)
+
+
+# A fork waits until no other thread encodes, as it would copy the locks that libraries hold meanwhile.
+os.register_at_fork(
+    before=EVALUATING.acquire, after_in_parent=EVALUATING.release, after_in_child=_begin_child
+)
 
 
 class Trainable(nn.Module, ABC):

@@ -1,9 +1,14 @@
 """A whole paradigm: built by name, scored, saved and loaded bit for bit, refused where files are wrong."""
 
 import math
+import os
 import shutil
+import signal
+import threading
+import time
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +19,7 @@ from paradigms.align import AllPairs, DocumentToQuery, Entropic, PoolTopK, Query
 from paradigms.core import Tokens, rel
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
+from tests.forks import fork
 from tests.near import assert_same
 from tests.tiny import FAMILIES, built
 
@@ -222,6 +228,35 @@ def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
     parts = paradigm.interact(documents, queries)
     assert_same((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
     assert math.isfinite(scores.sum().item())
+
+
+def encode_in_a_fork(folder: Path) -> None:
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).exp()  # starts OpenMP's second thread, which no fork has
+    paradigm, entered = PARADIGMS["colbert"](folder).double().eval(), threading.Event()
+    wanted = paradigm.encode_documents(DOCUMENTS)
+
+    def encode() -> None:
+        with paradigm.evaluating():
+            entered.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits
+        torch.ones(1 << 20).exp()
+        assert_same(paradigm.encode_documents(DOCUMENTS).vectors, wanted.vectors)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.get_num_threads() == 2
+    thread.join()
+
+
+def test_a_fork_beside_a_thread_that_encodes_can_encode(tiny_bert, tmp_path):
+    assert fork(tmp_path / "log", encode_in_a_fork, tiny_bert).ended() == (0, "")
 
 
 def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):
