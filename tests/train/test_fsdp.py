@@ -134,7 +134,7 @@ def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
 
 
 def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
-    """Products of layers are in bfloat16, scores of salience and what is kept in float32.
+    """Products of layers are in bfloat16, and what is kept is in float32.
 
     The 16-bit copy of a layer's gathered weights is freed with them.
 
@@ -148,12 +148,11 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
 
     def note(module: nn.Module, given: tuple, result: torch.Tensor) -> None:
         cached = module.training and torch.is_autocast_cache_enabled()
-        kinds.append((module is paradigm.encoder.projection, result.dtype, cached))
+        kinds.append((result.dtype, cached))
 
     paradigm.encoder.projection.register_forward_hook(note)
-    paradigm.encoder.salience_heads["query"].register_forward_hook(note)
     trained = run("aligner", root / "steady", folder / "bf16", half, paradigm=paradigm)
-    assert set(kinds) == {(True, torch.bfloat16, False), (False, torch.float32, False)}
+    assert set(kinds) == {(torch.bfloat16, False)}
     assert {weight.dtype for weight in trained.parameters()} == {torch.float32}
     one, two = (history(folder / name)[1:-1] for name in ("one/aligner", "bf16"))
     assert one[0]["loss"] != two[0]["loss"] == pytest.approx(one[0]["loss"], rel=2**-8)
