@@ -262,8 +262,8 @@ def open_folder(
     """Open a folder made by `make`.
 
     paradigm: the folder's model, if already loaded. best: number of passage scores summed per document, if
-    the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if an
-    update is unfinished or if corpus.jsonl has changed since it was indexed.
+    the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if its
+    build is unfinished or if corpus.jsonl has changed since it was indexed.
     """
     folder = Path(folder)
     file, begun = folder / MARKER, folder / BEGUN
