@@ -141,7 +141,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:
-    """Keep the pairs whose query finds the document among the first `rank` results; rank 0 keeps all."""
+    """Keep the pairs whose query finds the document, or a copy, among the first `rank`; rank 0 keeps all."""
     if not settings.rank:
         return pairs
     split = as_split(pairs)
@@ -149,4 +149,7 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
         run = BM25(corpus).search(split.queries, settings.rank, progress=True)
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
-    return [pair for name, pair in zip(split.queries, pairs, strict=True) if pair[0] in run.get(name, {})]
+    found = {name: set(map(corpus.first, run.get(name, {}))) for name in split.queries}
+    return [
+        pair for name, pair in zip(split.queries, pairs, strict=True) if corpus.first(pair[0]) in found[name]
+    ]
