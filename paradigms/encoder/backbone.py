@@ -273,6 +273,9 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
         raise ValueError(
             f"{name} lacks weights of {type(model).__name__}, such as {missing[0]}, which would be random"
         )
+    for part in model.modules():
+        if type(part).__name__ == "XmodAdapter":  # whose output is assigned to rows of its input's type
+            part.register_forward_hook(lambda _, states, output: output.to(states[0].dtype))
     return model
 
 
@@ -320,9 +323,6 @@ def load_backbone(name: str | Path) -> Any:
         model.pooler = None
     if getattr(model.config, "use_cache", False):
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
-    for part in model.modules():
-        if type(part).__name__ == "XmodAdapter":  # whose output is assigned to rows of its input's type
-            part.register_forward_hook(lambda _, states, output: output.to(states[0].dtype))
     return model
 
 

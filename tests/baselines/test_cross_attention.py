@@ -130,13 +130,13 @@ def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
     assert_within_rounding(found, expected, torch.bfloat16, 2 * 8, scale=1)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", "XLMRoberta", "Xmod"])
 def test_a_published_reranker_tells_scores_apart_in_16_bits(tmp_path, family):
     """Its logits are around 8, where bfloat16 has steps of 1/16; texts are cut at its positions."""
     if family == "bert":
         write_headed(BertForSequenceClassification, tmp_path, num_labels=1)
     else:
-        write_roberta(tmp_path, "bytes", "XLMRoberta", "ForSequenceClassification")
+        write_roberta(tmp_path, "bytes", family, "ForSequenceClassification")
     model = load(tmp_path)
     assert model.length == (512 if family == "bert" else 64)
     (last,) = (layer for layer in model.modules() if getattr(layer, "out_features", 0) == 1)
