@@ -25,7 +25,7 @@ from tests import needs
 from tests.near import SCORES, assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
 
-QUERIES = ["where is the quick fox, the fox", "the sea, the sea", ""]
+QUERIES = ["where is the quick fox, the fox", "[PAD] [MASK] the sea, the sea", ""]
 DOCUMENTS = [
     "a quick fox in the garden and the sea; the fox",
     "",
