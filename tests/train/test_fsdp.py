@@ -147,8 +147,8 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     paradigm, kinds = build("aligner", root / "steady").float(), []
 
     def note(module: nn.Module, given: tuple, result: torch.Tensor) -> None:
-        cached = module.training and torch.is_autocast_cache_enabled()
-        kinds.append((result.dtype, cached))
+        if module is paradigm.encoder.projection:  # not the copy that is measured
+            kinds.append((result.dtype, torch.is_autocast_cache_enabled()))
 
     paradigm.encoder.projection.register_forward_hook(note)
     trained = run("aligner", root / "steady", folder / "bf16", half, paradigm=paradigm)
