@@ -45,8 +45,9 @@ Weight = Annotated[float, Range(0, 1e6)]
 class BgeM3Settings(EncoderSettings):
     """Settings for BGE-M3, with the weights of the three parts in rel (w) and in the training loss (λ)."""
 
-    NOT_OF_DOCUMENTS: ClassVar[frozenset[str]] = EncoderSettings.NOT_OF_DOCUMENTS | frozenset(
-        ["dense_weight", "sparse_weight", "token_weight", "dense_loss", "sparse_loss", "token_loss"]
+    NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        *EncoderSettings.NOT_OF_DOCUMENTS,
+        *(f"{part}_{what}" for part in ("dense", "sparse", "token") for what in ("weight", "loss")),
     )
 
     encoder: str = "bge_m3"

@@ -41,8 +41,10 @@ class SpladeSettings(EncoderSettings):
     `losses.REGULARISERS`.
     """
 
-    NOT_OF_DOCUMENTS: ClassVar[frozenset[str]] = EncoderSettings.NOT_OF_DOCUMENTS | frozenset(
-        ["query_terms", "sparsity", "query_sparsity", "document_sparsity"]
+    NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        *EncoderSettings.NOT_OF_DOCUMENTS,
+        "sparsity",
+        "document_sparsity",
     )
 
     encoder: str = "splade"

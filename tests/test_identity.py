@@ -53,7 +53,7 @@ def test_a_saved_model_has_the_identity_of_the_model(family, rank, tmp_path):
 def test_settings_of_queries_and_readouts_leave_the_identity(tiny_bert):
     model = built("colbert", tiny_bert)
     others = [
-        built("colbert", tiny_bert, query_length=9, query_marker="ask", query_augmentation=True),
+        built("colbert", tiny_bert, query_length=9, query_prompt="ask", query_augmentation=True),
         model.with_alignment(TopK(k=2), "query_tokens"),
         built("xtr", tiny_bert),
         Paradigm(model.recipe, TwoTowers(built("colbert", tiny_bert, query_length=5).encoder, model.encoder)),

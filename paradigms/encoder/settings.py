@@ -23,24 +23,17 @@ LONGEST = 1 << 17  # tokens of a text
 class EncoderSettings:
     """Settings for computing D and Q. Lengths are in tokens and include special tokens and marker tokens."""
 
-    # Fields that do not change documents' vectors: they belong to queries or to training, or are recorded as
-    # weights (`projection_bias`, adapters) or as the vectors' dimension (`truncate`).
-    NOT_OF_DOCUMENTS: ClassVar[frozenset[str]] = frozenset(
-        [
-            "query_vectors",
-            "query_length",
-            "query_marker",
-            "query_augmentation",
-            "attend_augmentation",
-            "query_ratio",
-            "salience_sides",
-            "salience_l1",
-            "lora_rank",
-            "lora_targets",
-            "dora",
-            "projection_bias",
-            "truncate",
-        ]
+    # Fields besides query_… that do not change documents' vectors: they belong to queries or training, or are
+    # recorded as weights (`projection_bias`, adapters) or as the vectors' dimension (`truncate`).
+    NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "attend_augmentation",
+        "salience_sides",
+        "salience_l1",
+        "lora_rank",
+        "lora_targets",
+        "dora",
+        "projection_bias",
+        "truncate",
     )
 
     encoder: str = "text"  # key of text.ENCODERS
@@ -123,7 +116,8 @@ class EncoderSettings:
         gate = {"document_ratio", "eps", "iterations"}
         off |= {"salience", *gate} if not self.weighs("document") else set()
         off |= gate if self.salience == "relu" else set()
-        return {name: value for name, value in asdict(self).items() if name not in off}
+        values = asdict(self).items()
+        return {name: value for name, value in values if name not in off and not name.startswith("query_")}
 
     def weighs(self, side: Side) -> bool:
         """Return whether the tokens on a side have salience."""
