@@ -1,0 +1,770 @@
+"""What is kept answers as what is made anew, or is refused: one machine over everything that is kept.
+
+A sequence changes weights (in place, through .data, by optimizers), the backbone's files, settings, texts, a
+plug-in and a source file; it keeps, grows, cuts and opens again. After each step, what is kept must answer
+for the model and the texts of that moment as one that is made anew, or be refused by an error. Where its
+content is that of the moment, it must answer. KEPT_SEQUENCES=1000 draws so many sequences.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import nn
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.baselines.bm25 import BM25
+from paradigms.cli.arguments import main
+from paradigms.cli.indexed import open_folder
+from paradigms.data import Corpus
+from paradigms.encoder.precision import autocast
+from paradigms.encoder.settings import SIDES
+from paradigms.engines import EngineRetriever, LanceEngine, QdrantEdgeEngine, QdrantEngine, hand_over
+from paradigms.find import Store, kinds, open_index
+from paradigms.io import compiled
+from paradigms.io.plugins import load_plugins
+from paradigms.retrieve import Indexed
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.fit import keep_states
+from paradigms.train.loop import Paused, TrainingSettings, train
+from tests.near import assert_within_rounding
+from tests.tiny import write_checkpoint
+
+QUERIES = {"q": "the red cat", "r": "cold snow on ice", "s": "a river of the sea"}
+TEXTS = [
+    "the red cat",
+    "warm fire and wood",
+    "the sea and the river",
+    "snow, cold snow on ice",
+    "a cat in a house",
+]
+TEXTS += ["bread and milk for the king", "old iron ships", "the moon on the sea", "red wine"]
+MAXSIM = ("dpr", "colbert")  # what engines compute
+NAMES = (*MAXSIM, "me_bert", "xtr")
+SETTINGS: dict[str, list[Any]] = {
+    "pooling": ["cls", "mean", "max"],
+    "vectors": [2, 3],
+    "document_length": [6, 32],
+    "document_marker": ["", "[unused0]", "old "],
+    "skip": ["", ","],
+    "normalize": [True, False],
+    "special_tokens": [True, False],
+    "truncate": [None, 16],
+    "query_length": [8, 24],
+    "query_marker": ["", "[unused1]"],
+    "query_augmentation": [False, True],
+    "encoder": ["text", "scaled"],
+}
+CONFIG = {"hidden_act": ["gelu", "relu"], "layer_norm_eps": [1e-12, 0.5], "num_attention_heads": [2, 4]}
+FILES: dict[str, list[Any]] = CONFIG | {"words": [["red", "the"], ["the", "red"]], "weights": ["0", "1"]}
+EDITED = ("config.json", "tokenizer.json")
+PARTS = [
+    "",
+    "attention.self.query",
+    "word_embeddings",
+    "output.dense",
+    "LayerNorm",
+]  # of the names of weights
+PLUGIN = """
+import torch
+from dataclasses import replace
+from paradigms.encoder.text import ENCODERS, TextEncoder
+
+
+class Scaled(TextEncoder):
+    def forward(self, batch, side, chunk=0):
+        tokens = super().forward(batch, side, chunk)
+        return replace(tokens, vectors=tokens.vectors * torch.linspace(0, {}, tokens.vectors.shape[-1]))
+
+
+ENCODERS["scaled"] = Scaled
+"""
+OUTER = """
+from paradigms.io.compiled import cached_njit
+from kept_inner import inner
+
+
+@cached_njit()
+def outer(x):
+    return inner(x)
+"""
+INNER = """
+from numba import njit
+
+
+@njit
+def inner(x):
+    return x + {}
+"""
+REFUSED = (ValueError, FileExistsError, SystemExit)
+Texts = dict[str, str]
+STORED: dict[str, Any] = {"dtype": torch.float16, "terms": 16}  # rounding of stored vectors and states
+
+
+# --- models and their changes -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Description:
+    """All that decides what a model computes: its files and settings, and weights that replace the files'."""
+
+    files: Path
+    name: str
+    settings: dict[str, Any]
+    weights: dict[str, torch.Tensor] | None = None
+
+    def made(self) -> Paradigm:
+        """The model, in objects that nothing else knows."""
+        torch.manual_seed(0)
+        model = PARADIGMS[self.name](self.files, **self.settings)
+        if self.weights is not None:
+            model.load_state_dict({name: weight.clone() for name, weight in self.weights.items()})
+        return model
+
+
+def in_place(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for p, change in zip(weights, noise, strict=True):
+            p.add_(change)
+
+
+def by_data(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+    for p, change in zip(weights, noise, strict=True):
+        p.data.add_(change)
+
+
+def other_data(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+    for p, change in zip(weights, noise, strict=True):
+        p.data = p.data + change
+
+
+def by_numpy(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+    for p, change in zip(weights, noise, strict=True):
+        p.detach().numpy()[...] += change.numpy()
+
+
+def by_vector(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+    changed = nn.utils.parameters_to_vector(p + change for p, change in zip(weights, noise, strict=True))
+    nn.utils.vector_to_parameters(changed.detach(), weights)
+
+
+def by_optimizer(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Callable[..., None]:
+    def step(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
+        for p, change in zip(weights, noise, strict=True):
+            p.grad = -change
+        make(weights).step()
+        for p in weights:
+            p.grad = None
+
+    return step
+
+
+WAYS = {
+    "in place": in_place,
+    "by .data": by_data,
+    "other .data": other_data,
+    "by numpy": by_numpy,
+    "by vector": by_vector,
+    "by SGD": by_optimizer(lambda weights: torch.optim.SGD(weights, lr=1.0)),
+    "by AdamW": by_optimizer(lambda weights: torch.optim.AdamW(weights, lr=0.3, foreach=True)),
+    "by fused AdamW": by_optimizer(lambda weights: torch.optim.AdamW(weights, lr=0.3, fused=True)),
+}
+
+
+# --- what is kept -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Kept:
+    """Something that is kept in `folder`, made of the world's model and texts at that moment."""
+
+    world: "World"
+    folder: Path
+    texts: Texts = field(default_factory=dict)
+    made: str = ""  # the world's `content` then
+    checked: int = -1  # the world's `version` of the last check
+    model: ClassVar[bool] = True  # whether a model decides its content
+
+    def __post_init__(self) -> None:
+        self.texts, self.made = dict(self.world.texts), self.now()
+        self.make()
+
+    def now(self) -> str:
+        return self.world.content() if self.model else json.dumps(self.world.texts)
+
+    def make(self) -> None: ...
+    def add(self, id: str, text: str) -> None:
+        raise NotImplementedError
+
+    def answer(self) -> Any:
+        """What it answers for the model and texts of the world."""
+        raise NotImplementedError
+
+    def anew(self) -> Any:
+        """What one that is made anew of them answers."""
+        return self.world.anew().encode(list(self.texts.values()))
+
+
+class InMemory(Kept):
+    """The world's own model, with what it has copied of its weights."""
+
+    def answer(self) -> Any:
+        return self.of(self.world.model)
+
+    def anew(self) -> Any:
+        return self.of(self.world.anew())
+
+    def of(self, model: Paradigm) -> Any:
+        with autocast(torch.device("cpu"), self.world.precision):
+            return [model.encode(TEXTS[:3], side) for side in SIDES]
+
+
+class OnDisk(Kept):
+    """An index in a folder."""
+
+    def make(self) -> None:
+        Indexed.build(self.world.model, self.texts, self.folder)
+
+    def opened(self) -> Indexed:
+        return Indexed.open(self.folder, self.world.model)
+
+    def answer(self) -> Any:
+        return self.opened().search(QUERIES)
+
+    def anew(self) -> Any:
+        model = self.world.anew()
+        dim = min(model.encoder.dim, self.dim())
+        return Indexed.build(model, self.texts, dim=dim).search(QUERIES)
+
+    def dim(self) -> int:
+        return open_index(self.folder).store.dim
+
+    def store(self) -> Store:
+        return open_index(self.folder).store
+
+    def add(self, id: str, text: str) -> None:
+        self.store().add(self.world.model, [id], [text])
+
+    def delete(self, id: str) -> None:
+        self.store().delete([id]).compact()
+        del self.texts[id]
+
+
+class Unkept(OnDisk):
+    """An index in memory."""
+
+    def make(self) -> None:
+        self.index = Indexed.build(self.world.model, self.texts).index
+
+    def opened(self) -> Indexed:
+        return Indexed(self.index, self.world.model)
+
+    def dim(self) -> int:
+        return self.store().dim
+
+    def store(self) -> Store:
+        return self.index.store
+
+    def add(self, id: str, text: str) -> None:
+        self.index = type(self.index)(self.store().add(self.world.model, [id], [text]))
+
+    def delete(self, id: str) -> None:
+        self.index = type(self.index)(self.store().delete([id]))
+        del self.texts[id]
+
+
+class Unfinished(OnDisk):
+    """A build of an index that was interrupted after two documents; to open it is to end it."""
+
+    def now(self) -> str:
+        return self.world.content() + json.dumps(self.world.texts)
+
+    def make(self) -> None:
+        def stopped() -> Iterator[str]:
+            yield from list(self.texts.values())[:2]
+            raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            Store.build(kinds.exact(), self.world.model, iter(self.texts), stopped(), self.folder / "index")
+
+    def opened(self) -> Indexed:
+        copy = self.world.copied(self.folder)
+        return Indexed.build(self.world.model, self.world.texts, copy / "index")
+
+    def anew(self) -> Any:
+        return Indexed.build(self.world.anew(), self.world.texts).search(QUERIES)
+
+
+class States(Kept):
+    """Stored states of frozen layers, which models share."""
+
+    def make(self) -> None:
+        self.answer()
+
+    def answer(self) -> Any:
+        return self.encoded(self.world.described().made())
+
+    def encoded(self, model: Paradigm) -> Any:
+        texts = list(self.world.texts.values())
+        keep_states(model, 1, self.folder, {"document": texts}, self.world.accelerator, untrained=True)
+        return model.encode(texts)
+
+    def anew(self) -> Any:
+        return self.world.anew().encode(list(self.world.texts.values()))
+
+
+class Read(States):
+    """The world's own model, which goes on reading its stored states."""
+
+    def make(self) -> None:
+        self.encoded(self.world.model)
+
+    def answer(self) -> Any:
+        return self.world.model.encode(list(self.world.texts.values()))
+
+
+class Saved(Kept):
+    """A saved model, which answers as the model that was saved."""
+
+    def make(self) -> None:
+        self.described = self.world.described()
+        self.names = self.world.weights, self.world.opened
+        self.world.model.save_pretrained(self.folder)
+
+    def answer(self) -> Any:
+        return load(self.folder).encode(TEXTS)
+
+    def anew(self) -> Any:
+        return self.described.made().encode(TEXTS)
+
+
+class Lexical(Kept):
+    """A saved BM25."""
+
+    model = False
+
+    def make(self) -> None:
+        BM25(self.texts).save(self.folder)
+
+    def answer(self) -> Any:
+        return BM25.load(self.folder, self.world.texts).search(QUERIES)
+
+    def anew(self) -> Any:
+        return BM25(self.world.texts).search(QUERIES)
+
+
+class Training(Kept):
+    """A training that paused after its first step; to open it is to go on."""
+
+    layers: ClassVar[int] = 1
+
+    def now(self) -> str:
+        return json.dumps([self.world.name, self.world.settings, self.world.texts, self.world.content()])
+
+    def make(self) -> None:
+        with pytest.raises(Paused):
+            self.trained(self.folder, minutes=1e-9)
+
+    def answer(self) -> Any:
+        return self.trained(self.world.copied(self.folder))
+
+    def anew(self) -> Any:
+        return self.trained(self.world.free())
+
+    def trained(self, folder: Path, minutes: float = 0) -> Any:
+        model, corpus = self.world.described().made(), Corpus.of(self.world.texts)
+        examples = [Example(f"the {text}", n, (), (n,)) for n, text in enumerate(corpus)]
+        how = TrainingSettings(
+            steps=2, batch_size=2, temperature=0.05, trained_layers=self.layers, minutes=minutes
+        )
+        objective = Contrastive(model, corpus, examples, how.temperature)
+        trained = train(model, objective, how, folder, accelerator=self.world.accelerator, progress=False)
+        return trained.state_dict()
+
+
+class WholeTraining(Training):
+    layers = 0
+
+
+class Command(Kept):
+    """A folder of the command `paradigms index`, whose source and model are files."""
+
+    def make(self) -> None:
+        self.answer()
+
+    def answer(self) -> Any:
+        source, model = self.folder / "source.jsonl", self.folder / "model"
+        self.folder.mkdir(exist_ok=True)
+        lines = [json.dumps({"_id": id, "text": text}) for id, text in self.world.texts.items()]
+        source.write_text("\n".join(lines))
+        self.world.model.save_pretrained(model)
+        output = self.folder / "index"
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            main(["index", str(source), "--model", str(model), "--output", str(output)])
+        return open_folder(output).retriever.search(QUERIES)
+
+    def anew(self) -> Any:
+        return Indexed.build(self.world.anew(), self.world.texts).search(QUERIES)
+
+
+class Handed(Kept):
+    """Documents in an engine."""
+
+    def now(self) -> str:
+        return json.dumps([self.world.name, self.world.settings, self.world.content()])
+
+    @contextlib.contextmanager
+    def engine(self) -> Iterator[Any]:
+        model = self.world.model
+        engine = self.of(model.encoder.dim, single=model.name == "dpr")
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def of(self, dim: int, single: bool) -> Any:
+        return QdrantEdgeEngine(self.folder, dim, single=single)
+
+    def hand(self, texts: Texts) -> None:
+        store = Indexed.build(self.world.model, texts).index.store
+        with self.engine() as engine:
+            hand_over(store, self.world.model, engine)
+
+    def make(self) -> None:
+        self.hand(self.texts)
+
+    def add(self, id: str, text: str) -> None:
+        self.hand({id: text})
+
+    def answer(self) -> Any:
+        with self.engine() as engine:
+            return EngineRetriever(engine, self.world.model).search(QUERIES)
+
+    def anew(self) -> Any:
+        return Indexed.build(self.world.anew(), self.texts).search(QUERIES)
+
+
+class InLance(Handed):
+    def of(self, dim: int, single: bool) -> Any:
+        return LanceEngine(str(self.folder), dim, single=single)
+
+
+class OnServer(Handed):
+    """A collection on a server that has others."""
+
+    def of(self, dim: int, single: bool) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("qdrant_client.QdrantClient", lambda **_: self.world.server())
+            engine = QdrantEngine(dim, single=single, url="http://server")
+        engine.close = lambda: None
+        return engine
+
+
+class Compiled(Kept):
+    """Compiled code of two source files, as the next process finds it."""
+
+    model = False
+
+    def now(self) -> str:
+        return str(self.world.source)
+
+    def make(self) -> None:
+        self.folder.mkdir()
+        (self.folder / "kept_outer.py").write_text(OUTER)
+        self.answer()
+
+    def answer(self) -> Any:
+        file, (addend, date) = self.folder / "kept_inner.py", self.world.source
+        file.write_text(INNER.format(addend))
+        os.utime(file, (date, date))
+        self.world.patch.syspath_prepend(str(self.folder))
+        for name in ("kept_outer", "kept_inner"):
+            sys.modules.pop(name, None)
+        importlib.reload(compiled)
+        return importlib.import_module("kept_outer").outer(1)
+
+    def anew(self) -> Any:
+        return 1 + self.world.source[0]
+
+
+KINDS: dict[str, type[Kept]] = {
+    "index": OnDisk,
+    "index in memory": Unkept,
+    "unfinished index": Unfinished,
+    "states": States,
+    "states being read": Read,
+    "model": Saved,
+    "bm25": Lexical,
+    "training": Training,
+    "training of all layers": WholeTraining,
+    "folder of the command": Command,
+    "qdrant": Handed,
+    "lancedb": InLance,
+    "server": OnServer,
+    "second on the server": OnServer,
+    "compiled code": Compiled,
+}
+GROWN = ("index", "index in memory", "qdrant", "lancedb", "server", "second on the server")
+COSTLY = ("training", "training of all layers", "folder of the command", "unfinished index", "compiled code")
+
+
+@cache
+def checkpoints() -> Path:
+    """Folder of tiny checkpoints, by the seed of their weights."""
+    root = Path(tempfile.mkdtemp())
+    for seed in range(2):
+        write_checkpoint("bert", root / str(seed), seed=seed)
+    return root
+
+
+# --- the machine --------------------------------------------------------------------------------------
+
+
+class World(RuleBasedStateMachine):
+    """A model in memory, its backbone's files, texts, and what was kept of them."""
+
+    counts: ClassVar[Counter[tuple[str, str]]] = Counter()  # (what, how it answered)
+
+    @initialize(
+        name=st.sampled_from(NAMES),
+        precision=st.sampled_from(["no", "bf16", "int8"]),
+        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4, unique=True),
+    )
+    def start(self, name: str, precision: str, whats: list[str]) -> None:
+        self.precision = precision
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)
+        self.patch.setattr("paradigms.store.shards.SHARD", 1)
+        self.patch.setattr(sys, "dont_write_bytecode", True)
+        self.root, self.number, self.client = Path(tempfile.mkdtemp()), 0, None
+        self.patch.syspath_prepend(str(self.root))
+        self.accelerator = Accelerator(cpu=True)
+        self.accelerator.print = lambda *_: None
+        self.here = Path(shutil.copytree(checkpoints() / "0", self.root / "backbone"))
+        self.edited = {what: values[0] for what, values in FILES.items()}
+        self.texts = {f"d{n}": text for n, text in enumerate(TEXTS[:4])}
+        self.source, self.name, self.version, self.last = (1, 1.7e9), name, 0, "nothing"
+        self.fresh: tuple[int, Paradigm] | None = None
+        self.kept: dict[str, Kept] = {}
+        self.plug(1)
+        self.open({})
+        self.memory = InMemory(self, self.root)
+        for what in whats:
+            self.keep(what)
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.undo()
+            shutil.rmtree(self.root)
+
+    # What the kept ones ask of the world.
+
+    def free(self) -> Path:
+        """A folder that does not exist."""
+        self.number += 1
+        return self.root / str(self.number)
+
+    def copied(self, folder: Path) -> Path:
+        return Path(shutil.copytree(folder, self.free()))
+
+    def server(self) -> Any:
+        from qdrant_client import QdrantClient
+
+        self.client = self.client or QdrantClient(":memory:")
+        return self.client
+
+    def described(self) -> Description:
+        weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+        return Description(self.files, self.name, dict(self.settings), weights)
+
+    def anew(self) -> Paradigm:
+        """The model of this step, made anew; who changes it makes one of its own."""
+        if self.fresh is None or self.fresh[0] != self.version:
+            self.fresh = self.version, self.described().made()
+        return self.fresh[1]
+
+    def content(self) -> str:
+        """What decides the model's D, as far as the machine has changed it."""
+        s = asdict(self.model.encoder.settings)
+        ours = {name: s[name] for name in s if not name.startswith("query") and name != "attend_augmentation"}
+        plugin = self.plugin if s["encoder"] == "scaled" else None
+        return json.dumps([self.weights, self.opened, plugin, ours])
+
+    def use(self, described: Description, weights: str, opened: Any) -> None:
+        """Take a model into memory. weights, opened: names of its weights and of its other files."""
+        self.name, self.settings, self.files = described.name, described.settings, described.files
+        self.weights, self.opened, self.model = weights, opened, described.made().eval()
+
+    # Changes.
+
+    def changed(self, how: str) -> None:
+        self.last, self.version = how, self.version + 1
+
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def set(self, name: str, data: st.DataObject) -> None:
+        """Another paradigm, or another setting, of the same weights."""
+        key = data.draw(st.sampled_from(["", *SETTINGS]))
+        other = {key: data.draw(st.sampled_from(SETTINGS[key]))} if key else {}
+        described = replace(self.described(), name=self.name if key else name, settings=self.settings | other)
+        self.use(described, self.weights, self.opened)
+        self.changed(f"set {key or 'paradigm'}")
+
+    @rule(way=st.sampled_from(list(WAYS)), part=st.sampled_from(PARTS))
+    def change(self, way: str, part: str) -> None:
+        """Other weights in memory."""
+        self.changed(f"weights {way}")
+        generator = torch.Generator().manual_seed(self.version)
+        weights = [p for name, p in self.model.named_parameters() if part in name]
+        WAYS[way](weights, [0.3 * torch.randn(p.shape, generator=generator) for p in weights])
+        self.weights = f"changed {self.version}"
+
+    @rule(data=st.data(), settings=st.booleans())
+    def edit(self, data: st.DataObject, settings: bool) -> None:
+        """Write one of the backbone's files again, with other content or the same, and open the folder."""
+        what = data.draw(st.sampled_from(list(FILES)))
+        self.edited[what] = data.draw(st.sampled_from(FILES[what]))
+        self.open(self.settings if settings else {})
+        self.changed(f"file {what}")
+
+    def open(self, settings: dict[str, Any]) -> None:
+        """Write the backbone's files as `edited`, and take the model into memory."""
+        config, words = (json.loads((checkpoints() / "0" / file).read_text()) for file in EDITED)
+        config |= {name: self.edited[name] for name in CONFIG}
+        vocabulary, pair = words["model"]["vocab"], self.edited["words"]
+        vocabulary |= dict(zip(pair, [vocabulary[word] for word in sorted(pair)], strict=True))
+        for file, content in zip(EDITED, (config, words), strict=True):
+            (self.here / file).write_text(json.dumps(content))
+        shutil.copy(checkpoints() / self.edited["weights"] / "model.safetensors", self.here)
+        opened = [self.edited[what] for what in FILES if what != "weights"]
+        files = Path(shutil.copytree(self.here, self.free()))
+        self.use(Description(files, self.name, settings), f"file {self.edited['weights']}", opened)
+
+    @rule(number=st.integers(0, 5), text=st.sampled_from(TEXTS))
+    def write(self, number: int, text: str) -> None:
+        """A text that is new, or another one under the same id."""
+        self.texts[f"d{number}"] = text
+        self.changed("text")
+
+    @precondition(lambda self: len(self.texts) > 3)
+    @rule(data=st.data())
+    def erase(self, data: st.DataObject) -> None:
+        del self.texts[data.draw(st.sampled_from(list(self.texts)))]
+        self.changed("text")
+
+    @rule(factor=st.sampled_from([1, 20]))
+    def plug(self, factor: int) -> None:
+        """The plug-in of another day: the model in memory, which may use it, is made again."""
+        file = self.root / "kept_plugin.py"
+        file.write_text(PLUGIN.format(factor))
+        sys.modules.pop(file.stem, None)
+        load_plugins(file)
+        self.plugin = factor
+        self.changed("plug-in")
+        if hasattr(self, "model"):
+            self.use(self.described(), self.weights, self.opened)
+
+    @rule(addend=st.sampled_from([1, 100]), date=st.sampled_from([1.6e9, 1.7e9, 1.8e9]))
+    def replace_source(self, addend: int, date: float) -> None:
+        """Another version of a source file, or the same one with another date."""
+        self.source = addend, date
+        self.changed("source")
+
+    # Keeping.
+
+    @rule(what=st.sampled_from(list(KINDS)))
+    def keep(self, what: str) -> None:
+        with contextlib.suppress(*REFUSED):
+            self.kept[what] = KINDS[what](self, self.free())
+
+    @precondition(lambda self: any(name in GROWN for name in self.kept))
+    @rule(data=st.data(), number=st.integers(6, 9), text=st.sampled_from(TEXTS))
+    def grow(self, data: st.DataObject, number: int, text: str) -> None:
+        what = data.draw(st.sampled_from([name for name in self.kept if name in GROWN]))
+        kept, id = self.kept[what], f"d{number}"
+        if id in kept.texts:
+            return
+        try:
+            kept.add(id, text)
+        except REFUSED:
+            if kept.made == kept.now():
+                raise
+            return
+        kept.texts[id] = text
+        self.changed("grown")
+
+    @precondition(lambda self: any(isinstance(kept, OnDisk) for kept in self.kept.values()))
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        kept = self.kept.get(data.draw(st.sampled_from(["index", "index in memory"])))
+        if kept is not None and len(kept.texts) > 1:
+            kept.delete(data.draw(st.sampled_from(list(kept.texts))))
+            self.changed("cut")
+
+    @precondition(lambda self: "model" in self.kept)
+    @rule()
+    def reopen(self) -> None:
+        """Take the saved model into memory."""
+        saved = self.kept["model"]
+        self.use(saved.described, *saved.names)
+        self.model = load(saved.folder)
+        self.changed("reopened")
+
+    # Answers.
+
+    @invariant()
+    def all_answer(self) -> None:
+        if not hasattr(self, "memory"):
+            return
+        self.check("memory", self.memory)
+        for what, kept in list(self.kept.items()):
+            if what not in COSTLY:
+                self.check(what, kept)
+
+    @precondition(lambda self: any(name in COSTLY for name in self.kept))
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        what = data.draw(st.sampled_from([name for name in self.kept if name in COSTLY]))
+        self.check(what, self.kept[what])
+
+    def check(self, what: str, kept: Kept) -> None:
+        """Check that it answers as one made anew, or is refused and its content is another's."""
+        if kept.checked == self.version:
+            return
+        kept.checked = self.version
+        try:
+            found = kept.answer()
+        except REFUSED as error:
+            self.counts[what, "refused"] += 1
+            if kept.made == kept.now():
+                raise AssertionError(f"{what} is refused, though it has the same content") from error
+            return
+        self.counts[what, "answered"] += 1
+        try:
+            assert_within_rounding(found, kept.anew(), **STORED)
+        except AssertionError as error:
+            self.fault(what, error)
+
+    def fault(self, what: str, error: AssertionError) -> None:
+        raise AssertionError(f"{what} answers otherwise than one made anew ({self.last})") from error
+
+
+TestKept = World.TestCase
+TestKept.settings = settings(max_examples=int(os.environ.get("KEPT_SEQUENCES", "20")), stateful_step_count=15)
