@@ -392,10 +392,8 @@ class Training(Kept):
     def trained(self, folder: Path, minutes: float = 0) -> Any:
         model, corpus = self.world.described().made(), Corpus.of(self.world.texts)
         examples = [Example(f"the {text}", n, (), (n,)) for n, text in enumerate(corpus)]
-        how = TrainingSettings(
-            steps=2, batch_size=2, temperature=0.05, trained_layers=self.layers, minutes=minutes
-        )
-        objective = Contrastive(model, corpus, examples, how.temperature)
+        how = TrainingSettings(steps=2, batch_size=2, trained_layers=self.layers, minutes=minutes)
+        objective = Contrastive(model, corpus, examples)
         trained = train(model, objective, how, folder, accelerator=self.world.accelerator, progress=False)
         return trained.state_dict()
 
@@ -473,7 +471,7 @@ class OnServer(Handed):
     def of(self, dim: int, single: bool) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("qdrant_client.QdrantClient", lambda **_: self.world.server())
-            engine = QdrantEngine(dim, single=single, url="http://server")
+            engine = QdrantEngine(dim, collection=self.folder.name, single=single, url="http://server")
         engine.close = lambda: None
         return engine
 
@@ -523,7 +521,14 @@ KINDS: dict[str, type[Kept]] = {
     "compiled code": Compiled,
 }
 GROWN = ("index", "index in memory", "qdrant", "lancedb", "server", "second on the server")
-COSTLY = ("training", "training of all layers", "folder of the command", "unfinished index", "compiled code")
+COSTLY = (
+    "model",
+    "training",
+    "training of all layers",
+    "folder of the command",
+    "unfinished index",
+    "compiled code",
+)
 
 
 @cache
@@ -554,6 +559,7 @@ class World(RuleBasedStateMachine):
         self.patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)
         self.patch.setattr("paradigms.store.shards.SHARD", 1)
         self.patch.setattr(sys, "dont_write_bytecode", True)
+        self.patch.setattr(os, "fsync", lambda _: None)
         self.root, self.number, self.client = Path(tempfile.mkdtemp()), 0, None
         self.patch.syspath_prepend(str(self.root))
         self.accelerator = Accelerator(cpu=True)
@@ -571,7 +577,13 @@ class World(RuleBasedStateMachine):
             self.keep(what)
 
     def teardown(self) -> None:
-        if hasattr(self, "patch"):
+        if not hasattr(self, "patch"):
+            return
+        try:
+            for what in COSTLY:
+                if what in self.kept:
+                    self.check(what, self.kept[what])
+        finally:
             self.patch.undo()
             shutil.rmtree(self.root)
 
@@ -741,6 +753,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: any(name in COSTLY for name in self.kept))
     @rule(data=st.data())
     def go_on(self, data: st.DataObject) -> None:
+        """Check something whose answer takes long, which is otherwise checked at the end alone."""
         what = data.draw(st.sampled_from([name for name in self.kept if name in COSTLY]))
         self.check(what, self.kept[what])
 
