@@ -21,9 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis.stateful import run_state_machine_as_test
 from safetensors.numpy import load_file, save_file
 
 import paradigms
@@ -56,6 +58,7 @@ from paradigms.store import store as store_module
 from paradigms.store.columns import FolderWriter
 from paradigms.train import checkpoint
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
+from tests.test_kept import World
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
 
 DIM, COUNT = 32, 24
@@ -732,6 +735,25 @@ def terminal(draw: random.Random, sound: Path, work: Path) -> None:
         raise Silent("a control character was printed")
 
 
+def identities(draw: random.Random, sound: Path, work: Path) -> None:
+    """Change, keep and open (`tests.test_kept`): all answers as what is made anew, or is refused."""
+    machine = hypothesis.seed(draw.getrandbits(64))(type("Drawn", (World,), {}))
+    how = hypothesis.settings(
+        max_examples=4,
+        stateful_step_count=20,
+        derandomize=False,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            run_state_machine_as_test(machine, settings=how)
+    except AssertionError as error:
+        raise Silent(str(error)) from error
+
+
 ATTACKS: dict[str, Attack] = {
     f"{title}, {kind}": index_attack(kind, of, **settings)
     for title, (of, settings) in {
@@ -759,4 +781,5 @@ ATTACKS |= {
     "arguments": Attack(checkpoints, arguments, NAMED, 18),
     "folders of others": Attack(lambda folder: None, strangers),
     "terminal": Attack(lambda folder: None, terminal, fast=5),
+    "identities": Attack(lambda folder: None, identities, fast=1, cost=40),
 }
