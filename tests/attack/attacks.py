@@ -739,8 +739,8 @@ def identities(draw: random.Random, sound: Path, work: Path) -> None:
     """Change, keep and open (`tests.test_kept`): all answers as what is made anew, or is refused."""
     machine = hypothesis.seed(draw.getrandbits(64))(type("Drawn", (World,), {}))
     how = hypothesis.settings(
-        max_examples=4,
-        stateful_step_count=20,
+        max_examples=3,
+        stateful_step_count=15,
         derandomize=False,
         database=None,
         deadline=None,
