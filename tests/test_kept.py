@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -530,6 +531,9 @@ KINDS: dict[str, type[Kept]] = {
     "second on the server": OnServer,
     "compiled code": Compiled,
 }
+NEEDED = {"qdrant": "qdrant_edge", "lancedb": "lancedb"}  # modules, without which the others are drawn
+NEEDED |= dict.fromkeys(["server", "second on the server"], "qdrant_client")
+DRAWN = [what for what in KINDS if what not in NEEDED or find_spec(NEEDED[what])]
 GROWN = ("index", "index in memory", "qdrant", "lancedb", "server", "second on the server")
 COSTLY = (
     "model",
@@ -561,7 +565,7 @@ class World(RuleBasedStateMachine):
     @initialize(
         name=st.sampled_from(NAMES),
         precision=st.sampled_from(["no", "bf16", "int8"]),
-        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4, unique=True),
+        whats=st.lists(st.sampled_from(DRAWN), min_size=1, max_size=4, unique=True),
     )
     def start(self, name: str, precision: str, whats: list[str]) -> None:
         self.precision = precision
@@ -711,7 +715,7 @@ class World(RuleBasedStateMachine):
 
     # Keeping.
 
-    @rule(what=st.sampled_from(list(KINDS)))
+    @rule(what=st.sampled_from(DRAWN))
     def keep(self, what: str) -> None:
         computed = self.name != "xtr" or not issubclass(KINDS[what], Handed)  # engines sum maxima alone
         with contextlib.nullcontext() if computed else pytest.raises(ValueError, match="engines support"):
