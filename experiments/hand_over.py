@@ -3,7 +3,8 @@
 The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote are loaded into one
 table or collection; documents are not encoded again. To divide the documents among several processes:
 
-    accelerate launch --num_processes 4 experiments/hand_over.py --indexes …
+    ACCELERATE_USE_CPU=true accelerate launch --config_file experiments/configs/cpu_2.yaml \
+        experiments/hand_over.py --indexes …
 
 The output folder records progress: a second run hands over the remaining documents. Passwords and keys come
 from the engine's environment variables, such as PGPASSWORD.
@@ -29,7 +30,7 @@ class Settings:
     place: str
     """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
     options: dict[str, Any] = field(default_factory=dict)
-    """more arguments of the engine's class; of a server, the name of the collection or schema"""
+    """more arguments of the engine's class; for a server also its collection or schema"""
     approximate: bool = False
     """let the engine index its vectors at the end"""
     piece: int = 1024

@@ -37,7 +37,7 @@ ALIGNMENTS: dict[str, type["Alignment"]] = {}
 class Cost:
     """What a computation takes: bytes of memory, and time in multiply-adds of a matrix product.
 
-    The sum of two costs is that of one computation after the other, whose memory is then free.
+    The sum of two costs is the cost of one computation after the other, which can use the same memory.
     """
 
     bytes: int = 0
@@ -305,7 +305,8 @@ class Buckets(Alignment, reads={"vectors", "lengths"}):
         A = torch.zeros_like(S)
         counts = side_counts(self.planes, S.device)
         for normals in random_planes(documents.vectors.shape[-1], self.planes, self.repetitions, self.seed):
-            d, q = (buckets_of(tokens.vectors, normals) for tokens in (documents, queries))
+            d = buckets_of(documents.vectors, normals)
+            q = buckets_of(queries.vectors, normals)
             distance = counts[d[..., :, None] ^ q[..., None, :]].where(valid, self.planes + 1)
             least = distance.amin(-2, keepdim=True) if self.fill and S.shape[-2] else 0
             chosen = ((distance == least) & valid).to(S.dtype)

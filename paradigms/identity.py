@@ -50,11 +50,11 @@ _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
 def identity(encoder: Encoder) -> Identity:
     """Return what makes the encoder's document vectors.
 
-    The result is cached until the weights or the tokenizer change. `encoder.weights.Watch` compares the
-    weights, so a change is detected by whatever means it is made, if it reaches a value that is sampled.
+    The result is cached until the weights, as `encoder.weights.Watch` sees them, or the tokenizer change.
     """
     document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
-    tensors, sketch = [*document.parameters(), *document.buffers()], _sketch(document.tokenizer)
+    tensors = [*document.parameters(), *document.buffers()]
+    sketch = _sketch(document.tokenizer)
     known = _known.get(document)
     if known is None or not known.current(tensors, sketch):
         made = {"weights": weights_of(document)} | design_of(document)
@@ -93,13 +93,11 @@ def differing(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     A field of the configuration that only one has is new in a version of transformers, and is not compared.
     """
     part = "configuration"
-    shared = kept.get(part, {}).keys() & now.get(part, {}).keys()
-    return differences(
-        *(
-            {**made, part: {key: made[part][key] for key in shared}} if shared else made
-            for made in (kept, now)
-        )
-    )
+    old, new = kept.get(part, {}), now.get(part, {})
+    if shared := old.keys() & new.keys():
+        kept = {**kept, part: {key: old[key] for key in shared}}
+        now = {**now, part: {key: new[key] for key in shared}}
+    return differences(kept, now)
 
 
 def _tokenizers(module: nn.Module) -> list[Any]:

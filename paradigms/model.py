@@ -234,8 +234,8 @@ class Paradigm(Trainable):
     ) -> list[np.ndarray]:
         """Encode each text as a float32 array [l, h]; l = 1 for one pooled vector.
 
-        A text without tokens, such as a blank one, has rel 0 with everything: its pooled vector is 0, and its
-        token vectors are none, l = 0.
+        A text without tokens, such as a blank one, has rel 0 with everything: its pooled vector is 0, or it
+        has no token vectors, l = 0.
 
         batch_size: number of texts, of similar length, to encode together. device: the device to move the
         model to first, for example "cuda". progress: show a progress bar.

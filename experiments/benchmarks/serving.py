@@ -4,9 +4,9 @@ The service runs in a separate process with exact indexes of one collection. Eac
 open and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with
 a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
 documents are added to the index folders, and the service's memory is measured; a tenth of the requests cost
-much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT,
-PyLate's server and our service both serve a model that PyLate writes, and clients send queries to encode.
-Encoders are untrained: times do not depend on training. Results are printed as a table and written as JSON.
+much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT, PyLate's server and our service
+both serve a model that PyLate writes, and clients send queries to encode. Encoders are untrained: times do
+not depend on training. Results are printed as a table and written as JSON.
 """
 
 from __future__ import annotations

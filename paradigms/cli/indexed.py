@@ -152,8 +152,14 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
     if first is None:
         raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
     rows = chain([first], rows)
-    how = {"source": whole(source), "kind": settings.kind, "words": words, "passages": passages}
-    made = Made(**asdict(checkpoint) | how, fingerprint="")
+    made = Made(
+        **asdict(checkpoint),
+        source=whole(source),
+        kind=settings.kind,
+        words=words,
+        passages=passages,
+        fingerprint="",
+    )
     with locked(folder, make=True):
         if settings.anew:
             file.unlink(missing_ok=True)
@@ -165,8 +171,9 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
             write_json(begun, asdict(made))
             write_corpus(digest.passing(rows), folder / CORPUS)
             corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
-            options = {"kind": settings.kind, "precision": precision, "progress": True}
-            Indexed.build(paradigm, corpus, folder / INDEX, **options)
+            Indexed.build(
+                paradigm, corpus, folder / INDEX, kind=settings.kind, precision=precision, progress=True
+            )
             write_json(file, asdict(replace(made, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
         return open_folder(folder, paradigm), problems
@@ -178,10 +185,11 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
     made: new settings. rows: the source's documents. Prints the number of new, changed and missing documents.
     An interruption at any point leaves the documents as they were, or all of them updated.
 
-    Raises ValueError if another model made the index, and FileExistsError if the source is another one than
-    before and has less than half of the documents.
+    Raises ValueError if another model made the index, and FileExistsError if the source is not the former one
+    and has less than half of its documents.
     """
-    store, fresh = open_index(folder / INDEX).store, folder / FRESH
+    store = open_index(folder / INDEX).store
+    fresh = folder / FRESH
     try:
         store.check(paradigm)
     except ValueError as error:
@@ -190,7 +198,8 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
     before = read_corpus(folder / CORPUS)
     write_corpus(rows, fresh)
     documents = read_corpus(fresh)
-    held, words = set(compress(store.ids, store.living)), made.words if made.passages else 0
+    held = set(compress(store.ids, store.living))
+    words = made.words if made.passages else 0
 
     def row(corpus: Corpus, id: str) -> Document:
         position = corpus.position(id)
@@ -214,8 +223,9 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
     changed, gone = len(missing.intersection(before.ids)), len(set(before.ids) - new)
     digest = Digest()
     write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), fresh)
-    _, titles, texts = zip(*(row(documents, id) for id in encoded), strict=True) if encoded else ((), (), ())
-    added = Pieces(Corpus(encoded, texts, titles), words).corpus
+    rows = [row(documents, id) for id in encoded]
+    titles = [title for _, title, _ in rows]
+    added = Pieces(Corpus(encoded, [text for _, _, text in rows], titles), words).corpus
     fingerprint = digest.hexdigest()
     if fingerprint != former.fingerprint or held != stays:
         store = store.add(
@@ -283,7 +293,7 @@ def open_folder(
         made, index, digest = read_settings(Made, file), open_index(folder / INDEX), Digest()
         fingerprint = index.store.manifest.get(DOCUMENTS, made.fingerprint)
         unsettled = fingerprint != made.fingerprint and (folder / FRESH).exists()
-        with suppress(FileNotFoundError):  # the documents have just got their place
+        with suppress(FileNotFoundError):  # an update has just moved the documents
             corpus = read_corpus(folder / (FRESH if unsettled else CORPUS), digest)
             pieces = Pieces(corpus, made.words if made.passages else 0)
             ids = list(compress(index.store.ids, index.store.living))
@@ -321,7 +331,7 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
 def _check_made(folder: Path, kept: Made, made: Made) -> None:
     """Raise FileExistsError if a folder was built with other settings.
 
-    Other names of the source and the model are no difference: their contents are compared.
+    The source and the model may have other names, because their contents are compared.
     """
     names = ("kind", "words", "passages")
     pairs = {name: (getattr(kept, name), getattr(made, name)) for name in names}

@@ -35,8 +35,8 @@ class Stored(NamedTuple):
     """All tokens in an index, in float64, sorted by document. ids, salience: None if the index has none.
 
     axes [h, k]: all vectors, including query vectors, are projected onto these axes; None means no
-    projection. unit: the index's vectors have length 1, and so have projected ones, as in an index of as few
-    numbers (`Paradigm.truncated`).
+    projection. unit: whether the index's vectors have length 1. Projected vectors then have length 1, too, as
+    in an index of as few numbers (`Paradigm.truncated`).
     """
 
     vectors: np.ndarray  # [t, h]
@@ -148,11 +148,11 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
     lengths = np.diff(store.offsets)[rows]
     vectors = np.empty((lengths.sum(), store.dim if axes is None else axes.shape[1]))
     some = store.decoded(slice(0, SAMPLED))["vectors"].astype(np.float64)  # one encoder made them all
-    unit, others = np.allclose(np.linalg.norm(some, axis=1), 1, atol=ROUNDED), []
+    unit = np.allclose(np.linalg.norm(some, axis=1), 1, atol=ROUNDED)
+    others = []
     for row, end, length in zip(rows, np.cumsum(lengths), lengths, strict=True):
         part = store.decoded(slice(store.offsets[row], store.offsets[row + 1]))
-        own = part.pop("vectors").astype(np.float64)
-        own = projected(own, axes, unit)
+        own = projected(part.pop("vectors").astype(np.float64), axes, unit)
         vectors[end - length : end] = own if axes is None else own.astype(np.float16)  # as a store rounds
         others.append(part)
     fields = {name: np.concatenate([part[name] for part in others]) for name in (others[0] if others else ())}

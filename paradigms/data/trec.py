@@ -123,7 +123,7 @@ def _rows(path: str | Path, form: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (file and line, columns) of each line, without headers and comments.
 
     form: names of the columns; one in brackets may be missing. A line that begins with "#" is a comment,
-    unless it has these columns and, as the second one, that of `form`: its query's id begins with "#".
+    unless it has these columns and its second one is as in `form`: then "#" belongs to the query's id.
     """
     names = form.split()
     most, least = len(names), len(names) - form.count("[")

@@ -32,23 +32,11 @@ BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 
 # Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
-WITHOUT_EFFECT = {
-    "_name_or_path",
-    "architectures",
-    "chunk_size_feed_forward",
-    "dtype",
-    "torch_dtype",
-    "id2label",
-}
-WITHOUT_EFFECT |= {
-    "label2id",
-    "initializer_factor",
-    "initializer_range",
-    "gradient_checkpointing",
-    "return_dict",
-}
-WITHOUT_EFFECT |= {"output_attentions", "output_hidden_states", "problem_type", "tie_word_embeddings"}
-WITHOUT_EFFECT |= {"transformers_version", "use_cache"}
+WITHOUT_EFFECT = """
+    _name_or_path architectures chunk_size_feed_forward dtype gradient_checkpointing id2label
+    initializer_factor initializer_range label2id output_attentions output_hidden_states problem_type
+    return_dict tie_word_embeddings torch_dtype transformers_version use_cache
+""".split()  # noqa: SIM905
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 
@@ -229,9 +217,9 @@ def most_positions(model: nn.Module) -> int | None:
 
 
 def configuration(module: nn.Module) -> dict[str, Any]:
-    """Return the fields of config.json that change a module's output, of each pretrained model in it.
+    """Return the fields of config.json that change a module's output, for each pretrained model in it.
 
-    Fields of a model's parts are not repeated: theirs are the whole model's.
+    A model's parts are left out, because they share its configuration.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, part in module.named_modules():

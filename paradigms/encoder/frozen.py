@@ -124,10 +124,10 @@ class SplitBackbone:
     ) -> "LowerStates":
         """Read `lower`, or `hidden` if `outputs`, from `folder`. weights: those without adapters."""
         read = weights if outputs else {name: weights[name] for name in self._used & weights.keys()}
-        named, names = self.backbone.named_parameters, None if outputs else self._names
 
         def current() -> Iterator[Tensor]:
-            return (weight for name, weight in named() if names is None or name in names)
+            named = self.backbone.named_parameters()
+            return (weight for name, weight in named if outputs or name in self._names)
 
         opened = self.outputs if outputs else self.store
         kept = kept_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", opened)

@@ -63,8 +63,10 @@ def token_rows(
 
 def tokenizer_state(tokenizer: Any) -> str:
     """Return everything that determines a tokenizer's output, as JSON, without padding and truncation."""
-    state: dict[str, Any] = {name: getattr(tokenizer, name, None) for name in ("truncation_side",)}
-    state["split"] = bool(getattr(tokenizer, "split_special_tokens", False))
+    state: dict[str, Any] = {
+        "truncation_side": getattr(tokenizer, "truncation_side", None),
+        "split": bool(getattr(tokenizer, "split_special_tokens", False)),
+    }
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         parts = json.loads(backend.to_str())

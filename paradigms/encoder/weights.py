@@ -30,10 +30,10 @@ class Watch:
         """Return a value that differs if a tensor was moved, or changed as a whole, by any means.
 
         The state consists of each tensor's address, strides and version, and of values read from it. Versions
-        show the slightest change that autograd sees. Values show what autograd does not see, such as changes
-        through `.data` or NumPy and steps of fused optimizers, if it reaches one of the `SAMPLED` values of a
-        tensor, which are equally far apart: every run of a 60th of the tensor has one. For the 101 weights of
-        a BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
+        show the slightest change that autograd sees. Other changes, such as those through `.data` or NumPy
+        and the steps of fused optimizers, are seen if they reach one of the `SAMPLED` values of a tensor.
+        These are equally spaced: every contiguous 60th of the tensor contains one. For the 101 weights of a
+        BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
         """
         places = tuple(
             (w.data_ptr(), w.stride(), 0 if w.is_inference() else w._version) for w in self.tensors
@@ -49,9 +49,9 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
 
 
 def kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Decorate a function of tensors: its last result for a first tensor is kept while no state changes.
+    """Decorate a function of tensors to compute its result again only if `Watch.state` of a tensor changes.
 
-    The result is freed with the first tensor.
+    One result is kept for each first tensor, and freed with it.
     """
     results = WeakTensorKeyDictionary()  # first tensor -> (state of all, result)
 

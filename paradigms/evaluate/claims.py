@@ -140,8 +140,9 @@ def _missing(claim: Claim, interval: Interval, p: float, decides: bool) -> str:
         distance = min(distance, abs(claim.margin - interval.mean))
     if not distance:
         return "the mean equals the margin"
-    queries, half = claim.contrast.shape[1], (interval.high - interval.low) / 2
-    spread, unseen = half * sqrt(queries), UNSEEN if claim.margin else 0.0
+    queries = claim.contrast.shape[1]
+    spread = (interval.high - interval.low) / 2 * sqrt(queries)
+    unseen = UNSEEN if claim.margin else 0.0
     count = ceil(((spread + sqrt(spread**2 + 4 * distance * unseen)) / (2 * distance)) ** 2)
     if decides and count <= queries:
         return f"the interval decides, but p is {p:.2f} after Holm's correction"

@@ -45,11 +45,7 @@ class Stores:
         self._owners: dict[str, int] = {}  # id → position of its store
         first = self.stores[0]
         for n, store in enumerate(self.stores):
-            made, ours = (
-                {name: s.manifest[name] for name in SAME} | s.manifest.get("identity", {})
-                for s in (store, first)
-            )
-            if other := differing(made, ours):
+            if other := differing(_made(store), _made(first)):
                 raise ValueError(
                     f"{store} and {first} were not made by one model ({other}): search each alone"
                 )
@@ -270,6 +266,11 @@ def _near(
 def _best_of(runs: Sequence[Ranked], k: int | None) -> Ranked:
     """Merge the runs of several indexes, and keep the k best documents per query. k: None keeps all."""
     return [best_first(reduce(operator.or_, rows), k) for rows in zip(*runs, strict=True)]
+
+
+def _made(store: Store) -> dict[str, Any]:
+    """Return what must agree between stores that are searched together."""
+    return {name: store.manifest[name] for name in SAME} | store.manifest.get("identity", {})
 
 
 def _joined(one: Tokens, other: Tokens) -> Tokens:

@@ -103,15 +103,12 @@ def command_line(
 
 
 def _check_signs(kind: type, values: Mapping[str, Any]) -> None:
-    """Raise SystemExit if a number is below 0, unless that is its default or its default is null.
-
-    Objects that receive the number would refuse it in their own words.
-    """
+    """Raise SystemExit, naming the option, if a number is below 0; its default may be, or be null."""
     for option in fields(kind):
         value = values[option.name]
         numbers = value if isinstance(value, list) else [value]
         below = any(isinstance(number, int | float) and number < 0 for number in numbers)
-        if below and value != option.default is not None:
+        if below and option.default is not None and value != option.default:
             raise SystemExit(f"{option.name} must be at least 0, got {value}")
 
 

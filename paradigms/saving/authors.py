@@ -121,7 +121,8 @@ def read_stanford(folder: Path) -> Paradigm:
     if settings.get("similarity", "cosine") != "cosine":
         raise ValueError(f"similarity is {settings['similarity']}")
     tokenizer = load_tokenizer(folder, read_json(folder / "config.json").get("vocab_size"))
-    vocabulary, named = tokenizer.get_vocab(), tokenizer.convert_ids_to_tokens
+    vocabulary = tokenizer.get_vocab()
+    named = tokenizer.convert_ids_to_tokens
     markers = {}
     for side, key, usual in (("query", "query_token_id", 0), ("document", "doc_token_id", 1)):
         marker = vocabulary.get(settings.get(key) or f"[unused{usual}]", tokenizer.unk_token_id)

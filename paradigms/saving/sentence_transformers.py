@@ -1,7 +1,7 @@
 """Readers for folders of sentence-transformers (one vector, many, or sparse) and PyLate.
 
 A folder contains a chain of modules. Supported modules are Transformer, Pooling, Dense, Normalize, Dropout,
-MultiVectorMask and SpladePooling. Prompts and PyLate's prefixes become marker settings. Up to version 3,
+MultiVectorMask and SpladePooling. PyLate's prefixes become marker settings. Up to version 3,
 PyLate wrote only Transformer and Dense, and normalised vectors without a Normalize module.
 """
 

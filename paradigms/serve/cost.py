@@ -50,7 +50,7 @@ def _named(cost: Cost) -> str:
 
 
 @lru_cache(32)
-def weights(module: nn.Module) -> int:
+def per_token(module: nn.Module) -> int:
     """Count the multiply-adds for a token: the parameters without tables of embeddings."""
     parts = (part for part in module.modules() if not isinstance(part, nn.Embedding))
     return sum(weight.numel() for part in parts for weight in part.parameters(recurse=False))
@@ -76,11 +76,11 @@ def vectors_of(model: Paradigm, side: Side, text: str | None = None) -> int:
 def encoding(model: Any, side: Side, text: str | None = None) -> Cost:
     """Return the cost of encoding a text."""
     tokens = tokens_of(model, side, text)
-    return Cost(64 * tokens * tokens, tokens * weights(model))
+    return Cost(64 * tokens * tokens, tokens * per_token(model))
 
 
 def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, whole: bool) -> Cost:
-    """Return the cost of S and A for a query and documents of so many tokens.
+    """Return the cost of S and A for a query and documents with so many tokens in all.
 
     whole: whether all documents are in memory at once, rather than a block of them.
     """
@@ -92,7 +92,7 @@ def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, whole: bo
     return Cost(held, tokens * j * dim + align.cost(tokens * j, tokens + j, dim).operations)
 
 
-def stored(store: Any, documents: int) -> int:
+def tokens_in(store: Any, documents: int) -> int:
     """Bound the number of tokens that so many documents of a store have."""
     stores: Any = getattr(store, "stores", [store])
     longest = max(one.longest for one in stores)
@@ -132,15 +132,15 @@ def reranking(
         return Cost(4 * len(retriever.corpus), len(query) * len(retriever.corpus))
     model: Any = getattr(retriever, "model", None)
     if isinstance(retriever, Indexed):
-        tokens, read = stored(retriever.index.store, documents), Cost()
+        tokens, read = tokens_in(retriever.index.store, documents), Cost()
     elif isinstance(retriever, Reranking) and isinstance(model, Paradigm):
         tokens = documents * vectors_of(model, "document")
         read = Cost(4 * tokens * model.encoder.dim) + encoding(model, "document") * documents
     elif isinstance(model, Generative):
         decoded = model.settings.beams * model.identifiers.longest
-        return Cost(0, weights(model) * (model.settings.query_length + decoded))
+        return Cost(0, per_token(model) * (model.settings.query_length + decoded))
     elif isinstance(model, CrossAttention):
-        return Cost(0, documents * model.document_length * weights(model))
+        return Cost(0, documents * model.document_length * per_token(model))
     else:
         return Cost()
     return (

@@ -101,7 +101,8 @@ class Service:
 
     async def search(self, asked: requests.Search) -> dict[str, Any]:
         check_not_blank(asked.queries)
-        view, texts, chosen = asked.view, asked.queries.values(), self._chosen(asked.systems)
+        view, texts = asked.view, asked.queries.values()
+        chosen = self._chosen(asked.systems)
         self._check(system.searching(text, asked.k, view) for system in chosen for text in texts)
         self._check_rows(len(chosen) * len(texts) * min(asked.k, len(self.corpus)))
 
@@ -128,7 +129,8 @@ class Service:
 
     async def rerank(self, asked: requests.Rerank) -> dict[str, Any]:
         check_not_blank(asked.queries)
-        view, chosen = asked.view, self._chosen(asked.systems)
+        view = asked.view
+        chosen = self._chosen(asked.systems)
         run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
         self._check(
             system.reranking(asked.queries.get(query, ""), len(documents), view)
@@ -190,13 +192,11 @@ class Service:
         for system in chosen:
             if system.name not in self._nDCG:
                 self._nDCG[system.name] = await self._measured(system, self.judged)
-        first, second = (self._nDCG[system.name] for system in chosen)
+        values = {system.name: self._nDCG[system.name] for system in chosen}
+        first, second = values.values()
         by_size = sorted(first, key=lambda id: -abs(first[id] - second[id]))
-        values = [
-            {"id": id, "values": {system.name: self._nDCG[system.name][id] for system in chosen}}
-            for id in by_size
-        ]
-        return {"measure": MEASURE, "queries": values}
+        queries = [{"id": id, "values": {name: of[id] for name, of in values.items()}} for id in by_size]
+        return {"measure": MEASURE, "queries": queries}
 
     async def _measured(self, system: ServedSystem, judged: Split) -> dict[str, float]:
         """Return nDCG@10 for each judged query. Other requests can run after every `TEXTS` queries."""
@@ -440,8 +440,17 @@ def serve(
 
 def server_of(app: Starlette) -> uvicorn.Server:
     """Make the server that runs an application."""
-    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    return uvicorn.Server(uvicorn.Config(app, http=Patient, ws="none", lifespan="on", **how))
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Patient,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+        )
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

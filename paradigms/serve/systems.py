@@ -46,7 +46,7 @@ class View:
 class Remembered(Generic[T]):
     """A function that keeps its results, as long as they and their arguments take at most `REMEMBERED` bytes.
 
-    The results that were used the longest ago are forgotten first.
+    The least recently used results are forgotten first.
     """
 
     def __init__(self, compute: Callable[..., T]) -> None:
@@ -134,7 +134,8 @@ class ServedSystem:
         total = self.searching(query, CANDIDATES, view) + self.reranking(query, CANDIDATES + 1, view)
         if self.model is None:
             return total, 0
-        i, j = (cost.vectors_of(self.model, *side) for side in (("document", text), ("query", query)))
+        i = cost.vectors_of(self.model, "document", text)
+        j = cost.vectors_of(self.model, "query", query)
         kept = self._recipe(view).align.kept(torch.tensor(i))
         return total + cost.encoding(self.model, "document", text), j * (i if kept is None else int(kept))
 

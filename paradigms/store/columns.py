@@ -27,7 +27,7 @@ from paradigms.io.files import locked, read_settled, settle, write_json
 FORMAT = 4
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
-SHARDS = "shards"  # a build's subfolder for encoded shards that are not in the columns yet
+SHARDS = "shards"  # subfolder of a build's hidden folder, for encoded shards
 FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # files of a store or its build
 GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # the ".3" in "vectors.3.bin"
 DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # errors from reading a damaged file
@@ -137,14 +137,6 @@ class ColumnFolder(_FolderFiles):
                 self.folder / entry["file"], entry["bytes"]
             ) != entry["crc32"]:
                 raise self.damaged(name, "its checksum differs")
-
-    def standing(self) -> dict[str, Any]:
-        """Return the manifest without checking it, or {} if it cannot be read."""
-        try:
-            manifest = parse_json(read_settled(self.folder / MANIFEST), MANIFEST)
-        except (OSError, ValueError):
-            return {}
-        return manifest if isinstance(manifest, dict) else {}
 
     def identity(self) -> tuple[int, ...]:
         """Return the folder's inode, which a rebuild changes, and the change times of folder and manifest.

@@ -32,18 +32,7 @@ from paradigms.model import Paradigm
 from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
 from paradigms.store.building import TRAINED, Launch, ShardFiles, grown, in_codes, put
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
-from paradigms.store.kind import (
-    DELETED,
-    DOCUMENTS,
-    ERRORS,
-    KEY,
-    KEYS,
-    LENGTHS,
-    Codec,
-    Kind,
-    Kinds,
-    kind_of,
-)
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
 
@@ -447,7 +436,7 @@ class Store:
         return known and not self._differing(paradigm)
 
     def _differing(self, paradigm: Paradigm) -> str:
-        """Name what made these vectors and differs from the paradigm; "" also if the store does not know."""
+        """Name the parts of the recorded identity that the paradigm does not share; "" without a record."""
         recorded = self.manifest.get("identity")  # absent if documents were added as tokens
         return "" if recorded is None else differing(recorded, identity(paradigm.encoder))
 
@@ -503,7 +492,7 @@ class Store:
         files: ShardFiles | None = None,
         advance: Advance = lambda n: None,
     ) -> "Store":
-        """files: where to keep encoded shards until the commit."""
+        """Store shards and delete documents in one commit. files: for encoded shards until the commit."""
         with self._writing() as (now, writer):
             gone = np.unique(now.positions(instead_of))
             left = now.living.copy()
@@ -686,8 +675,12 @@ def _sample(
 
 def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
     """Return what determines the tokens of a text, besides pruning and the fields that are stored."""
-    how = {"batch": batch_size, "precision": precision, "dim": paradigm.encoder.dim}
-    return how | identity(paradigm.encoder)
+    return {
+        "batch": batch_size,
+        "precision": precision,
+        "dim": paradigm.encoder.dim,
+        **identity(paradigm.encoder),
+    }
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:

@@ -43,7 +43,8 @@ class Contrastive(Objective):
         self.share = 1.0  # of SPLADE's term
 
     def configure(self, settings: LossSettings) -> Objective:
-        encoder, shorter = self.model.encoder, settings.matryoshka
+        encoder = self.model.encoder
+        shorter = settings.matryoshka
         joined = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
         if shorter and (max(shorter) >= encoder.dim or joined):
             raise ValueError(
@@ -106,7 +107,8 @@ class Contrastive(Objective):
 
     def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
         """Compute the loss on labels and, if there is a teacher, on its scores. scores: rel [b, n]."""
-        first, distillation = place_among(len(batch.positions)), self.settings.distillation
+        first = place_among(len(batch.positions))
+        distillation = self.settings.distillation
         temperature = self.settings.temperature or self.model.recipe.temperature
         target = torch.arange(first, first + len(batch.relevant), device=scores.device)
         if self.settings.in_batch:
@@ -158,7 +160,8 @@ class Listwise(Objective):
         return self.model.tokenize(queries, [self.corpus[p] for p in documents]), scores
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
-        (pairs, teacher), distillation = batch, self.settings.distillation
+        pairs, teacher = batch
+        distillation = self.settings.distillation
         scores = model(pairs).view(-1, self.candidates) / (self.settings.temperature or 1.0)
         loss = cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
         if distillation is None:

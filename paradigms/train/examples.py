@@ -43,8 +43,7 @@ def build_examples(
     texts are one document. Negatives are drawn without replacement from the non-relevant documents in the
     first `depth` ranks, then from the corpus; the same arguments give the same result. suspects: detects
     false negatives by their scores; these become neither hard nor in-batch negatives, and are counted in
-    `problems`. teacher: scores
-    each example's documents. Raises ValueError if a pair has no score.
+    `problems`. teacher: scores each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")

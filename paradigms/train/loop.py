@@ -221,7 +221,8 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
 
 def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Accelerator) -> None:
     """Raise ValueError if no example of the first batches has a negative; warn if some of them have none."""
-    size, count, alone = s.batch_size, 0, 0
+    size = s.batch_size
+    count = alone = 0
     together = size * accelerator.num_processes
     batches = min(s.steps * s.accumulation, max(1, len(objective.examples) // together), CHECKED)
     for drawn in step_batches(len(objective.examples), together, batches, seed=s.seed):

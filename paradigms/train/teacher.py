@@ -104,7 +104,7 @@ def scored_once(
     load: creates the reranker; only processes with pairs to score call it. All processes call the returned
     function and split the work into chunks of whole queries, with about `pairs` pairs per chunk (None: one
     chunk). Each chunk's scores stay in a file next to `file` until all chunks are done, so that an
-    interrupted run resumes after the last complete chunk. An id that no run can hold is refused before.
+    interrupted run resumes after the last complete chunk. Ids that no run can hold are refused first.
     """
     parts = file.with_suffix(".parts")
 

@@ -17,7 +17,7 @@ PATIENCE = timedelta(days=2)
 
 
 def take(folder: Path, accelerator: Accelerator) -> None:
-    """Lock the results folder. All raise SystemExit if another run holds it, or if a process misses it."""
+    """Lock the results folder. All processes raise SystemExit if it is locked or one does not see it."""
     by_main(lambda: held(folder), accelerator)
     try:
         check_shared(folder, accelerator)

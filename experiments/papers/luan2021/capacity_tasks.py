@@ -115,7 +115,8 @@ def question_passages(
 
 def read_answers(folder: Path) -> dict[str, list[str]]:
     """Read {query id: answers} from answers.jsonl or answers.jsonl.gz, with {"_id", "answers"} per line."""
-    file, answers = existing(folder, "answers.jsonl"), {}
+    file = existing(folder, "answers.jsonl")
+    answers = {}
     for number, line in numbered_lines(file):
         try:
             row = json.loads(line)
