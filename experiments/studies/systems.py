@@ -95,7 +95,8 @@ def hard_negatives(system: SystemSettings, settings: Any) -> tuple[int, bool]:
     The system's settings override the common settings. Raises ValueError if the number is negative, or if
     there are no negatives for its own run to provide.
     """
-    number, own = (system.training.get(name, getattr(settings, name)) for name in MINING)
+    number = system.training.get("negatives", settings.negatives)
+    own = system.training.get("own_negatives", settings.own_negatives)
     check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
     check_type("own_negatives", own, bool)
     if own and not number:

@@ -66,7 +66,8 @@ def run_index(settings: argparse.Namespace) -> None:
 def run_search(settings: argparse.Namespace) -> None:
     """Print the results for the given queries, or for each line of standard input."""
     corpus: Corpus | None = None
-    source, generative = None, generative_in(settings)
+    source: str | None = None
+    generative = generative_in(settings)
     retriever: Retriever
     if generative is not None:
         retriever, ids = generative, generative.model.identifiers.documents

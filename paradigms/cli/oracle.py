@@ -27,7 +27,8 @@ from theory.answerable import Answer, max_over_tokens, maxima, one_vector, separ
 
 QUERIES = 100  # maximum number of judged queries, drawn at random
 FEW = 100  # below this number of queries, the bootstrap interval of R-precision is too narrow near 0 and 1
-SAMPLED, ROUNDED = 1000, 0.01  # tokens to measure, and the error of a stored unit vector's length
+SAMPLED = 1000  # tokens whose lengths tell whether an index has unit vectors
+ROUNDED = 0.01  # error of a stored unit vector's length
 VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum dimensions of their vectors
 
 

@@ -26,7 +26,7 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
     """Tokenise at most `COUNTED` of the texts and compare their lengths with `document_length`."""
     tokenizer, layout, room = _room(encoder)
     places = range(0, len(texts), -(-len(texts) // COUNTED) or 1)
-    full = [layout.prefix + texts[place] for place in places]
+    full = [layout.prompt + texts[place] for place in places]
     starts = [text[:CHARACTERS] for text in full]
     rows = tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
     counts = [
@@ -53,12 +53,12 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
         return [text if len(ids) <= room else tokenizer.decode(ids[:room]) for text, ids in pairs]
     read: list[str] = []
     for start in range(0, len(texts), BATCH):
-        full = [layout.prefix + text for text in texts[start : start + BATCH]]
+        full = [layout.prompt + text for text in texts[start : start + BATCH]]
         starts = beginnings(tokenizer, full, layout.length)
         offsets = tokenizer(starts, return_offsets_mapping=True, **how)["offset_mapping"]
         for text, places in zip(full, offsets, strict=True):
             end = places[room - 1][1] if len(places) > room else None
-            read.append(text[len(layout.prefix) : end])
+            read.append(text[len(layout.prompt) : end])
     return read
 
 

@@ -136,10 +136,10 @@ class TokenSettings(EncoderSettings):
 
 
 class InputFormat(NamedTuple):
-    """The maximum length and the marker token for tokenising queries, or for tokenising documents."""
+    """How to tokenise queries, or documents."""
 
-    length: int
-    prefix: str  # the text before the input
+    length: int  # most tokens, with prompt and marker
+    prompt: str  # the text before the input
     marker: list[int]  # the marker's id; empty without a marker
     at: int  # position of the marker: after [CLS] or <s>
 

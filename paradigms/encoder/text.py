@@ -128,7 +128,7 @@ class TextEncoder(nn.Module):
         augment = side == "query" and s.query_augmentation
         ids, attention, special = token_rows(
             self.tokenizer,
-            beginnings(self.tokenizer, [layout.prefix + text for text in texts], layout.length),
+            beginnings(self.tokenizer, [layout.prompt + text for text in texts], layout.length),
             layout.length - len(layout.marker),
             whole=augment,
         )
@@ -152,12 +152,13 @@ class TextEncoder(nn.Module):
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> InputFormat:
-        names = ("length", "marker", "prompt")
-        length, marker, prompt = (getattr(self.settings, f"{side}_{name}") for name in names)
-        text = f"; a text before every {side} is {side}_prompt"
-        ids = self._ids_of([marker] if marker else [], f"{side}_marker", text)
-        around = self.tokenizer(prompt)["input_ids"]
-        needed, limit = len(around) + len(ids), most_positions(self.backbone)
+        length = getattr(self.settings, f"{side}_length")
+        marker = getattr(self.settings, f"{side}_marker")
+        prompt = getattr(self.settings, f"{side}_prompt")
+        remedy = f"; a text before every {side} is {side}_prompt"
+        ids = self._ids_of([marker] if marker else [], f"{side}_marker", remedy)
+        needed = len(self.tokenizer(prompt)["input_ids"]) + len(ids)
+        limit = most_positions(self.backbone)
         if length <= needed:
             raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
         if limit is not None and length > limit:

@@ -78,7 +78,8 @@ def mean_test(
     size = len(values)
     if clusters is not None:
         values = np.bincount(np.unique(clusters, return_inverse=True)[1], values)
-    generator, chunk = np.random.default_rng(0), max(1, 1_000_000 // len(values))
+    generator = np.random.default_rng(0)
+    chunk = max(1, 1_000_000 // len(values))
     wrong = np.zeros(2)
     for start in range(0, RESAMPLES, chunk):
         weights = generator.exponential(size=(min(chunk, RESAMPLES - start), len(values) + 1))

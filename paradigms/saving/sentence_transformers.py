@@ -1,8 +1,8 @@
 """Readers for folders of sentence-transformers (one vector, many, or sparse) and PyLate.
 
 A folder contains a chain of modules. Supported modules are Transformer, Pooling, Dense, Normalize, Dropout,
-MultiVectorMask and SpladePooling. PyLate's prefixes become marker settings. Up to version 3,
-PyLate wrote only Transformer and Dense, and normalised vectors without a Normalize module.
+MultiVectorMask and SpladePooling. PyLate's prefixes become marker settings. Up to version 3, PyLate wrote
+only Transformer and Dense, and normalised vectors without a Normalize module.
 """
 
 import string
@@ -163,7 +163,8 @@ def skipped(mask: dict[str, Any], backbone: Path, pylate: bool) -> str:
     if not words:
         return ""
     tokenizer = load_tokenizer(backbone, read_json(backbone / "config.json").get("vocab_size"))
-    vocabulary, unknown = tokenizer.get_vocab(), tokenizer.unk_token_id if pylate else None
+    vocabulary = tokenizer.get_vocab()
+    unknown = tokenizer.unk_token_id if pylate else None
     ids = {vocabulary.get(word, unknown) for word in words} - {None}
     tokens = tokenizer.convert_ids_to_tokens(sorted(ids))
     spaced = next((token for token in tokens if token.split() != [token]), None)

@@ -84,7 +84,8 @@ def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, whole: bo
 
     whole: whether all documents are in memory at once, rather than a block of them.
     """
-    j, dim, align = vectors_of(model, "query", query), model.encoder.dim, recipe.align
+    j = vectors_of(model, "query", query)
+    dim, align = model.encoder.dim, recipe.align
     block = tokens if whole or "pool" in align.reads else min(tokens, BLOCK)
     held = align.cost(block * j, block + j, dim).bytes + 8 * block * (dim + j)
     if align.is_maximum() or recipe.search == "impute":  # found beside S, by the kernels
@@ -132,7 +133,8 @@ def reranking(
         return Cost(4 * len(retriever.corpus), len(query) * len(retriever.corpus))
     model: Any = getattr(retriever, "model", None)
     if isinstance(retriever, Indexed):
-        tokens, read = tokens_in(retriever.index.store, documents), Cost()
+        tokens = tokens_in(retriever.index.store, documents)
+        read = Cost()
     elif isinstance(retriever, Reranking) and isinstance(model, Paradigm):
         tokens = documents * vectors_of(model, "document")
         read = Cost(4 * tokens * model.encoder.dim) + encoding(model, "document") * documents

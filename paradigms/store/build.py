@@ -1,4 +1,4 @@
-"""Convert shards of documents to the columns of a new store, in a hidden folder or in memory.
+"""Convert shards of documents to the columns of a new store, in a folder or in memory.
 
 Every change is an atomic commit, so a killed process leaves the previous state. Encoded shards are kept in a
 hidden folder (`building`), from which the same or a changed build resumes.

@@ -27,13 +27,21 @@ BESIDE: dict[str, dict[str, Any]] = {
     "attend_augmentation": {"query_augmentation": True},
     **{name: {"lora_rank": 2} for name in ("lora_targets", "dora")},
 }
-VALUES: dict[str, Any] = {"dim": 16, "truncate": 8, "pooled_dim": 32, "iterations": 1, "lora_rank": 2}
-VALUES |= {"most_terms": 2, "query_length": 4, "document_length": 4, "skip": "a", "lora_targets": ".*query"}
-VALUES |= {
-    "vectors": 2,
-    "query_vectors": "pooled",
+VALUES: dict[str, Any] = {
+    "dim": 16,
+    "document_length": 4,
     "document_vectors": "pooled",
+    "iterations": 1,
+    "lora_rank": 2,
+    "lora_targets": ".*query",
+    "most_terms": 2,
+    "pooled_dim": 32,
+    "query_length": 4,
+    "query_vectors": "pooled",
+    "skip": "a",
     "skip_tokens": "about after",
+    "truncate": 8,
+    "vectors": 2,
 }
 # encoder names the class; tied_head is how SPLADE's head begins, which a backbone with a head has no use for.
 APART = {"encoder", "tied_head"}

@@ -530,11 +530,8 @@ def test_an_answer_that_nobody_reads_ends(monkeypatch):
     """It is cut off where the client has stopped reading."""
     from paradigms.serve.patience import Patient
 
-    texts, ended, lost = (
-        {str(n): "fish " * 20_000 for n in range(100)},
-        threading.Event(),
-        Patient.connection_lost,
-    )
+    texts = {str(n): "fish " * 20_000 for n in range(100)}
+    ended, lost = threading.Event(), Patient.connection_lost
 
     def noted(connection, error):
         lost(connection, error)

@@ -249,9 +249,8 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
         whole = shards.text_shards(paradigm, texts.keys(), texts.values(), **how)
         return {shard.source: shard.ids for shard in whole}
 
-    stored = dict(
-        list(windows(texts).items())[: len(list((tmp_path / ".index.building" / "shards").iterdir()))]
-    )
+    count = len(list((tmp_path / ".index.building" / "shards").iterdir()))
+    stored = list(windows(texts))[:count]
     texts = CHANGES.get(change, CHANGES["nothing"])(texts)
     if change == "weights":
         with torch.no_grad():
