@@ -79,10 +79,10 @@ class Alignment:
         raise NotImplementedError
 
     def cost(self, pairs: int, vectors: int, dim: int) -> Cost:
-        """Bound what a call takes. A service refuses a request whose sum is too large before computing it.
+        """Bound the cost of a call. A service adds up a request's costs, and refuses it if they are too high.
 
         pairs: entries of S. vectors: tokens of all documents and queries, with `dim` numbers each. The
-        default allows for sorting S; an alignment with loops of its own overrides it.
+        default allows for sorting S; an alignment with loops overrides it.
         """
         return Cost(32 * pairs, 1000 * pairs)
 

@@ -1,7 +1,7 @@
 """Read and write TREC files, plain or .gz.
 
-The lines of a run are "query Q0 document rank score tag", where the tag may be missing, those of judgements
-are "query 0 document grade". Headers and comments (lines that begin with "#") are passed over.
+The lines of a run are "query Q0 document rank score tag", where the tag may be missing. The lines of
+judgements are "query 0 document grade". Headers and comments (lines that begin with "#") are skipped.
 
 White space separates the columns, as in trec_eval, so ids cannot contain any.
 """

@@ -165,8 +165,8 @@ def locked(folder: Path, make: bool = False, wait: bool = False) -> Iterator[Non
     """Lock `folder` against other writers on this machine. The lock ends with the process.
 
     make: whether to create a missing folder. wait: whether to wait for other writers instead of raising
-    BlockingIOError. On a file system without locks, nothing is locked, and a warning says so. If another
-    process deletes or replaces the folder meanwhile, `check_locks` prevents further writes below its path.
+    BlockingIOError. On a file system without locks, this only warns. If another process deletes or replaces
+    the folder meanwhile, `check_locks` prevents further writes below its path.
     """
     path = Path(os.path.realpath(folder))
     while True:

@@ -70,7 +70,7 @@ def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncode
 
 
 def lengths(folder: Path, query: int, document: int) -> dict[str, Any]:
-    """The settings of both lengths in tokens, cut at the positions of the encoder in a folder."""
+    """Return the settings of both lengths, in tokens, limited to the positions of a folder's encoder."""
     limit = positions(folder) or LONGEST
     return {"query_length": min(query, limit), "document_length": min(document, limit)}
 
