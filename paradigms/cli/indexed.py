@@ -223,9 +223,9 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
     changed, gone = len(missing.intersection(before.ids)), len(set(before.ids) - new)
     digest = Digest()
     write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), fresh)
-    rows = [row(documents, id) for id in encoded]
-    titles = [title for _, title, _ in rows]
-    added = Pieces(Corpus(encoded, [text for _, _, text in rows], titles), words).corpus
+    wanted = [row(documents, id) for id in encoded]
+    titles = [title for _, title, _ in wanted]
+    added = Pieces(Corpus(encoded, [text for _, _, text in wanted], titles), words).corpus
     fingerprint = digest.hexdigest()
     if fingerprint != former.fingerprint or held != stays:
         store = store.add(
