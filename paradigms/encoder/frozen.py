@@ -294,7 +294,7 @@ def kept_states(
     weights: the weights that make the states, by name. current: returns the same weights in the module. how:
     other settings that change the states. opened: returned if it holds the same states.
     """
-    made = type(module).__name__, sorted(configuration(module).items())
+    made = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
     digest = hashlib.sha256(f"{how} {precision(next(module.parameters()).device)} {made}".encode())
     for name, weight in sorted(weights.items()):
         digest.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
